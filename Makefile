@@ -1,0 +1,80 @@
+# Two commands do everything on a fresh machine, set-up included: make demo, make test.
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+EXTRAS := dev
+JOBS ?= 2
+
+SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
+PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
+	if $$p -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$p; break; fi; done)
+
+# PyPI's torch for Linux on x86_64 brings several GB of CUDA packages. Where there is no GPU, PyTorch's own index has a
+# CPU build of the pinned version, which pip prefers.
+TORCH_CPU_HOST := download.pytorch.org
+REACHABLE := import socket; socket.create_connection(("$(TORCH_CPU_HOST)", 443), 5)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types layers pytest format bench clean compiler
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(INSTALLED) ## self-check of the op and the model, as a small table
+	@$(BIN)/longshort demo
+
+test: compiler $(INSTALLED) ## everything CI runs: lint, types, layers, pytest
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory types
+	@$(MAKE) --no-print-directory layers
+	@$(MAKE) --no-print-directory pytest
+
+lint: $(INSTALLED) ## ruff: lint and format check
+	@echo "== lint: ruff check, ruff format --check"
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check . || { echo "error: files are not formatted; run: make format" >&2; exit 1; }
+
+types: $(INSTALLED) ## mypy on src
+	@echo "== types: mypy"
+	@$(BIN)/mypy
+
+layers: $(INSTALLED) ## import-linter: imports run downwards, no cycles
+	@echo "== layers: lint-imports"
+	@$(BIN)/lint-imports --no-logo
+
+pytest: compiler $(INSTALLED) ## the tests alone; JOBS=n sets the number of processes
+	@echo "== tests: pytest, $(JOBS) processes"
+	@$(BIN)/python -m pytest -q -n $(JOBS)
+
+format: $(INSTALLED) ## ruff: apply fixes and formatting
+	@$(BIN)/ruff check --quiet --fix .
+	@$(BIN)/ruff format .
+
+bench: $(INSTALLED) ## speed of the op against its peers
+	@$(BIN)/longshort bench
+
+clean: ## remove the virtual environment, caches and build outputs
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+compiler:
+	@command -v "$${CXX:-g++}" >/dev/null || { \
+		echo "error: no C++ compiler: torch.compile, which the tests run, needs g++ (or set CXX)" >&2; exit 1; }
+
+# The stamp is written last, so that an interrupted set-up runs again.
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { \
+		echo "error: no Python 3.11 to 3.13 found; install one or name it: make PYTHON=/path/to/python" >&2; exit 1; }
+	@"$(PYTHON)" -c '$(SUITABLE)' 2>/dev/null || { \
+		echo "error: PYTHON=$(PYTHON) is not a working Python 3.11 to 3.13" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "error: $(PYTHON) has no venv module; install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@echo "== set-up: $(VENV) with $(PYTHON) (a few minutes the first time)"
+	@rm -f $@
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
+	@cpu_build=; \
+	if ! command -v nvidia-smi >/dev/null && $(BIN)/python -c '$(REACHABLE)' 2>/dev/null; then \
+		cpu_build="--extra-index-url https://$(TORCH_CPU_HOST)/whl/cpu"; fi; \
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt $$cpu_build -e '.[$(EXTRAS)]'
+	@touch $@

@@ -1,0 +1,35 @@
+"""Transformers that train stably and run long, because each attention head has its own reach."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from longshort.heads import HeadPlan
+    from longshort.model import GPT, GPTConfig
+    from longshort.nn import LSAttention
+    from longshort.ops import AttentionResult, LogitStats, attention
+
+__all__ = ["GPT", "AttentionResult", "GPTConfig", "HeadPlan", "LSAttention", "LogitStats", "attention"]
+__version__ = "0.1.0"
+
+_HOMES = {
+    "HeadPlan": "longshort.heads",
+    "GPT": "longshort.model",
+    "GPTConfig": "longshort.model",
+    "LSAttention": "longshort.nn",
+    "AttentionResult": "longshort.ops",
+    "LogitStats": "longshort.ops",
+    "attention": "longshort.ops",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Names load when first used, so that `longshort --help` need not wait two seconds for torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

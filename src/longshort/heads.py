@@ -1,0 +1,171 @@
+"""What each attention head may see.
+
+A `HeadPlan` gives every query head its reach: everything (global), a window of keys (local), and optionally a decay of
+its logits with distance (LaS) or a linear bias (ALiBi). Pure data and validation; the op and the modules read it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadPlan:
+    """One entry per query head; frozen and hashable.
+
+    >>> plan = HeadPlan.long_short(n_heads=6, n_global=1, window=50)
+    >>> plan.windows
+    (None, 50, 50, 50, 50, 50)
+    >>> plan[1:3]
+    HeadPlan(windows=(50, 50), decays=None, slopes=None)
+    >>> HeadPlan.from_dict(plan.to_dict()) == plan
+    True
+    """
+
+    windows: tuple[int | None, ...]
+    """Visible keys per head, the current one included; None sees everything (global)."""
+    decays: tuple[float, ...] | None = None
+    """LaS: logits are multiplied by exp(-decay * distance) before the softmax. None: no head decays."""
+    slopes: tuple[float, ...] | None = None
+    """ALiBi: slope * distance is subtracted from the logits. None: no head is biased."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "windows", _checked_windows(self.windows))
+        for name in ("decays", "slopes"):
+            object.__setattr__(self, name, _checked_rates(name, getattr(self, name), len(self.windows)))
+
+    @classmethod
+    def full(cls, n_heads: int) -> HeadPlan:
+        """Plain multi-head attention: every head is global."""
+        return cls(windows=(None,) * _positive("n_heads", n_heads))
+
+    @classmethod
+    def long_short(cls, n_heads: int, n_global: int, window: int) -> HeadPlan:
+        """LS-attention (arXiv 2505.15548): `n_global` global heads first, the rest local with `window` visible keys."""
+        _positive("n_heads", n_heads)
+        if not _is_int(n_global) or not 0 <= n_global <= n_heads:
+            raise ValueError(f"n_global must be an integer from 0 to n_heads={n_heads}, got {n_global!r}")
+        return cls(windows=(None,) * n_global + (_positive("window", window),) * (n_heads - n_global))
+
+    @classmethod
+    def las(cls, n_heads: int, max_decay: float) -> HeadPlan:
+        """LaS attention (arXiv 2311.16620): all heads global, the first without decay, the last with `max_decay`.
+
+        Between them each head decays twice as fast as the one before (the paper spreads the rates exponentially over
+        (0, max_decay] and publishes no more than that; the ratio of two is our choice).
+
+        >>> HeadPlan.las(n_heads=4, max_decay=0.001).decays
+        (0.0, 0.00025, 0.0005, 0.001)
+        """
+        _positive("n_heads", n_heads)
+        if not _is_real(max_decay) or not 0 <= max_decay < math.inf:
+            raise ValueError(f"max_decay must be a finite number >= 0, got {max_decay!r}")
+        decays = (0.0, *(max_decay * 2.0 ** (i - n_heads + 1) for i in range(1, n_heads)))
+        return cls(windows=(None,) * n_heads, decays=decays)
+
+    def with_alibi(self) -> HeadPlan:
+        """The same plan with the ALiBi slopes of Press et al. (arXiv 2108.12409) for this number of heads.
+
+        >>> HeadPlan.full(4).with_alibi().slopes
+        (0.25, 0.0625, 0.015625, 0.00390625)
+        """
+        return HeadPlan(windows=self.windows, decays=self.decays, slopes=_alibi_slopes(self.n_heads))
+
+    @property
+    def n_heads(self) -> int:
+        """Number of query heads."""
+        return len(self.windows)
+
+    @property
+    def n_global(self) -> int:
+        """Number of heads that see everything."""
+        return sum(w is None for w in self.windows)
+
+    def kv_windows(self, n_kv_heads: int) -> tuple[int | None, ...]:
+        """Reach of each KV head under grouped queries: the largest of its query heads'.
+
+        >>> HeadPlan(windows=(None, 8, 4, 2)).kv_windows(2)
+        (None, 4)
+        """
+        if not _is_int(n_kv_heads) or n_kv_heads < 1 or self.n_heads % n_kv_heads:
+            raise ValueError(f"n_kv_heads must be a divisor of the plan's {self.n_heads} heads, got {n_kv_heads!r}")
+        size = self.n_heads // n_kv_heads
+        groups = [self.windows[i : i + size] for i in range(0, self.n_heads, size)]
+        return tuple(None if None in group else max(w for w in group if w is not None) for group in groups)
+
+    def __getitem__(self, index: slice) -> HeadPlan:
+        if not isinstance(index, slice):
+            raise TypeError(f"a HeadPlan takes slices such as plan[2:5], got plan[{index!r}]")
+        return HeadPlan(
+            windows=self.windows[index],
+            decays=self.decays and self.decays[index],
+            slopes=self.slopes and self.slopes[index],
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and None, ready for JSON or YAML."""
+        return {
+            "windows": list(self.windows),
+            "decays": self.decays and list(self.decays),
+            "slopes": self.slopes and list(self.slopes),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> HeadPlan:
+        """The inverse of `to_dict`."""
+        unknown = set(data) - {"windows", "decays", "slopes"}
+        if unknown or "windows" not in data:
+            raise ValueError(f"a plan has the keys windows, decays and slopes, got {sorted(data)}")
+        return cls(windows=data["windows"], decays=data.get("decays"), slopes=data.get("slopes"))
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _positive(name: str, value: int) -> int:
+    if not _is_int(value) or value < 1:
+        raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+    return value
+
+
+def _checked_windows(windows: Iterable[int | None]) -> tuple[int | None, ...]:
+    if isinstance(windows, str) or not isinstance(windows, Iterable):
+        raise ValueError(f"windows must be a sequence with one entry per head, got {windows!r}")
+    checked = tuple(windows)
+    if not checked:
+        raise ValueError("windows must name at least one head, got an empty sequence")
+    for head, window in enumerate(checked):
+        if window is not None and (not _is_int(window) or window < 1):
+            raise ValueError(f"windows[{head}] must be None (global) or an integer >= 1, got {window!r}")
+    return checked
+
+
+def _checked_rates(name: str, rates: Iterable[float] | None, n_heads: int) -> tuple[float, ...] | None:
+    if rates is None:
+        return None
+    if isinstance(rates, str) or not isinstance(rates, Iterable):
+        raise ValueError(f"{name} must be None or a sequence with one entry per head, got {rates!r}")
+    checked = tuple(rates)
+    if len(checked) != n_heads:
+        raise ValueError(f"{name} must have one entry per head: windows has {n_heads}, {name} has {len(checked)}")
+    for head, rate in enumerate(checked):
+        if not _is_real(rate) or not 0 <= rate < math.inf:
+            raise ValueError(f"{name}[{head}] must be a finite number >= 0, got {rate!r}")
+    # All zeros means "none": plans that compute the same thing compare equal and take the same fast paths.
+    return tuple(float(rate) for rate in checked) if any(checked) else None
+
+
+def _alibi_slopes(n_heads: int) -> tuple[float, ...]:
+    """Geometric for a power of two; otherwise the paper's code fills up with every other slope of the next power."""
+    base = 2 ** math.floor(math.log2(n_heads))
+    slopes = [2.0 ** (-8.0 * (i + 1) / base) for i in range(base)]
+    finer = [2.0 ** (-8.0 * (i + 1) / (2 * base)) for i in range(0, 2 * base, 2)]
+    return tuple(slopes + finer[: n_heads - base])

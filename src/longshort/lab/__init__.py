@@ -1,0 +1,1 @@
+"""Experiments and checks that use the whole package."""

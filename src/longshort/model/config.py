@@ -1,0 +1,253 @@
+"""What a GPT is made of: one frozen record that validates itself, goes to JSON and back, and has named presets."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from longshort.heads import HeadPlan
+from longshort.nn.block import ACTIVATIONS
+from longshort.nn.norms import QK_NORMS
+from longshort.ops.api import BACKENDS
+
+POSITIONS = ("learned", "rotary", "sinusoidal", "alibi", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTConfig:
+    """Every field by keyword; `GPTConfig.preset` gives named sizes.
+
+    The reach of the heads is given in one of three ways: `n_global` and `window` for all layers, one `plan` for all
+    layers, or `plans`, one a layer. With none of them, every head is global: plain multi-head attention.
+
+    >>> config = GPTConfig(vocab_size=256, context=512, n_layers=2, width=64, n_heads=4, n_global=1, window=32)
+    >>> config.layer_plans[0].windows
+    (None, 32, 32, 32)
+    >>> GPTConfig.from_dict(config.to_dict()) == config
+    True
+    """
+
+    vocab_size: int
+    """Number of tokens."""
+    context: int
+    """Longest sequence in training; with learned positions, the longest at all."""
+    n_layers: int
+    """Number of blocks."""
+    width: int
+    """Features of the residual stream."""
+    n_heads: int
+    """Query heads a layer."""
+    n_kv_heads: int | None = None
+    """Key/value heads a layer, a divisor of n_heads (grouped queries); n_heads if None."""
+    head_dim: int | None = None
+    """Features per head; width / n_heads if None."""
+    ff_multiplier: int = 4
+    """Hidden features of the MLP, in widths."""
+    n_global: int | None = None
+    """Global heads a layer; they come first."""
+    window: int | None = None
+    """Keys that each other head sees, the current one included."""
+    plan: HeadPlan | None = None
+    """Reach of each head, the same in all layers."""
+    plans: tuple[HeadPlan, ...] | None = None
+    """Reach of each head, layer by layer."""
+    positions: str = "learned"
+    """learned (a table added to the input), rotary, sinusoidal (fixed, added to the input), alibi or none."""
+    restart_positions: bool = False
+    """Count positions from 0 in each segment, so that a document has the same ones wherever it is packed."""
+    rope_theta: float = 10000.0
+    """Base of the rotary angles."""
+    activation: str = "gelu"
+    """gelu (exact) or gelu_tanh (GPT-2's approximation)."""
+    qk_norm: str | None = None
+    """RMS norm of queries and keys: head (per head, with gain), width (over all heads, with gain), plain (no gain)."""
+    softcap: float | None = None
+    """Attention logits become softcap * tanh(logits / softcap)."""
+    sigma_reparam: bool = False
+    """Every linear layer of the blocks at spectral norm gamma; call `nn.update_sigma` after each optimizer step."""
+    z_loss: float = 0.0
+    """Weight of the mean squared log-sum-exp of the output logits in the training loss; evaluation leaves it out."""
+    dropout: float = 0.0
+    """On the embeddings and on the output of each attention and MLP."""
+    bias: bool = False
+    """Biases in the linear layers and norms; the head never has one."""
+    tie_embeddings: bool = False
+    """Use the embedding matrix as the head."""
+    norm_eps: float = 1e-5
+    """Epsilon of the layer norms."""
+    init_std: float = 0.02
+    """Standard deviation of the initial weights; projections into the residual stream: / sqrt(2 n_layers)."""
+    loss_chunk: int | None = None
+    """Tokens whose output logits exist at one time in the loss; about 64 MB of them if None."""
+    backend: str = "auto"
+    """Backend of the attention op."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.plans, list):
+            object.__setattr__(self, "plans", tuple(self.plans))
+        _check_numbers(self)
+        _check_choices(self)
+        _check_reach(self)
+
+    @classmethod
+    def preset(cls, name: str, **overrides: Any) -> GPTConfig:
+        """A named size, with any field overridden; see `PRESETS`.
+
+        >>> GPTConfig.preset("paper-6m").layer_plans[0] == HeadPlan.long_short(n_heads=6, n_global=1, window=50)
+        True
+        >>> GPTConfig.preset("paper-6m", plan=HeadPlan.full(6)).layer_plans[0].n_global  # plain attention
+        6
+        """
+        if name not in PRESETS:
+            raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
+        base = dict(PRESETS[name])
+        if overrides.get("plan") is not None or overrides.get("plans") is not None:
+            del base["n_global"], base["window"]
+        return cls.from_dict(base | overrides)
+
+    @property
+    def layer_plans(self) -> tuple[HeadPlan, ...]:
+        """The plan of each layer, with ALiBi's slopes where positions are alibi and the plan has none."""
+        if self.plans is not None:
+            plans = self.plans
+        elif self.plan is not None:
+            plans = (self.plan,) * self.n_layers
+        elif self.n_global is None or self.window is None:
+            plans = (HeadPlan.full(self.n_heads),) * self.n_layers
+        else:
+            plans = (HeadPlan.long_short(self.n_heads, self.n_global, self.window),) * self.n_layers
+        if self.positions == "alibi":
+            plans = tuple(plan.with_alibi() if plan.slopes is None else plan for plan in plans)
+        return plans
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON or YAML."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["plan"] = self.plan and self.plan.to_dict()
+        values["plans"] = self.plans and [plan.to_dict() for plan in self.plans]
+        return values
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> GPTConfig:
+        """The inverse of `to_dict`; plans may also be given as `HeadPlan`s."""
+        known = [field.name for field in fields(cls)]
+        for key in data:
+            if key not in known:
+                near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)
+                raise ValueError(f"GPTConfig has no field {key!r}; the nearest is {near[0]!r}")
+        missing = [name for name in _REQUIRED if name not in data]
+        if missing:
+            raise ValueError(f"GPTConfig needs a value for {', '.join(missing)}")
+        values = dict(data)
+        if isinstance(values.get("plan"), Mapping):
+            values["plan"] = HeadPlan.from_dict(values["plan"])
+        if isinstance(values.get("plans"), list | tuple):
+            values["plans"] = tuple(HeadPlan.from_dict(p) if isinstance(p, Mapping) else p for p in values["plans"])
+        return cls(**values)
+
+
+_REQUIRED = ("vocab_size", "context", "n_layers", "width", "n_heads")
+
+_PAPER = {"vocab_size": 10_000, "context": 2048, "n_global": 1}
+_GPT2 = {
+    "vocab_size": 50_257,
+    "context": 1024,
+    "n_global": 1,
+    "window": 128,
+    "activation": "gelu_tanh",
+    "bias": True,
+    "tie_embeddings": True,
+}
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {"vocab_size": 256, "context": 128, "n_layers": 2, "width": 32, "n_heads": 4, "n_global": 1, "window": 8},
+    "paper-6m": _PAPER | {"n_layers": 6, "width": 192, "n_heads": 6, "window": 50},
+    "paper-12l-768": _PAPER | {"n_layers": 12, "width": 768, "n_heads": 12, "window": 100},
+    "gpt2-small": _GPT2 | {"n_layers": 12, "width": 768, "n_heads": 12},
+    "gpt2-medium": _GPT2 | {"n_layers": 24, "width": 1024, "n_heads": 16},
+}
+"""The paper's models (arXiv 2505.15548, as in the author's code), GPT-2's shapes with LS-attention, and one for tests.
+
+GPT-2's vocabulary stays at 50,257, the tokenizer's and the checkpoints' size; `vocab_size=50304` is a multiple of 64.
+"""
+
+
+def _check_numbers(config: GPTConfig) -> None:
+    for name in (*_REQUIRED, "ff_multiplier"):
+        _check(name, getattr(config, name), "an integer >= 1", _is_count(getattr(config, name)))
+    for name in ("n_kv_heads", "head_dim", "window", "loss_chunk"):
+        value = getattr(config, name)
+        _check(name, value, "None or an integer >= 1", value is None or _is_count(value))
+    for name in ("rope_theta", "norm_eps", "init_std"):
+        value = getattr(config, name)
+        _check(name, value, "a finite number > 0", _is_real(value) and value > 0)
+    softcap, dropout, z_loss = config.softcap, config.dropout, config.z_loss
+    _check("softcap", softcap, "None or a finite number > 0", softcap is None or (_is_real(softcap) and softcap > 0))
+    _check("dropout", dropout, "a number from 0 up to, not including, 1", _is_real(dropout) and 0 <= dropout < 1)
+    _check("z_loss", z_loss, "a finite number >= 0", _is_real(z_loss) and z_loss >= 0)
+
+
+def _check_choices(config: GPTConfig) -> None:
+    for name, choices in (("positions", POSITIONS), ("activation", tuple(ACTIVATIONS)), ("backend", BACKENDS)):
+        _check(name, getattr(config, name), f"one of {', '.join(choices)}", getattr(config, name) in choices)
+    norms = f"None or one of {', '.join(QK_NORMS)}"
+    _check("qk_norm", config.qk_norm, norms, config.qk_norm is None or config.qk_norm in QK_NORMS)
+    for name in ("restart_positions", "sigma_reparam", "bias", "tie_embeddings"):
+        _check(name, getattr(config, name), "True or False", isinstance(getattr(config, name), bool))
+
+
+def _check_reach(config: GPTConfig) -> None:
+    heads, kv_heads = config.n_heads, config.n_kv_heads or config.n_heads
+    _check("n_kv_heads", kv_heads, f"a divisor of n_heads={heads}", heads % kv_heads == 0)
+    if config.head_dim is None:
+        _check("width", config.width, f"a multiple of n_heads={heads}, or head_dim set", config.width % heads == 0)
+    head_dim = config.head_dim or config.width // heads
+    if config.positions == "rotary":
+        _check("head_dim", head_dim, "even with rotary positions", head_dim % 2 == 0)
+    if config.positions == "sinusoidal":
+        _check("width", config.width, "even with sinusoidal positions", config.width % 2 == 0)
+    _check_one_way_of_reach(config)
+    group = heads // kv_heads
+    if config.n_global is not None:
+        # Otherwise a KV head would be kept whole in the cache for the sake of some of its query heads.
+        whole = config.n_global % group == 0
+        _check("n_global", config.n_global, f"a multiple of n_heads / n_kv_heads = {group}", whole)
+        return
+    for layer, plan in enumerate(config.layer_plans):
+        name = "plan" if config.plans is None else f"plans[{layer}]"
+        _check(name, plan, f"a HeadPlan of n_heads={heads} heads", plan.n_heads == heads)
+        alike = all(plan[first : first + group].n_global in (0, group) for first in range(0, heads, group))
+        _check(name, plan, f"all global or all local in each {group} query heads that share a KV head", alike)
+
+
+def _check_one_way_of_reach(config: GPTConfig) -> None:
+    ways = [name for name in ("n_global", "plan", "plans") if getattr(config, name) is not None]
+    if len(ways) > 1:
+        raise ValueError(f"give n_global and window, or plan, or plans: one of the three, got {' and '.join(ways)}")
+    n_global, window, plans = config.n_global, config.window, config.plans
+    if n_global is None:
+        _check("window", window, "None unless n_global is set", window is None)
+    else:
+        in_range = isinstance(n_global, int) and not isinstance(n_global, bool) and 0 <= n_global <= config.n_heads
+        _check("n_global", n_global, f"None or an integer from 0 to n_heads={config.n_heads}", in_range)
+        _check("window", window, "an integer >= 1 where some heads are local", window or n_global == config.n_heads)
+    _check("plan", config.plan, "None or a HeadPlan", config.plan is None or isinstance(config.plan, HeadPlan))
+    if plans is not None:
+        right = isinstance(plans, tuple) and all(isinstance(plan, HeadPlan) for plan in plans)
+        _check("plans", plans, "None or a tuple of HeadPlans", right)
+        _check("plans", len(plans), f"one plan for each of n_layers={config.n_layers}", len(plans) == config.n_layers)
+
+
+def _check(name: str, value: object, right: str, holds: object) -> None:
+    if not holds:
+        raise ValueError(f"{name} must be {right}, got {value!r}")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

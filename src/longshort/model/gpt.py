@@ -1,0 +1,274 @@
+"""The model: a GPT-2-style pre-LN decoder whose attention heads each have their own reach.
+
+Shapes: B batch, T tokens in a row, L layers, H heads, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from longshort.losses import linear_cross_entropy
+from longshort.model.config import GPTConfig
+from longshort.nn import MLP, Block, LSAttention, LSAttentionResult, RMSNorm, SigmaLinear, segment_positions, sinusoidal
+
+IGNORED_TARGET = -100
+"""A target of this value enters neither the loss nor its mean."""
+
+
+class GPTOutput(NamedTuple):
+    """What `GPT` returns."""
+
+    logits: Tensor | None
+    """(B, T, V), or None: see `return_logits`."""
+    loss: Tensor | None
+    """Mean cross-entropy in nats, fp32; None without targets."""
+    stats: Tensor | None
+    """(L, H, 2) fp32: largest and smallest attention logit of each head, detached; None unless stats=True."""
+
+
+class GPT(nn.Module):
+    """A language model.
+
+    `model.gradient_checkpointing = True` recomputes each block in the backward pass instead of keeping its activations.
+
+    >>> model = GPT(GPTConfig.preset("tiny"))
+    >>> tokens = torch.randint(256, (2, 100))
+    >>> model(tokens).logits.shape
+    torch.Size([2, 100, 256])
+    >>> output = model(tokens[:, :-1], tokens[:, 1:], stats=True)
+    >>> output.logits is None, output.loss.shape, output.stats.shape
+    (True, torch.Size([]), torch.Size([2, 4, 2]))
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        if not isinstance(config, GPTConfig):
+            raise ValueError(f"config must be a GPTConfig, got {type(config).__name__}")
+        self.config = config
+        self.gradient_checkpointing = False
+        learned = config.positions == "learned"
+        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        self.position_embedding = nn.Embedding(config.context, config.width) if learned else None
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList([_block(config, layer) for layer in range(config.n_layers)])
+        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps, bias=config.bias)
+        # A tied head has no parameter of its own: two names for one parameter part ways in `to_empty`.
+        self.head = None if config.tie_embeddings else nn.Linear(config.width, config.vocab_size, bias=False)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Draw the weights: N(0, init_std), into the residual stream init_std / sqrt(2 L); gains 1, biases 0.
+
+        A model built on the meta device calls it after `to_empty`:
+
+        >>> with torch.device("meta"):
+        ...     model = GPT(GPTConfig.preset("tiny"))
+        >>> model = model.to_empty(device="cpu")
+        >>> model.init_weights()
+        """
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                into_residual = name.endswith(("attention.out", "mlp.down"))
+                shrink = math.sqrt(2 * self.config.n_layers) if into_residual else 1.0
+                nn.init.normal_(module.weight, std=self.config.init_std / shrink)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+                if isinstance(module, SigmaLinear):
+                    module.reset_sigma()
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=self.config.init_std)
+            elif isinstance(module, nn.LayerNorm | RMSNorm):
+                module.reset_parameters()
+
+    def n_parameters(self, *, position_table: bool = True) -> int:
+        """Number of parameters, with or without the table of learned positions.
+
+        >>> GPT(GPTConfig.preset("paper-6m")).n_parameters(position_table=False)
+        6496704
+        """
+        table = self.position_embedding
+        left_out = 0 if position_table or table is None else table.weight.numel()
+        return sum(parameter.numel() for parameter in self.parameters()) - left_out
+
+    @property
+    def head_weight(self) -> Tensor:
+        """(V, width): the matrix that turns the last hidden state into logits; the embedding's if tied."""
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    def forward(
+        self,
+        tokens: Tensor | None = None,
+        targets: Tensor | None = None,
+        *,
+        embeddings: Tensor | None = None,
+        segments: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: Any = None,
+        stats: bool = False,
+        return_logits: bool | None = None,
+    ) -> GPTOutput:
+        """Predict the token after each position.
+
+        Args:
+            tokens: (B, T) token ids; or give `embeddings`.
+            targets: (B, T) the ids to predict, already shifted: targets[:, t] follows tokens[:, t]. -100 is left out.
+            embeddings: (B, T, width) in place of the tokens' embeddings; positions are added to them all the same.
+            segments: (B, T) integers; a token sees its own segment only. A negative id is padding.
+            positions: (T,) or (B, T) integers; 0, 1, ... in the row if None, or in each segment with
+                `config.restart_positions`. ALiBi and "none" do not look at them.
+            cache: not served by this version.
+            stats: also return the extremes of the attention logits.
+            return_logits: logits of all positions; if None, only without targets. With targets the loss is computed in
+                chunks, and the (B, T, V) logits never exist unless asked for.
+        """
+        self._check_inputs(tokens, targets, embeddings, segments, positions, cache)
+        hidden, statistics = self._hidden(tokens, embeddings, segments, positions, stats)
+        loss = None if targets is None else self._loss(hidden, targets)
+        wanted = targets is None if return_logits is None else return_logits
+        logits = F.linear(hidden, self.head_weight) if wanted else None
+        return GPTOutput(logits, loss, statistics)
+
+    def _hidden(
+        self,
+        tokens: Tensor | None,
+        embeddings: Tensor | None,
+        segments: Tensor | None,
+        positions: Tensor | None,
+        stats: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The normalised last hidden state (B, T, width) and the stacked statistics."""
+        x = self.embedding(tokens) if embeddings is None else embeddings
+        if positions is None:
+            if segments is not None and self.config.restart_positions:
+                positions = segment_positions(segments)
+            else:
+                positions = torch.arange(x.shape[1], device=x.device)
+        x = self.dropout(self._with_positions(x, positions))
+        statistics = []
+        for block in self.blocks:
+            x, logits = self._run(block, x, positions=positions, segments=segments, stats=stats)
+            if logits is not None:
+                statistics.append(torch.stack((logits.max, logits.min), dim=-1))
+        return self.norm(x), torch.stack(statistics).detach() if stats else None
+
+    def _with_positions(self, x: Tensor, positions: Tensor) -> Tensor:
+        if self.position_embedding is not None:
+            return x + self.position_embedding(positions)
+        if self.config.positions == "sinusoidal":
+            # At amplitude 1 it would drown embeddings of size init_std; a learned table starts at init_std too.
+            return x + math.sqrt(2) * self.config.init_std * sinusoidal(positions, self.config.width, dtype=x.dtype)
+        return x
+
+    def _run(self, block: nn.Module, x: Tensor, **options: Any) -> LSAttentionResult:
+        if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+            return checkpoint(block, x, use_reentrant=False, **options)
+        return block(x, **options)
+
+    def _loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        return linear_cross_entropy(
+            hidden.flatten(0, 1),
+            self.head_weight,
+            targets.flatten(),
+            ignore_index=IGNORED_TARGET,
+            z_weight=self.config.z_loss if self.training else 0.0,
+            chunk=self.config.loss_chunk,
+        )
+
+    def _check_inputs(
+        self,
+        tokens: Tensor | None,
+        targets: Tensor | None,
+        embeddings: Tensor | None,
+        segments: Tensor | None,
+        positions: Tensor | None,
+        cache: Any,
+    ) -> None:
+        if cache is not None:
+            raise ValueError(f"cache must be None: this version has no cached decoding, got {type(cache).__name__}")
+        if (tokens is None) == (embeddings is None):
+            raise ValueError(f"give either tokens or embeddings, got {'neither' if tokens is None else 'both'}")
+        if tokens is not None:
+            if tokens.ndim != 2:
+                raise ValueError(f"tokens must have shape (batch, length), got {tuple(tokens.shape)}")
+            shape = tokens.shape
+            _check_integers("tokens", tokens, shape)
+            _check_range("tokens", tokens, self.config.vocab_size)
+        elif embeddings is not None:
+            if embeddings.ndim != 3 or embeddings.shape[2] != self.config.width or not embeddings.is_floating_point():
+                raise ValueError(
+                    f"embeddings must be floating-point of shape (batch, length, {self.config.width}), "
+                    f"got {embeddings.dtype} of shape {tuple(embeddings.shape)}"
+                )
+            shape = embeddings.shape[:2]
+        if targets is not None:
+            if targets.dtype != torch.int64:
+                raise ValueError(f"targets must be int64, got {targets.dtype}")
+            _check_integers("targets", targets, shape)
+            _check_range("targets", targets, self.config.vocab_size, ignored=IGNORED_TARGET)
+        if segments is not None:
+            _check_integers("segments", segments, shape)
+        self._check_positions(shape, positions)
+
+    def _check_positions(self, shape: torch.Size, positions: Tensor | None) -> None:
+        if positions is not None:
+            _check_integers("positions", positions, shape[1:] if positions.ndim == 1 else shape)
+        if self.position_embedding is None:
+            return
+        if positions is not None:
+            _check_range("positions", positions, self.config.context)
+        elif shape[1] > self.config.context:
+            raise ValueError(
+                f"rows must be no longer than the context of {self.config.context} that positions are learned for, "
+                f"got length {shape[1]}"
+            )
+
+
+def _block(config: GPTConfig, layer: int) -> Block:
+    attention = LSAttention(
+        config.width,
+        config.layer_plans[layer],
+        n_kv_heads=config.n_kv_heads,
+        head_dim=config.head_dim,
+        positions="rotary" if config.positions == "rotary" else "none",  # the plan brings ALiBi's slopes
+        qk_norm=config.qk_norm,
+        softcap=config.softcap,
+        sigma_reparam=config.sigma_reparam,
+        bias=config.bias,
+        dropout=config.dropout,
+        backend=config.backend,
+        rope_theta=config.rope_theta,
+    )
+    mlp = MLP(
+        config.width,
+        config.ff_multiplier * config.width,
+        activation=config.activation,
+        bias=config.bias,
+        dropout=config.dropout,
+        sigma_reparam=config.sigma_reparam,
+    )
+    return Block(config.width, attention, mlp, bias=config.bias, eps=config.norm_eps)
+
+
+def _check_integers(name: str, x: Tensor, shape: torch.Size) -> None:
+    if x.shape != shape:
+        raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(x.shape)}")
+    if x.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"{name} must be int64 or int32, got {x.dtype}")
+
+
+def _check_range(name: str, x: Tensor, limit: int, *, ignored: int | None = None) -> None:
+    """Only where it costs no synchronisation: on other devices the embedding's own device-side check remains."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or not x.numel():
+        return
+    if ignored is not None:
+        x = x.where(x != ignored, 0)
+    smallest, largest = x.min().item(), x.max().item()
+    if smallest < 0 or largest >= limit:
+        raise ValueError(f"{name} must be from 0 to {limit - 1}, got values from {smallest} to {largest}")

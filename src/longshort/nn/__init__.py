@@ -1,0 +1,21 @@
+"""Modules around the op: the attention layer, its stabilizers and positions, the transformer block."""
+
+from longshort.nn.attention import LSAttention, LSAttentionResult
+from longshort.nn.block import MLP, Block
+from longshort.nn.norms import QKNorm, RMSNorm
+from longshort.nn.positions import rotary, segment_positions, sinusoidal
+from longshort.nn.reparam import SigmaLinear, update_sigma
+
+__all__ = [
+    "MLP",
+    "Block",
+    "LSAttention",
+    "LSAttentionResult",
+    "QKNorm",
+    "RMSNorm",
+    "SigmaLinear",
+    "rotary",
+    "segment_positions",
+    "sinusoidal",
+    "update_sigma",
+]

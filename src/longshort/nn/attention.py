@@ -1,0 +1,137 @@
+"""The attention layer: projections, positions and stabilizers around the op."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from longshort.heads import HeadPlan
+from longshort.nn.norms import QKNorm
+from longshort.nn.positions import rotary
+from longshort.nn.reparam import linear
+from longshort.ops import LogitStats, attention
+
+_ENCODINGS = ("rotary", "alibi", "none")
+
+
+class LSAttentionResult(NamedTuple):
+    """What `LSAttention` returns."""
+
+    out: Tensor
+    """(B, T, width)."""
+    logits: LogitStats | None
+    """Extremes of the attention logits per head; None unless stats=True."""
+
+
+class LSAttention(nn.Module):
+    """Causal self-attention in which every head has its own reach.
+
+    Project, QK-norm, rotary, attention, project back, dropout: in that order.
+
+    Args:
+        width: features of the input and the output.
+        plan: reach of each query head; its length is the number of heads.
+        n_kv_heads: key/value heads, a divisor of the number of heads (grouped queries); as many as heads if None.
+        head_dim: features per head; width / heads if None.
+        positions: "rotary", "alibi" (the standard slopes, unless the plan brings its own) or "none". Learned and
+            sinusoidal positions belong to the input: the model adds them.
+        qk_norm: None, "head", "width" or "plain": see `QKNorm`.
+        softcap: logits become softcap * tanh(logits / softcap).
+        sigma_reparam: all four projections as `SigmaLinear`; call `update_sigma` after each optimizer step.
+        bias: biases in the projections.
+        dropout: on the output.
+        attention_dropout: must be 0, see the error.
+        backend: passed to `attention`.
+        rope_theta: base of the rotary angles.
+
+    >>> layer = LSAttention(64, HeadPlan.long_short(n_heads=4, n_global=1, window=16), positions="rotary")
+    >>> layer(torch.randn(2, 50, 64)).out.shape
+    torch.Size([2, 50, 64])
+    """
+
+    def __init__(
+        self,
+        width: int,
+        plan: HeadPlan,
+        *,
+        n_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        positions: str = "none",
+        qk_norm: str | None = None,
+        softcap: float | None = None,
+        sigma_reparam: bool = False,
+        bias: bool = False,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        backend: str = "auto",
+        rope_theta: float = 10000.0,
+    ) -> None:
+        super().__init__()
+        self.head_dim = _head_dim(width, plan, head_dim)
+        self.n_heads, self.n_kv_heads = plan.n_heads, n_kv_heads or plan.n_heads
+        plan.kv_windows(self.n_kv_heads)  # raises where the heads cannot be grouped
+        _check_options(positions, self.head_dim, attention_dropout)
+        self.plan = plan.with_alibi() if positions == "alibi" and plan.slopes is None else plan
+        self.rope_theta = rope_theta if positions == "rotary" else None
+        self.softcap, self.backend = softcap, backend
+
+        heads = (self.n_heads, self.n_kv_heads, self.n_kv_heads)
+        self.qkv = linear(width, [n * self.head_dim for n in heads], bias=bias, sigma_reparam=sigma_reparam)
+        self.out = linear(self.n_heads * self.head_dim, [width], bias=bias, sigma_reparam=sigma_reparam)
+        self.q_norm = QKNorm(qk_norm, self.n_heads, self.head_dim) if qk_norm is not None else None
+        self.k_norm = QKNorm(qk_norm, self.n_kv_heads, self.head_dim) if qk_norm is not None else None
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, x: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None, stats: bool = False
+    ) -> LSAttentionResult:
+        """Attend within x (B, T, width).
+
+        Args:
+            positions: (T,) or (B, T) integers for the rotary angles; 0, 1, ... if None. Windows and ALiBi go by the
+                distance in the row, whatever the positions.
+            segments: (B, T) integers; a token sees its own segment only, and a negative id is padding.
+            stats: also return the extremes of the logits.
+        """
+        heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
+        q, k, v = heads.split((self.n_heads, self.n_kv_heads, self.n_kv_heads), dim=-2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.rope_theta is not None:
+            if positions is None:
+                positions = torch.arange(x.shape[1], device=x.device)
+            q, k = (rotary(y, positions, theta=self.rope_theta) for y in (q, k))
+        q, k, v = (y.transpose(1, 2) for y in (q, k, v))
+        result = attention(
+            q, k, v, self.plan, softcap=self.softcap, segments=segments, stats=stats, backend=self.backend
+        )
+        out = self.out(result.out.transpose(1, 2).flatten(-2))
+        return LSAttentionResult(self.dropout(out), result.logits)
+
+
+def _head_dim(width: int, plan: HeadPlan, head_dim: int | None) -> int:
+    if not isinstance(plan, HeadPlan):
+        raise ValueError(f"plan must be a HeadPlan, got {type(plan).__name__}")
+    if head_dim is not None:
+        if head_dim < 1:
+            raise ValueError(f"head_dim must be at least 1, got {head_dim}")
+        return head_dim
+    if width < 1 or width % plan.n_heads:
+        raise ValueError(f"width must be a multiple of the plan's {plan.n_heads} heads, or give head_dim; got {width}")
+    return width // plan.n_heads
+
+
+def _check_options(positions: str, head_dim: int, attention_dropout: float) -> None:
+    if positions in ("learned", "sinusoidal"):
+        raise ValueError(f"positions must be 'none' where the model adds them to the input, got {positions!r}")
+    if positions not in _ENCODINGS:
+        raise ValueError(f"positions must be one of {', '.join(_ENCODINGS)}, got {positions!r}")
+    if positions == "rotary" and head_dim % 2:
+        raise ValueError(f"head_dim must be even with rotary positions, got {head_dim}")
+    if attention_dropout:
+        raise ValueError(
+            f"attention_dropout must be 0, got {attention_dropout}: the op never forms the attention probabilities "
+            "that would be dropped; use dropout, which acts on the layer's output"
+        )

@@ -1,0 +1,90 @@
+"""Sigma-reparametrisation (arXiv 2303.06296): W_hat = gamma / sigma(W) * W, which bounds how fast logits can grow.
+
+sigma is tracked by power iteration: one step of it an optimizer step, by `update_sigma`, outside the forward pass. So
+the forward pass changes no state: recomputation under gradient checkpointing, gradient accumulation and compilation
+see the same W_hat, and evaluation leaves the model as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class SigmaLinear(nn.Linear):
+    """A linear layer whose weight has spectral norm gamma (learned, 1 at the start).
+
+    Several matrices may be fused by rows, each with its own sigma and gamma: `rows` are their heights. The state is
+    the leading right singular vector v of each, a persistent buffer, so that a resumed run is the same run; sigma is
+    |W v|, and its gradient u v^T flows.
+
+    >>> layer = SigmaLinear(16, rows=(16, 8, 8))
+    >>> norms = [torch.linalg.matrix_norm(w, 2).item() for w in layer.effective_weight().split(layer.rows)]
+    >>> [round(norm, 4) for norm in norms]
+    [1.0, 1.0, 1.0]
+    """
+
+    right_singular: Tensor
+
+    def __init__(self, in_features: int, *, rows: Sequence[int], bias: bool = False) -> None:
+        super().__init__(in_features, sum(rows), bias=bias)
+        self.rows = list(rows)
+        self.gamma = nn.Parameter(torch.ones(len(self.rows)))
+        self.register_buffer("right_singular", torch.zeros(len(self.rows), in_features))
+        self.reset_sigma()
+
+    @torch.no_grad()
+    def reset_sigma(self) -> None:
+        """gamma to 1 and v to the exact singular vectors: to be called whenever the weight is set from outside."""
+        nn.init.ones_(self.gamma)
+        if self.weight.is_meta:
+            return
+        for matrix, vector in zip(self._matrices(), self.right_singular, strict=True):
+            # The smaller Gram matrix: a full SVD of a wide layer takes many times as long.
+            if matrix.shape[0] < matrix.shape[1]:
+                leading = matrix.mT @ torch.linalg.eigh(matrix @ matrix.mT).eigenvectors[:, -1]
+            else:
+                leading = torch.linalg.eigh(matrix.mT @ matrix).eigenvectors[:, -1]
+            vector.copy_(F.normalize(leading, dim=0))
+
+    @torch.no_grad()
+    def update_sigma(self) -> None:
+        """One step of power iteration towards the current weight's leading singular vectors."""
+        for matrix, vector in zip(self._matrices(), self.right_singular, strict=True):
+            right = vector.to(matrix.dtype)
+            vector.copy_(F.normalize(matrix.mT @ (matrix @ right), dim=0))
+
+    def sigma(self) -> Tensor:
+        """The estimate of each fused matrix's spectral norm, (matrices,)."""
+        with torch.autocast(self.weight.device.type, enabled=False):
+            pairs = zip(self._matrices(), self.right_singular, strict=True)
+            return torch.stack([torch.linalg.vector_norm(matrix @ v.to(matrix.dtype)) for matrix, v in pairs])
+
+    def effective_weight(self) -> Tensor:
+        """W_hat, of the shape and dtype of the weight."""
+        scales = self.gamma / self.sigma().clamp_min(torch.finfo(torch.float32).tiny)
+        parts = zip(self.weight.split(self.rows), scales.unbind(), strict=True)
+        return torch.cat([matrix * scale.to(matrix.dtype) for matrix, scale in parts])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.effective_weight(), self.bias)
+
+    def _matrices(self) -> tuple[Tensor, ...]:
+        return self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)).split(self.rows)
+
+
+def linear(in_features: int, rows: Sequence[int], *, bias: bool, sigma_reparam: bool) -> nn.Linear:
+    """A linear layer for matrices fused by rows, plain or sigma-reparametrised."""
+    if sigma_reparam:
+        return SigmaLinear(in_features, rows=rows, bias=bias)
+    return nn.Linear(in_features, sum(rows), bias=bias)
+
+
+def update_sigma(module: nn.Module) -> None:
+    """Advance the power iteration of every sigma-reparametrised layer by one step: call it after `optimizer.step()`."""
+    for layer in module.modules():
+        if isinstance(layer, SigmaLinear):
+            layer.update_sigma()

@@ -1,0 +1,177 @@
+"""The public op: validation, autocast and the choice of backend. The work is done by the backends.
+
+Shapes: B batch, H query heads, H_kv key/value heads, T queries, S >= T keys, D head dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from longshort.heads import HeadPlan
+from longshort.ops import schema
+from longshort.ops.reference import reference
+
+BACKENDS = ("auto", "reference", "blocked", "triton")
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class LogitStats(NamedTuple):
+    """Extremes of scale * q.k per head over all visible pairs, before decay, softcap and slope. Not differentiable."""
+
+    max: Tensor
+    """(H,) fp32; -inf for a head with no visible pair; NaN if a visible logit is NaN."""
+    min: Tensor
+    """(H,) fp32; +inf for a head with no visible pair; NaN if a visible logit is NaN."""
+
+    @property
+    def abs_max(self) -> Tensor:
+        """(H,) largest absolute logit; -inf for a head with no visible pair."""
+        return torch.maximum(self.max, -self.min)
+
+
+class AttentionResult(NamedTuple):
+    """What `attention` returns."""
+
+    out: Tensor
+    """(B, H, T, D), in the dtype of q."""
+    lse: Tensor
+    """(B, H, T) natural log-sum-exp of each row, fp32 (float64 for float64 inputs). Not differentiable."""
+    logits: LogitStats | None
+    """Per-head extremes of the logits; None unless stats=True."""
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: HeadPlan,
+    *,
+    scale: float | None = None,
+    causal: bool = True,
+    softcap: float | None = None,
+    segments: Tensor | None = None,
+    stats: bool = False,
+    backend: str = "auto",
+) -> AttentionResult:
+    """Attention in which every head has its own reach.
+
+    For query position t and key position j (queries are the last T of the S positions):
+
+        x[t, j] = softcap( scale * q_t . k_j * exp(-decay |t - j|) ) - slope |t - j|      then the mask, then softmax
+
+    Args:
+        q: (B, H, T, D).
+        k, v: (B, H_kv, S, D) with H a multiple of H_kv and S >= T.
+        plan: reach of each of the H query heads.
+        scale: 1 / sqrt(D) if None.
+        causal: False is the two-sided form, in which a local head sees window - 1 keys to each side.
+        softcap: logits become softcap * tanh(logits / softcap).
+        segments: (B, S) integers; a query sees keys of its own segment only. A negative id is padding: it sees nothing,
+            is seen by nothing, and gives zeros and -inf lse.
+        stats: also return the per-head extremes of the logits.
+        backend: "auto" chooses; a named backend serves the call or raises, and never falls back.
+
+    >>> import torch
+    >>> from longshort import HeadPlan, attention
+    >>> q, k, v = torch.randn(3, 2, 6, 256, 32).unbind()
+    >>> result = attention(q, k, v, HeadPlan.long_short(n_heads=6, n_global=1, window=50), stats=True)
+    >>> result.out.shape, result.lse.shape, result.logits.abs_max.shape
+    (torch.Size([2, 6, 256, 32]), torch.Size([2, 6, 256]), torch.Size([6]))
+    """
+    q, k, v = _autocast(q, k, v)
+    _check_tensors(q, k, v)
+    _check_options(q, k, plan, scale, softcap, segments)
+    backend = _choose(backend, q)
+    if backend == "reference":
+        out, lse, largest, smallest = reference(
+            q, k, v, plan, scale=_scale(scale, q), causal=causal, softcap=softcap, segments=segments
+        )
+    else:
+        out, lse, largest, smallest = schema.blocked(q, k, v, plan, scale, causal, softcap, segments, stats)
+    return AttentionResult(out, lse, LogitStats(largest, smallest) if stats else None)
+
+
+def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cast as PyTorch's own attention does under autocast: QK-norm gives fp32 q and k beside half-precision v there."""
+    if not (isinstance(q, Tensor) and torch.is_autocast_enabled(q.device.type)):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(q.device.type)
+
+    def cast(x: Tensor) -> Tensor:
+        eligible = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
+        return x.to(dtype) if eligible else x
+
+    return cast(q), cast(k), cast(v)
+
+
+def _scale(scale: float | None, q: Tensor) -> float:
+    return 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+
+
+def _choose(backend: str, q: Tensor) -> str:
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    if backend == "triton":
+        raise ValueError('backend="triton" is not part of this version: use "auto", "blocked" or "reference"')
+    return "blocked" if backend == "auto" else backend
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise ValueError(f"{name} must be a tensor, got {type(x).__name__}")
+        if x.ndim != 4:
+            raise ValueError(f"{name} must have 4 dimensions (batch, heads, positions, head dim), got {tuple(x.shape)}")
+        if x.dtype not in _DTYPES:
+            raise ValueError(f"{name} must be float32, bfloat16, float16 or float64, got {x.dtype}")
+        if x.dtype != q.dtype:
+            raise ValueError(f"{name} must have the dtype of q, {q.dtype}, got {x.dtype}")
+        if x.device != q.device:
+            raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
+    if v.shape[-1] != q.shape[-1]:
+        raise ValueError(f"v must have the head dim of q, {q.shape[-1]}, got {v.shape[-1]}")
+    if k.shape != v.shape:
+        raise ValueError(f"k and v must have one shape, got k {tuple(k.shape)} and v {tuple(v.shape)}")
+    if k.shape[0] != q.shape[0]:
+        raise ValueError(f"k must have the batch size of q, {q.shape[0]}, got {k.shape[0]}")
+    if k.shape[3] != q.shape[3]:
+        raise ValueError(f"k must have the head dim of q, {q.shape[3]}, got {k.shape[3]}")
+    if q.shape[3] < 1:
+        raise ValueError("q must have a head dim of at least 1, got 0")
+    if k.shape[1] < 1 or q.shape[1] % k.shape[1]:
+        raise ValueError(
+            f"k must have a number of heads that divides q's: q has {q.shape[1]} heads, k has {k.shape[1]}"
+        )
+    if q.shape[2] > k.shape[2]:
+        raise ValueError(
+            f"q must have no more positions than k (queries are the last of them), got T={q.shape[2]} > S={k.shape[2]}"
+        )
+
+
+def _check_options(
+    q: Tensor, k: Tensor, plan: HeadPlan, scale: float | None, softcap: float | None, segments: Tensor | None
+) -> None:
+    if not isinstance(plan, HeadPlan):
+        raise ValueError(f"plan must be a HeadPlan, got {type(plan).__name__}")
+    if plan.n_heads != q.shape[1]:
+        raise ValueError(f"plan must have one entry per head of q: q has {q.shape[1]} heads, plan has {plan.n_heads}")
+    if scale is not None and not (isinstance(scale, int | float) and math.isfinite(scale)):
+        raise ValueError(f"scale must be None or a finite number, got {scale!r}")
+    if softcap is not None and not (isinstance(softcap, int | float) and 0 < softcap < math.inf):
+        raise ValueError(f"softcap must be None or a finite number > 0, got {softcap!r}")
+    if segments is None:
+        return
+    if not isinstance(segments, Tensor):
+        raise ValueError(f"segments must be None or a tensor, got {type(segments).__name__}")
+    if segments.is_floating_point() or segments.is_complex() or segments.dtype == torch.bool:
+        raise ValueError(f"segments must hold integers, got {segments.dtype}")
+    if segments.shape != (k.shape[0], k.shape[2]):
+        raise ValueError(
+            f"segments must have shape (batch, keys) = {(k.shape[0], k.shape[2])}, got {tuple(segments.shape)}"
+        )
+    if segments.device != q.device:
+        raise ValueError(f"segments must be on the device of q, {q.device}, got {segments.device}")

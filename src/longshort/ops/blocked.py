@@ -1,0 +1,234 @@
+"""The op in plain PyTorch, on any device: O(T w) time and memory for local heads, no T x S tensor for global ones.
+
+Heads with equal windows are computed together. Two engines compute a tile: `fused` hands strided views to PyTorch's own
+flash attention, `dense` spells the formula out in fp32 and serves what the fused kernels cannot (softcap, decay, slopes
+on global heads, statistics). Both return what is merged by log-sum-exp, and both differentiate from (out, lse) alone.
+
+Shapes: N batch x heads of one group, T queries, S keys, D head dimension; tiles add n rectangles of R rows, C columns.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from longshort.ops import fused
+from longshort.ops.groups import (
+    Call,
+    Group,
+    Heads,
+    flat,
+    flatten,
+    groups,
+    in_pieces,
+    kv_heads,
+    rectangles,
+    without_padding,
+)
+from longshort.ops.tiles import CAUSAL, Tile
+
+_GRADIENT_BYTES = 1 << 22
+"""Bound on the per-block key and value gradients that overlap and are added up: they should stay in cache."""
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    windows: list[int],
+    decays: list[float] | None,
+    slopes: list[float] | None,
+    scale: float | None,
+    causal: bool,
+    softcap: float | None,
+    segments: Tensor | None,
+    stats: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Implements longshort::blocked_forward."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    out, lse = torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:3], dtype=wide)
+    largest = q.new_full((q.shape[1] if stats else 0,), -torch.inf, dtype=torch.float32)
+    smallest = torch.full_like(largest, torch.inf)
+    if out.numel() == 0:
+        return out, lse, largest, smallest
+    with torch.autocast(q.device.type, enabled=False):
+        unseen = None if segments is None else segments[:, k.shape[2] - q.shape[2] :] < 0
+        q, k, v = without_padding(segments, q, k, v)
+        call = Call(q.shape[-1] ** -0.5 if scale is None else scale, causal, softcap, segments)
+        for heads, rows, group in groups(q, k, v, windows, decays, slopes, call):
+            run = _fused_forward if group.is_fused else _dense_forward
+            with flat(out, rows, heads) as out_NTD, flat(lse, rows, heads) as lse_NT:
+                run(group, out_NTD, lse_NT)
+            if stats:
+                _note_extremes(group, heads, largest, smallest)
+        if unseen is not None:
+            out.masked_fill_(unseen[:, None, :, None], 0)
+            lse.masked_fill_(unseen[:, None], -torch.inf)
+    return out, lse, largest, smallest
+
+
+def backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    windows: list[int],
+    decays: list[float] | None,
+    slopes: list[float] | None,
+    scale: float | None,
+    causal: bool,
+    softcap: float | None,
+    segments: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Implements longshort::blocked_backward. Key and value gradients are summed in fp32, in a fixed order."""
+    wide = lse.dtype
+    grads = [torch.empty(q.shape, dtype=wide, device=q.device)]
+    grads += [torch.zeros(x.shape, dtype=wide, device=x.device) for x in (k, v)]
+    if grad.numel() == 0:
+        return grads[0].to(q.dtype), grads[1].to(k.dtype), grads[2].to(v.dtype)
+    with torch.autocast(q.device.type, enabled=False):
+        q, k, v = without_padding(segments, q, k, v)
+        if segments is not None:
+            unseen = segments[:, k.shape[2] - q.shape[2] :] < 0
+            grad = grad.masked_fill(unseen[:, None, :, None], 0)
+            lse = lse.masked_fill(unseen[:, None], 0)  # exp(-inf - 0) is 0 where exp(-inf + inf) would be NaN
+        call = Call(q.shape[-1] ** -0.5 if scale is None else scale, causal, softcap, segments)
+        for heads, rows, group in groups(q, k, v, windows, decays, slopes, call):
+            theirs = kv_heads(heads, q.shape[1] // k.shape[1])
+            run = _fused_backward if group.is_fused else _dense_backward
+            grad_N, out_N, lse_N = (flatten(x, rows, heads) for x in (grad, out, lse))
+            with (
+                flat(grads[0], rows, heads) as grad_q,
+                flat(grads[1], rows, theirs, add=True) as grad_k,
+                flat(grads[2], rows, theirs, add=True) as grad_v,
+            ):
+                run(group, grad_N, out_N, lse_N, grad_q, grad_k, grad_v)
+    return grads[0].to(q.dtype), grads[1].to(k.dtype), grads[2].to(v.dtype)
+
+
+def _fused_forward(group: Group, out_NTD: Tensor, lse_NT: Tensor) -> None:
+    for tile in group.fused_tiles(backward=False):
+        q, k, v = _operands(group, tile)
+        mask = group.additive_mask(tile)
+        part, part_lse = fused.attend(q, k, v, scale=group.call.scale, causal=tile.kind == CAUSAL, mask=mask)
+        _store(tile, out_NTD, lse_NT, part, part_lse)
+
+
+def _fused_backward(
+    group: Group, grad: Tensor, out: Tensor, lse: Tensor, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor
+) -> None:
+    block_bytes = 8 * group.q.shape[0] * group.q.shape[2]
+    tiles = group.fused_tiles(backward=True)
+    for tile in in_pieces(tiles, lambda tile: max(2, _GRADIENT_BYTES // (block_bytes * tile.cols))):
+        q, k, v = _operands(group, tile)
+        rows = [_rows(x, tile) for x in (grad, out, lse[:, :, None])]
+        parts = fused.differentiate(
+            *(rows[0], q, k, v, rows[1], rows[2][..., 0]),
+            scale=group.call.scale,
+            causal=tile.kind == CAUSAL,
+            mask=group.additive_mask(tile),
+        )
+        _accumulate(tile, (grad_q, grad_k, grad_v), parts)
+
+
+def _dense_forward(group: Group, out_NTD: Tensor, lse_NT: Tensor) -> None:
+    wide = lse_NT.dtype
+    for tile in group.dense_tiles():
+        q, k, v = (x.to(wide) for x in _operands(group, tile))
+        x, _ = _scores(group, tile, group.call.scale * (q @ k.mT))
+        part_lse = x.logsumexp(-1)
+        weights = (x - part_lse.masked_fill(part_lse == -torch.inf, 0)[..., None]).exp_()
+        _store(tile, out_NTD, lse_NT, weights @ v, part_lse)
+
+
+def _dense_backward(
+    group: Group, grad: Tensor, out: Tensor, lse: Tensor, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor
+) -> None:
+    wide, scale = lse.dtype, group.call.scale
+    for tile in group.dense_tiles():
+        q, k, v = (x.to(wide) for x in _operands(group, tile))
+        rows = [_rows(x, tile).to(wide) for x in (grad, out, lse[:, :, None])]
+        x, slope_of_x = _scores(group, tile, scale * (q @ k.mT))
+        weights = (x - rows[2]).exp_()
+        inner = rows[0] @ v.mT - (rows[0] * rows[1]).sum(-1, keepdim=True)
+        grad_x = weights * inner
+        if slope_of_x is not None:
+            grad_x *= slope_of_x
+        grad_x *= scale
+        _accumulate(tile, (grad_q, grad_k, grad_v), (grad_x @ k, grad_x.mT @ q, weights.mT @ rows[0]))
+
+
+def _scores(group: Group, tile: Tile, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+    """x of the definition, -inf where not visible, and dx/dlogits (None where it is 1)."""
+    x, derivative = logits, None
+    distance = group.distance(tile)
+    if group.decays_N is not None:
+        derivative = torch.exp(-group.decays_N * distance).to(x.dtype)
+        x = x * derivative
+    if group.call.softcap is not None:
+        capped = torch.tanh(x / group.call.softcap)
+        x = group.call.softcap * capped
+        flat = 1 - capped.square()
+        derivative = flat if derivative is None else derivative * flat
+    if group.slopes_N is not None:
+        x = x - (group.slopes_N * distance).to(x.dtype)
+    visible = group.visible(tile)
+    return (x if visible is None else x.masked_fill(~visible, -torch.inf)), derivative
+
+
+def _note_extremes(group: Group, heads: Heads, largest: Tensor, smallest: Tensor) -> None:
+    """A pass over the logits alone. amax and amin keep a NaN; torch.maximum and minimum do too."""
+    n_heads = len(largest[heads])
+    high = largest.new_full((group.q.shape[0],), -torch.inf, dtype=torch.promote_types(group.q.dtype, torch.float32))
+    low = torch.full_like(high, torch.inf)
+    for tile in group.dense_tiles():
+        q, k, _ = _operands(group, tile)
+        logits = group.call.scale * (q.to(high.dtype) @ k.to(high.dtype).mT)
+        visible = group.visible(tile)
+        hidden = None if visible is None else ~visible
+        above = logits if hidden is None else logits.masked_fill(hidden, -torch.inf)
+        below = logits if hidden is None else logits.masked_fill_(hidden, torch.inf)
+        high = torch.maximum(high, above.amax((1, 2, 3)))
+        low = torch.minimum(low, below.amin((1, 2, 3)))
+    largest[heads] = torch.maximum(largest[heads], high.unflatten(0, (-1, n_heads)).amax(0).float())
+    smallest[heads] = torch.minimum(smallest[heads], low.unflatten(0, (-1, n_heads)).amin(0).float())
+
+
+def _store(tile: Tile, out_NTD: Tensor, lse_NT: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    """Write a tile's rows, or merge them with what their other columns gave."""
+    out, lse = _rows(out_NTD, tile), _rows(lse_NT[:, :, None], tile)[..., 0]
+    if tile.merge:
+        total = torch.logaddexp(lse, part_lse)
+        blind = total == -torch.inf  # no visible key on either side: weights 0, not exp(-inf + inf)
+        ours, theirs = ((x - total).exp_().masked_fill_(blind, 0)[..., None] for x in (lse, part_lse))
+        part, part_lse = out * ours + part * theirs, total
+    out.copy_(part)
+    lse.copy_(part_lse)
+
+
+def _accumulate(tile: Tile, totals: tuple[Tensor, Tensor, Tensor], parts: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Add a tile's gradients; neighbouring rectangles of a band share keys, one step of columns after the other."""
+    ours = _rows(totals[0], tile)
+    if tile.merge:
+        ours.add_(parts[0])
+    else:
+        ours.copy_(parts[0])
+    step = tile.col_step or tile.cols
+    for total, part in zip(totals[1:], parts[1:], strict=True):
+        if tile.col_step == 0:
+            total[:, tile.col : tile.col + tile.cols].add_(part.sum(1) if tile.n > 1 else part[:, 0])
+            continue
+        for first in range(0, tile.cols, step):
+            width = min(step, tile.cols - first)
+            rectangles(total, tile.col + first, width, tile.n, step).add_(part[:, :, first : first + width])
+
+
+def _operands(group: Group, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
+    columns = (tile.col, tile.cols, tile.n, tile.col_step)
+    return _rows(group.q, tile), rectangles(group.k, *columns), rectangles(group.v, *columns)
+
+
+def _rows(x: Tensor, tile: Tile) -> Tensor:
+    return rectangles(x, tile.row, tile.rows, tile.n, tile.row_step)

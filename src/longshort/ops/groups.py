@@ -1,0 +1,243 @@
+"""Heads of equal reach, gathered to be computed together: their tensors flattened, their tiles, what each tile sees.
+
+Shapes: B batch, H heads, S keys; N = (batch rows of a slab) x (heads of the group); tiles add n rectangles of R rows
+and C columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from longshort.ops import fused
+from longshort.ops.tiles import MASKED, OPEN, Reach, Tile, band_tiles, global_tiles, row_tiles
+
+_DENSE_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 24}
+"""Logits the dense engine holds at once: about the L2 cache of a core, or enough to fill a GPU."""
+_MASK_ELEMENTS = 1 << 20
+_SLAB_ELEMENTS = 1 << 16
+"""Query elements of a batch row above which a call of its own costs less than copying the heads together."""
+
+Heads = slice | list[int]
+
+
+@dataclass(frozen=True)
+class Call:
+    """The options of one call that do not depend on the head."""
+
+    scale: float
+    causal: bool
+    softcap: float | None
+    segments_BS: Tensor | None
+    masks: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
+    """Masks by geometry: the batch rows of a group have the same ones."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Heads of one reach and the batch rows computed together with them (a slab), their tensors flattened to N."""
+
+    call: Call
+    reach: Reach
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    decays_N: Tensor | None
+    slopes_N: Tensor | None
+    segments_bS: Tensor | None
+
+    @property
+    def n_queries(self) -> int:
+        return self.q.shape[1]
+
+    @property
+    def n_keys(self) -> int:
+        return self.k.shape[1]
+
+    @property
+    def is_global(self) -> bool:
+        return self.reach.is_global(self.n_keys)
+
+    @property
+    def is_fused(self) -> bool:
+        """Can PyTorch's flash attention serve? Slopes go into its mask: exact in fp32, small for local heads only."""
+        if self.call.softcap is not None or self.decays_N is not None:
+            return False
+        if self.slopes_N is not None and (self.is_global or self.q.dtype not in (torch.float32, torch.float64)):
+            return False
+        needs_mask = self.segments_bS is not None or not self.is_global
+        return fused.serves(self.q, masked=needs_mask)
+
+    def fused_tiles(self, *, backward: bool) -> Iterable[Tile]:
+        size, keys = self.n_queries, self.n_keys
+        if not self.is_global:
+            block, align = fused.band_block(self.reach.back + 1, backward=backward)
+            tiles = band_tiles(size, keys, self.reach, block=block, align=align)
+        elif self.segments_bS is None:
+            return global_tiles(
+                size, keys, self.call.causal, side=fused.square_side(self.q), parts=fused.row_parts(self.q)
+            )
+        else:
+            tiles = list(row_tiles(size, keys, self.reach, rows=max(32, _MASK_ELEMENTS // keys)))
+        if self.segments_bS is not None:  # each rectangle then has a mask of its own
+            return in_pieces(tiles, lambda tile: _MASK_ELEMENTS // (tile.rows * tile.cols))
+        return tiles
+
+    def dense_tiles(self) -> Iterator[Tile]:
+        elements = _DENSE_ELEMENTS[self.q.device.type] // self.q.shape[0]
+        if self.is_global:
+            side = 1 << max(5, int(math.log2(max(1, elements))) // 2)
+            yield from row_tiles(self.n_queries, self.n_keys, self.reach, rows=side, cols=2 * side)
+        else:
+            block = min(128, max(32, self.reach.back + 1))
+            tiles = band_tiles(self.n_queries, self.n_keys, self.reach, block=block)
+            yield from in_pieces(tiles, lambda tile: elements // (tile.rows * tile.cols))
+
+    def visible(self, tile: Tile) -> Tensor | None:
+        """(1 or N, 1 or n, R, C) which pairs of the tile may see each other; None if all."""
+        if self.segments_bS is None and tile.kind == OPEN:
+            return None
+        offset = self._offsets(tile)
+        visible = (offset <= self.reach.back) & (offset >= -self.reach.ahead)
+        if self.segments_bS is None:
+            return visible[None, None]
+        past = self.n_keys - self.n_queries
+        ours = rectangles(self.segments_bS[:, past:, None], tile.row, tile.rows, tile.n, tile.row_step)
+        theirs = rectangles(self.segments_bS[:, :, None], tile.col, tile.cols, tile.n, tile.col_step)
+        same = (ours == theirs.mT) & (ours >= 0) & visible
+        return same if len(same) == 1 else same.repeat_interleave(self.q.shape[0] // len(same), dim=0)
+
+    def additive_mask(self, tile: Tile) -> Tensor | None:
+        """For the fused kernel, in q's dtype: minus slope * distance where visible, else -inf; None if not needed."""
+        if self.segments_bS is not None:
+            mask = self._mask(tile)
+        elif tile.kind == MASKED:
+            offset = tile.row - tile.col  # with the shape, all that the mask of one group depends on
+            key = (*self.reach, self.slopes_N is not None, offset, tile.rows, tile.cols)
+            if key not in self.call.masks:
+                self.call.masks[key] = self._mask(tile)
+            mask = self.call.masks[key]
+        else:
+            return None
+        return mask.expand(self.q.shape[0], tile.n, tile.rows, tile.cols)
+
+    def _mask(self, tile: Tile) -> Tensor:
+        visible = self.visible(tile)
+        assert visible is not None
+        bias = torch.zeros((), dtype=self.q.dtype, device=self.q.device)
+        if self.slopes_N is not None:
+            bias = (-self.slopes_N * self.distance(tile)).to(self.q.dtype)
+        return torch.where(visible, bias, -torch.inf)
+
+    def distance(self, tile: Tile) -> Tensor:
+        """(R, C) |t - j|, the same for every rectangle of a run: masked tiles step along the diagonal."""
+        return self._offsets(tile).abs()
+
+    def _offsets(self, tile: Tile) -> Tensor:
+        device = self.q.device
+        row, col = torch.arange(tile.rows, device=device), torch.arange(tile.cols, device=device)
+        return row[:, None] - col + (tile.row + self.n_keys - self.n_queries - tile.col)
+
+
+def without_padding(segments: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Zeros where segments are negative: whatever padding holds, NaN included, must reach nothing."""
+    if segments is None:
+        return q, k, v
+    padded = (segments < 0)[:, None, :, None]
+    ours = padded[:, :, k.shape[2] - q.shape[2] :]
+    return q.masked_fill(ours, 0), k.masked_fill(padded, 0), v.masked_fill(padded, 0)
+
+
+def groups(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    windows: list[int],
+    decays: list[float] | None,
+    slopes: list[float] | None,
+    call: Call,
+) -> Iterator[tuple[Heads, slice, Group]]:
+    """Heads of equal reach together, and of them as many batch rows as can be flattened without a costly copy."""
+    n_keys, size = k.shape[2], q.shape[1] // k.shape[1]
+    by_reach: dict[Reach, list[int]] = {}
+    for head, window in enumerate(windows):
+        by_reach.setdefault(Reach.of(window or None, n_keys, call.causal), []).append(head)
+    for reach, members in by_reach.items():
+        heads = _as_slice(members)
+        for rows in _slabs(q, members):
+            queries = flatten(q, rows, heads)
+            keys, values = (flatten(x, rows, kv_heads(heads, size)) for x in (k, v))
+            rates = [_per_head(rate, members, queries) for rate in (decays, slopes)]
+            segments = None if call.segments_BS is None else call.segments_BS[rows]
+            yield heads, rows, Group(call, reach, queries, keys, values, rates[0], rates[1], segments)
+
+
+def _slabs(q: Tensor, members: list[int]) -> Iterator[slice]:
+    """Batch rows one by one where each is work enough, since (batch, heads) of a slice of heads is no single stride."""
+    batch = q.shape[0]
+    work = len(members) * q.shape[2] * q.shape[3]
+    together = len(members) == 1 or work < _SLAB_ELEMENTS or q.device.type != "cpu"
+    step = batch if together else 1
+    for first in range(0, batch, step):
+        yield slice(first, first + step)
+
+
+def _per_head(rates: list[float] | None, members: list[int], q_NTD: Tensor) -> Tensor | None:
+    """(N, 1, 1, 1) float64, since a rate times a distance of 10^5 needs the digits; None if no member has any."""
+    mine = [rates[head] for head in members] if rates is not None else []
+    if not any(mine):
+        return None
+    mine *= q_NTD.shape[0] // len(members)
+    return torch.tensor(mine, dtype=torch.float64, device=q_NTD.device)[:, None, None, None]
+
+
+def _as_slice(members: list[int]) -> Heads:
+    first, last = members[0], members[-1]
+    return slice(first, last + 1) if members == list(range(first, last + 1)) else members
+
+
+def kv_heads(heads: Heads, size: int) -> Heads:
+    """The KV heads that query heads read, one entry for each, when `size` of them share one."""
+    if size == 1:
+        return heads
+    members = range(heads.start, heads.stop) if isinstance(heads, slice) else heads
+    return [head // size for head in members]
+
+
+def flatten(x: Tensor, rows: slice, heads: Heads) -> Tensor:
+    """(B, H, ...) -> (N, ...); a view wherever one exists."""
+    return x[rows][:, heads].flatten(0, 1)
+
+
+@contextmanager
+def flat(x: Tensor, rows: slice, heads: Heads, *, add: bool = False) -> Iterator[Tensor]:
+    """A flattened part of `x` to write into: a view where there is one, else a buffer written (or added) back."""
+    part = x[rows][:, heads]
+    flat = part.flatten(0, 1)
+    if isinstance(heads, slice) and flat.data_ptr() == x[rows][:, heads].data_ptr():
+        yield flat
+        return
+    flat = torch.zeros_like(flat)
+    yield flat
+    if not add:
+        x[rows, heads] = flat.view_as(part)
+    else:  # several query heads may share the KV head they add to
+        members = list(range(x.shape[1]))[heads] if isinstance(heads, slice) else heads
+        x[rows].index_add_(1, torch.tensor(members, device=x.device), flat.view_as(part))
+
+
+def in_pieces(tiles: Iterable[Tile], most: Callable[[Tile], int]) -> Iterator[Tile]:
+    for tile in tiles:
+        yield from tile.pieces(most(tile))
+
+
+def rectangles(x: Tensor, start: int, size: int, n: int, step: int) -> Tensor:
+    """(N, L, D) -> (N, n, size, D): n runs of positions, each `step` after the one before, as a view."""
+    by_row, by_position, by_column = x.stride()
+    strides = (by_row, step * by_position, by_position, by_column)
+    return x.as_strided((x.shape[0], n, size, x.shape[2]), strides, x.storage_offset() + start * by_position)

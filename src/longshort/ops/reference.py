@@ -1,0 +1,83 @@
+"""The definition of the op: dense, readable, any dtype; the oracle of every test.
+
+Shapes: B batch, H query heads, T queries, S >= T keys (queries are the last T positions), D head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from longshort.heads import HeadPlan
+
+
+def reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: HeadPlan,
+    *,
+    scale: float,
+    causal: bool,
+    softcap: float | None,
+    segments: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """softmax(x) V per head, x[t, j] = softcap(scale q_t.k_j exp(-decay |t-j|)) - slope |t-j| over the visible keys.
+
+    Returns out (B, H, T, D), lse (B, H, T), and the largest and smallest scale q_t.k_j over visible pairs, each (H,).
+    """
+    n_queries, n_keys, group = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    q_BHTD = q.to(dtype)
+    k_BHSD, v_BHSD = (x.to(dtype).repeat_interleave(group, dim=1) for x in (k, v))
+    keys_S = torch.arange(n_keys, device=q.device)
+    offset_TS = keys_S[n_keys - n_queries :, None] - keys_S  # t - j
+    distance_TS = offset_TS.abs().to(dtype)
+
+    visible = _within_reach(offset_TS, plan, causal)[None]
+    if segments is not None:
+        padded = (segments < 0)[:, None, :, None]  # what padding holds, NaN included, must reach nothing
+        q_BHTD = q_BHTD.masked_fill(padded[:, :, n_keys - n_queries :], 0)
+        k_BHSD, v_BHSD = k_BHSD.masked_fill(padded, 0), v_BHSD.masked_fill(padded, 0)
+        ours = segments[:, n_keys - n_queries :, None]
+        visible = visible & ((ours == segments[:, None, :]) & (ours >= 0))[:, None]
+
+    logits = scale * (q_BHTD @ k_BHSD.mT)
+    x = logits
+    if plan.decays is not None:
+        x = x * torch.exp(-_per_head(plan.decays, q.device) * distance_TS).to(dtype)
+    if softcap is not None:
+        x = softcap * torch.tanh(x / softcap)
+    if plan.slopes is not None:
+        x = x - (_per_head(plan.slopes, q.device) * distance_TS).to(dtype)
+    x = x.masked_fill(~visible, -torch.inf)
+
+    blind = ~visible.any(-1, keepdim=True)  # rows that see nothing give zeros, not NaN
+    probabilities = x.masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0)
+    out = (probabilities @ v_BHSD).to(q.dtype)
+    with torch.no_grad():
+        lse = x.logsumexp(-1) if n_keys else x.new_full(x.shape[:3], -torch.inf)
+        largest = _over_heads(logits.masked_fill(~visible, -torch.inf), torch.amax, -torch.inf)
+        smallest = _over_heads(logits.masked_fill(~visible, torch.inf), torch.amin, torch.inf)
+    return out, lse, largest, smallest
+
+
+def _within_reach(offset_TS: Tensor, plan: HeadPlan, causal: bool) -> Tensor:
+    """(H, T, S): does the head's window, and causality, let query t see key j?"""
+    heads = []
+    for window in plan.windows:
+        visible = offset_TS >= 0 if causal else torch.ones_like(offset_TS, dtype=torch.bool)
+        heads.append(visible if window is None else visible & (offset_TS.abs() < window))
+    return torch.stack(heads)
+
+
+def _per_head(rates: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(rates, dtype=torch.float64, device=device)[:, None, None]
+
+
+def _over_heads(logits_BHTS: Tensor, extreme: Callable[..., Tensor], empty: float) -> Tensor:
+    if logits_BHTS.numel() == 0:
+        return torch.full((logits_BHTS.shape[1],), empty, dtype=torch.float32, device=logits_BHTS.device)
+    return extreme(logits_BHTS, dim=(0, 2, 3)).float()

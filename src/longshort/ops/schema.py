@@ -1,0 +1,100 @@
+"""torch.library schemas, fakes and autograd of the backends: one opaque op forward, one backward.
+
+Opaque, so that torch.compile neither traces the blocks nor recompiles when the length crosses a window. Statistics are
+outputs, never hooks: compile would drop those. Backends are imported when first called.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longshort.heads import HeadPlan
+
+_library = torch.library.Library("longshort", "DEF")
+_OPTIONS = (
+    "int[] windows, float[]? decays, float[]? slopes, float? scale, bool causal, float? softcap, Tensor? segments"
+)
+_library.define(
+    f"blocked_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}, bool stats)"
+    " -> (Tensor out, Tensor lse, Tensor logit_max, Tensor logit_min)"
+)
+_library.define(
+    f"blocked_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_OPTIONS})"
+    " -> (Tensor grad_q, Tensor grad_k, Tensor grad_v)"
+)
+GLOBAL = 0
+"""How a global head is written in the schema's list of windows."""
+
+
+def blocked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: HeadPlan,
+    scale: float | None,
+    causal: bool,
+    softcap: float | None,
+    segments: Tensor | None,
+    stats: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """out, lse, and the extremes of the logits ((0,) each unless `stats`)."""
+    windows = [GLOBAL if w is None else w for w in plan.windows]
+    result: tuple[Tensor, Tensor, Tensor, Tensor] = torch.ops.longshort.blocked_forward(
+        q, k, v, windows, plan.decays, plan.slopes, scale, causal, softcap, segments, stats
+    )
+    return result
+
+
+def _forward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from longshort.ops.blocked import forward
+
+    return forward(*args)
+
+
+def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    from longshort.ops.blocked import backward
+
+    return backward(*args)
+
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("blocked_forward", _forward, _device)
+    _library.impl("blocked_backward", _backward, _device)
+
+
+@torch.library.register_fake("longshort::blocked_forward", lib=_library)
+def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    stats = options[-1]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    extremes = [q.new_empty(q.shape[1] if stats else 0, dtype=torch.float32) for _ in range(2)]
+    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=wide), extremes[0], extremes[1]
+
+
+@torch.library.register_fake("longshort::blocked_backward", lib=_library)
+def _backward_fake(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+    q, k, v, *options, segments, _ = inputs
+    out, lse, logit_max, logit_min = output
+    ctx.mark_non_differentiable(lse, logit_max, logit_min)
+    ctx.save_for_backward(q, k, v, out, lse, segments)
+    ctx.options = options
+
+
+def _differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    q, k, v, out, lse, segments = ctx.saved_tensors
+    grads = torch.ops.longshort.blocked_backward(grad, q, k, v, out, lse, *ctx.options, segments)
+    return (*grads, *(None,) * (len(ctx.options) + 2))
+
+
+def _refuse(ctx: Any, *grads: Any) -> None:
+    raise RuntimeError('attention has no double backward in this backend; backend="reference" has one')
+
+
+torch.library.register_autograd("longshort::blocked_forward", _differentiate, setup_context=_save, lib=_library)
+torch.library.register_autograd("longshort::blocked_backward", _refuse, lib=_library)

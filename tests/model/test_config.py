@@ -1,0 +1,144 @@
+"""The configuration: presets, ways to give the reach of the heads, JSON round trip, and every error."""
+
+import json
+from typing import Any
+
+import pytest
+
+from longshort import GPTConfig, HeadPlan
+from longshort.model import PRESETS
+
+SMALL: dict[str, Any] = {"vocab_size": 50, "context": 32, "n_layers": 2, "width": 24, "n_heads": 4}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_valid_and_survives_json(name: str) -> None:
+    config = GPTConfig.preset(name)
+    assert GPTConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert all(0 < plan.n_global < plan.n_heads for plan in config.layer_plans)  # LS-attention
+
+
+def test_plans_survive_json() -> None:
+    plans = (HeadPlan.full(4), HeadPlan(windows=(None, 3, 2, 1), slopes=(0.0, 0.5, 0.25, 0.1)))
+    for config in (GPTConfig(**SMALL, plans=plans), GPTConfig(**SMALL, plan=plans[1])):
+        assert GPTConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_paper_preset_is_the_authors_model() -> None:
+    config = GPTConfig.preset("paper-6m")
+    assert (config.n_layers, config.width, config.n_heads, config.context) == (6, 192, 6, 2048)
+    assert (config.bias, config.tie_embeddings, config.positions, config.dropout) == (False, False, "learned", 0.0)
+    assert config.layer_plans == (HeadPlan.long_short(n_heads=6, n_global=1, window=50),) * 6
+
+
+def test_preset_takes_overrides() -> None:
+    config = GPTConfig.preset("paper-6m", window=100, context=8192, qk_norm="head")
+    assert (config.window, config.context, config.qk_norm, config.width) == (100, 8192, "head", 192)
+
+
+@pytest.mark.parametrize(
+    "override", [{"plan": HeadPlan.full(12)}, {"n_global": 12}, {"plans": [HeadPlan.full(12)] * 12}]
+)
+def test_preset_is_easily_made_plain(override: dict[str, Any]) -> None:
+    assert GPTConfig.preset("gpt2-small", **override).layer_plans == (HeadPlan.full(12),) * 12
+
+
+def test_heads_are_global_where_nothing_is_said() -> None:
+    assert GPTConfig(**SMALL).layer_plans == (HeadPlan.full(4),) * 2
+
+
+def test_each_layer_may_have_its_own_plan() -> None:
+    plans = (HeadPlan.full(4), HeadPlan.long_short(n_heads=4, n_global=0, window=7))
+    assert GPTConfig(**SMALL, plans=plans).layer_plans == plans
+
+
+def test_alibi_gives_slopes_to_plans_without_them() -> None:
+    own = HeadPlan(windows=(None, 3, 3, 3), slopes=(0.0, 0.1, 0.1, 0.1))
+    config = GPTConfig(**SMALL, plans=(HeadPlan.full(4), own), positions="alibi")
+    assert config.layer_plans == (HeadPlan.full(4).with_alibi(), own)
+
+
+def test_config_is_frozen_hashable_and_keyword_only() -> None:
+    config = GPTConfig(**SMALL, plans=[HeadPlan.full(4)] * 2)  # type: ignore[arg-type]
+    assert hash(config) == hash(GPTConfig(**SMALL, plans=(HeadPlan.full(4),) * 2))
+    with pytest.raises(AttributeError):
+        config.width = 5  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        GPTConfig(50, 32, 2, 24, 4)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocab_size": 0}, "vocab_size must be an integer >= 1, got 0"),
+        ({"context": 2.5}, "context must be an integer >= 1, got 2.5"),
+        ({"n_layers": True}, "n_layers must be an integer >= 1, got True"),
+        ({"width": "24"}, "width must be an integer >= 1, got '24'"),
+        ({"width": 25}, "width must be a multiple of n_heads=4, or head_dim set, got 25"),
+        ({"n_heads": -1}, "n_heads must be an integer >= 1, got -1"),
+        ({"n_kv_heads": 3}, "n_kv_heads must be a divisor of n_heads=4, got 3"),
+        ({"n_kv_heads": 0}, "n_kv_heads must be None or an integer >= 1, got 0"),
+        ({"head_dim": 0}, "head_dim must be None or an integer >= 1, got 0"),
+        ({"head_dim": 5, "positions": "rotary"}, "head_dim must be even with rotary positions, got 5"),
+        (
+            {"width": 25, "head_dim": 4, "positions": "sinusoidal"},
+            "width must be even with sinusoidal positions, got 25",
+        ),
+        ({"ff_multiplier": 0}, "ff_multiplier must be an integer >= 1, got 0"),
+        ({"n_global": 1}, "window must be an integer >= 1 where some heads are local, got None"),
+        ({"n_global": 5, "window": 3}, "n_global must be None or an integer from 0 to n_heads=4, got 5"),
+        ({"n_global": True, "window": 3}, "n_global must be None or an integer from 0 to n_heads=4, got True"),
+        ({"window": 3}, "window must be None unless n_global is set, got 3"),
+        ({"n_global": 1, "window": 0}, "window must be None or an integer >= 1, got 0"),
+        ({"n_global": 1, "window": 3, "plan": HeadPlan.full(4)}, "one of the three, got n_global and plan"),
+        ({"plan": HeadPlan.full(4), "plans": (HeadPlan.full(4),) * 2}, "one of the three, got plan and plans"),
+        ({"plan": HeadPlan.full(3)}, "plan must be a HeadPlan of n_heads=4 heads, got HeadPlan"),
+        ({"plan": (None, 1, 1, 1)}, "plan must be None or a HeadPlan, got "),
+        ({"plans": (HeadPlan.full(4),)}, "plans must be one plan for each of n_layers=2, got 1"),
+        ({"plans": (HeadPlan.full(4), HeadPlan.full(5))}, r"plans\[1\] must be a HeadPlan of n_heads=4 heads"),
+        ({"plans": HeadPlan.full(4)}, "plans must be None or a tuple of HeadPlans, got HeadPlan"),
+        (
+            {"n_global": 1, "window": 3, "n_kv_heads": 2},
+            r"n_global must be a multiple of n_heads / n_kv_heads = 2, got 1",
+        ),
+        (
+            {"plan": HeadPlan(windows=(3, None, None, 3)), "n_kv_heads": 2},
+            "plan must be all global or all local in each 2",
+        ),
+        ({"positions": "rope"}, "positions must be one of learned, rotary, sinusoidal, alibi, none, got 'rope'"),
+        ({"restart_positions": 1}, "restart_positions must be True or False, got 1"),
+        ({"rope_theta": 0}, "rope_theta must be a finite number > 0, got 0"),
+        ({"activation": "relu"}, "activation must be one of gelu, gelu_tanh, got 'relu'"),
+        ({"qk_norm": "rms"}, "qk_norm must be None or one of head, width, plain, got 'rms'"),
+        ({"softcap": 0.0}, "softcap must be None or a finite number > 0, got 0.0"),
+        ({"sigma_reparam": None}, "sigma_reparam must be True or False, got None"),
+        ({"z_loss": -1e-4}, "z_loss must be a finite number >= 0, got -0.0001"),
+        ({"dropout": 1.0}, "dropout must be a number from 0 up to, not including, 1, got 1.0"),
+        ({"bias": "no"}, "bias must be True or False, got 'no'"),
+        ({"tie_embeddings": 0}, "tie_embeddings must be True or False, got 0"),
+        ({"norm_eps": 0.0}, "norm_eps must be a finite number > 0, got 0.0"),
+        ({"init_std": float("nan")}, "init_std must be a finite number > 0, got nan"),
+        ({"loss_chunk": 0}, "loss_chunk must be None or an integer >= 1, got 0"),
+        ({"backend": "cuda"}, "backend must be one of auto, reference, blocked, triton, got 'cuda'"),
+    ],
+)
+def test_wrong_value_is_an_error_that_names_field_and_value(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GPTConfig(**(SMALL | change))
+
+
+def test_unknown_key_is_an_error_that_names_the_nearest_field() -> None:
+    with pytest.raises(ValueError, match="no field 'n_layer'; the nearest is 'n_layers'"):
+        GPTConfig.from_dict(SMALL | {"n_layer": 3})
+    with pytest.raises(ValueError, match="no field 'windows'; the nearest is 'window'"):
+        GPTConfig.preset("tiny", windows=3)
+
+
+def test_missing_field_is_an_error_that_names_it() -> None:
+    with pytest.raises(ValueError, match="needs a value for n_layers, width"):
+        GPTConfig.from_dict({"vocab_size": 50, "context": 32, "n_heads": 4})
+
+
+def test_unknown_preset_is_an_error_that_lists_them() -> None:
+    with pytest.raises(ValueError, match=r"preset must be one of tiny, paper-6m, .* got 'gpt3'"):
+        GPTConfig.preset("gpt3")

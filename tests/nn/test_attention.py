@@ -1,0 +1,152 @@
+"""The layer against a dense computation written out by hand, option by option."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from longshort import HeadPlan
+from longshort.nn import LSAttention, SigmaLinear, rotary
+
+WIDTH, HEADS, LENGTH = 24, 4, 19
+PLAN = HeadPlan(windows=(None, 5, 2, 1))
+
+
+def build(plan: HeadPlan = PLAN, **options: Any) -> LSAttention:
+    layer = LSAttention(WIDTH, plan, **options).double()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)  # also gains and biases, so that a forgotten one shows
+    for module in layer.modules():
+        if isinstance(module, SigmaLinear):
+            module.reset_sigma()
+    return layer
+
+
+def dense(
+    layer: LSAttention, x: Tensor, *, slopes: tuple[float, ...] | None = None, softcap: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Output and masked logits, head by head, from the layer's weights alone."""
+    weight = layer.qkv.effective_weight() if isinstance(layer.qkv, SigmaLinear) else layer.qkv.weight
+    d, group = layer.head_dim, layer.n_heads // layer.n_kv_heads
+    rows = F.linear(x, weight, layer.qkv.bias)
+    q, k, v = rows.split([layer.n_heads * d, layer.n_kv_heads * d, layer.n_kv_heads * d], dim=-1)
+    q, k, v = q.unflatten(-1, (-1, d)), k.unflatten(-1, (-1, d)), v.unflatten(-1, (-1, d))
+    if layer.q_norm is not None and layer.k_norm is not None:
+        q, k = layer.q_norm(q), layer.k_norm(k)
+    if layer.rope_theta is not None:
+        q, k = (rotary(y, torch.arange(x.shape[1]), theta=layer.rope_theta) for y in (q, k))
+    offset = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
+    outputs, logits = [], []
+    for head, window in enumerate(layer.plan.windows):
+        scores = q[:, :, head] @ k[:, :, head // group].mT / math.sqrt(d)
+        hidden = (offset < 0) | (offset >= (window or x.shape[1]))
+        logits.append(scores.masked_fill(hidden, torch.nan))
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        if slopes is not None:
+            scores = scores - slopes[head] * offset
+        outputs.append(scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v[:, :, head // group])
+    return layer.out(torch.cat(outputs, -1)), torch.stack(logits, 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"bias": True},
+        {"head_dim": 10},
+        {"positions": "rotary"},
+        {"positions": "rotary", "rope_theta": 50.0},
+        {"qk_norm": "head"},
+        {"qk_norm": "width"},
+        {"qk_norm": "plain"},
+        {"sigma_reparam": True, "bias": True},
+        {"n_kv_heads": 2},
+        {"n_kv_heads": 1, "qk_norm": "width", "positions": "rotary"},
+        {"backend": "reference"},
+    ],
+    ids=str,
+)
+def test_layer_equals_the_dense_computation(options: dict[str, Any]) -> None:
+    layer, x = build(**options), torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
+    torch.testing.assert_close(layer(x).out, dense(layer, x)[0])
+
+
+def test_softcap_bounds_the_logits() -> None:
+    layer, x = build(softcap=2.0), torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
+    torch.testing.assert_close(layer(x).out, dense(layer, x, softcap=2.0)[0])
+    assert not torch.allclose(layer(x).out, dense(layer, x)[0])
+
+
+def test_alibi_is_the_standard_slopes() -> None:
+    layer, x = build(positions="alibi"), torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
+    slopes = PLAN.with_alibi().slopes
+    assert slopes is not None
+    torch.testing.assert_close(layer(x).out, dense(layer, x, slopes=slopes)[0])
+
+
+def test_alibi_keeps_the_slopes_that_a_plan_brings() -> None:
+    plan = HeadPlan(windows=PLAN.windows, slopes=(0.0, 0.1, 0.2, 0.3))
+    assert build(plan, positions="alibi").plan == plan
+
+
+def test_rotary_layer_gives_the_same_at_shifted_positions() -> None:
+    layer, x = build(positions="rotary"), torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
+    positions = torch.arange(LENGTH)
+    torch.testing.assert_close(layer(x).out, layer(x, positions=positions + 500).out)
+    assert not torch.allclose(layer(x).out, layer(x, positions=2 * positions).out)
+
+
+def test_segments_shut_off_what_is_not_in_the_own_segment() -> None:
+    layer, x = build(), torch.randn(1, LENGTH, WIDTH, dtype=torch.float64)
+    segments = torch.tensor([[0] * 8 + [1] * 11])
+    expected = torch.cat([layer(x[:, :8]).out, layer(x[:, 8:]).out], dim=1)
+    torch.testing.assert_close(layer(x, segments=segments).out, expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"qk_norm": "head", "positions": "rotary"}, {"softcap": 2.0}], ids=str)
+def test_stats_are_the_extremes_of_the_dense_logits(options: dict[str, Any]) -> None:
+    layer, x = build(**options), torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
+    _, logits = dense(layer, x)
+    stats = layer(x, stats=True).logits
+    assert stats is not None and layer(x).logits is None
+    torch.testing.assert_close(stats.max, logits.nan_to_num(-torch.inf).amax((0, 2, 3)).float())
+    torch.testing.assert_close(stats.min, logits.nan_to_num(torch.inf).amin((0, 2, 3)).float())
+
+
+def test_dropout_acts_on_the_output_in_training_only() -> None:
+    layer, x = build(dropout=0.5), torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
+    kept = layer.train()(x).out
+    expected = layer.eval()(x).out
+    dropped = kept == 0
+    assert 0.3 < dropped.double().mean() < 0.7
+    torch.testing.assert_close(kept[~dropped], 2 * expected[~dropped])
+
+
+def test_gradients_reach_every_parameter() -> None:
+    layer = build(qk_norm="head", sigma_reparam=True, bias=True, positions="rotary")
+    layer(torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)).out.square().sum().backward()
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"attention_dropout": 0.1}, "attention_dropout must be 0, got 0.1: .* use dropout"),
+        ({"positions": "learned"}, "positions must be 'none' where the model adds them to the input, got 'learned'"),
+        ({"positions": "rope"}, "positions must be one of rotary, alibi, none, got 'rope'"),
+        ({"positions": "rotary", "head_dim": 5}, "head_dim must be even with rotary positions, got 5"),
+        ({"head_dim": 0}, "head_dim must be at least 1, got 0"),
+        ({"n_kv_heads": 3}, "n_kv_heads must be a divisor of the plan's 4 heads, got 3"),
+        ({"qk_norm": "rms"}, "qk_norm must be None or one of"),
+        ({"width": 25}, "width must be a multiple of the plan's 4 heads, or give head_dim; got 25"),
+        ({"plan": (None, 5)}, "plan must be a HeadPlan, got tuple"),
+    ],
+)
+def test_wrong_argument_is_a_clear_error(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LSAttention(**({"width": WIDTH, "plan": PLAN} | arguments))

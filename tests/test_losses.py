@@ -1,0 +1,219 @@
+"""The chunked loss against torch's own, taken on full logits in float64."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from longshort.losses import linear_cross_entropy
+
+# Torch's own word, once a process, on a CPU without bf16 instructions.
+pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
+
+
+def case(n: int = 23, d: int = 8, v: int = 37, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    hidden = torch.randn(n, d, dtype=dtype, requires_grad=True)
+    weight = torch.randn(v, d, dtype=dtype, requires_grad=True)
+    return hidden, weight, torch.randint(v, (n,))
+
+
+def on_full_logits(hidden: Tensor, weight: Tensor, targets: Tensor, z_weight: float = 0.0) -> Tensor:
+    logits = hidden @ weight.T
+    z_term = logits.logsumexp(-1)[targets != -100].square().mean()
+    return F.cross_entropy(logits, targets) + z_weight * z_term
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 23, 100, None])
+def test_loss_and_gradients_equal_cross_entropy_of_the_full_logits(chunk: int | None) -> None:
+    hidden, weight, targets = case()
+    loss = linear_cross_entropy(hidden, weight, targets, chunk=chunk)
+    expected = on_full_logits(hidden, weight, targets)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(loss, (hidden, weight)), torch.autograd.grad(expected, (hidden, weight))
+    )
+
+
+@pytest.mark.parametrize("z_weight", [0.0, 0.3])
+def test_ignored_tokens_enter_neither_the_loss_nor_its_mean(z_weight: float) -> None:
+    hidden, weight, targets = case()
+    targets[[0, 4, 5, 6, 7, 8, 9, 22]] = -100
+    loss = linear_cross_entropy(hidden, weight, targets, z_weight=z_weight, chunk=5)
+    expected = on_full_logits(hidden, weight, targets, z_weight)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(loss, (hidden, weight)), torch.autograd.grad(expected, (hidden, weight))
+    )
+
+
+def test_what_an_ignored_row_holds_does_not_matter() -> None:
+    hidden, weight, targets = case()
+    targets[3] = -100
+    poisoned = hidden.detach().clone()
+    poisoned[3] = torch.nan
+    poisoned.requires_grad_()
+    loss = linear_cross_entropy(poisoned, weight, targets, chunk=4)
+    torch.testing.assert_close(loss, on_full_logits(hidden, weight, targets))
+    (grad,) = torch.autograd.grad(loss, poisoned)
+    assert grad[3].eq(0).all() and grad.isfinite().all()
+
+
+def test_z_term_is_added_with_its_gradient() -> None:
+    hidden, weight, targets = case()
+    loss = linear_cross_entropy(hidden, weight, targets, z_weight=0.7, chunk=6)
+    expected = on_full_logits(hidden, weight, targets, 0.7)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(loss, (hidden, weight)), torch.autograd.grad(expected, (hidden, weight))
+    )
+
+
+@pytest.mark.parametrize("n", [0, 7])
+def test_loss_and_gradients_are_zero_when_every_token_is_ignored(n: int) -> None:
+    hidden, weight, targets = case(n=n)
+    loss = linear_cross_entropy(hidden, weight, targets.fill_(-100), z_weight=0.1, chunk=3)
+    loss.backward()
+    assert loss.item() == 0
+    assert hidden.grad is not None and hidden.grad.eq(0).all()
+    assert weight.grad is not None and weight.grad.eq(0).all()
+
+
+def test_gradient_scales_with_what_comes_from_above() -> None:
+    hidden, weight, targets = case()
+    (unscaled,) = torch.autograd.grad(linear_cross_entropy(hidden, weight, targets), hidden)
+    (scaled,) = torch.autograd.grad(3 * linear_cross_entropy(hidden, weight, targets), hidden)
+    torch.testing.assert_close(scaled, 3 * unscaled)
+
+
+@pytest.mark.parametrize("wanted", ["hidden", "weight"])
+def test_only_the_gradient_that_is_needed_is_formed(wanted: str) -> None:
+    hidden, weight, targets = case()
+    {"hidden": weight, "weight": hidden}[wanted].requires_grad_(False)
+    x = {"hidden": hidden, "weight": weight}[wanted]
+    loss = linear_cross_entropy(hidden, weight, targets, chunk=4)
+    saved = [s.shape for s in loss.grad_fn.saved_tensors if s.numel() > 1]  # type: ignore[union-attr]
+    assert saved == [x.shape]
+    (grad,) = torch.autograd.grad(loss, x)
+    (expected,) = torch.autograd.grad(on_full_logits(hidden, weight, targets), x)
+    torch.testing.assert_close(grad, expected)
+
+
+def test_no_gradient_is_formed_without_grad_mode() -> None:
+    hidden, weight, targets = case()
+    with torch.no_grad():
+        assert not linear_cross_entropy(hidden, weight, targets).requires_grad
+
+
+def test_large_logits_neither_overflow_nor_underflow() -> None:
+    hidden, weight, targets = case(dtype=torch.float32)
+    loss = linear_cross_entropy(1e3 * hidden, weight, targets)
+    torch.testing.assert_close(loss, on_full_logits(1e3 * hidden, weight, targets))
+    assert loss.isfinite()
+
+
+def test_a_nan_in_the_input_shows_in_the_loss() -> None:
+    hidden, weight, targets = case()
+    with torch.no_grad():
+        hidden[2, 2] = torch.nan
+    assert linear_cross_entropy(hidden, weight, targets).isnan()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_inputs_are_summed_in_single_precision(dtype: torch.dtype) -> None:
+    hidden, weight, targets = case(n=300, dtype=torch.float32)
+    half_hidden, half_weight = (x.detach().to(dtype).requires_grad_() for x in (hidden, weight))
+    exact_hidden, exact_weight = (x.detach().double().requires_grad_() for x in (half_hidden, half_weight))
+    loss = linear_cross_entropy(half_hidden, half_weight, targets, chunk=16)
+    expected = on_full_logits(exact_hidden, exact_weight, targets)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-2, atol=0)
+    grads = torch.autograd.grad(loss, (half_hidden, half_weight))
+    for grad, exact in zip(grads, torch.autograd.grad(expected, (exact_hidden, exact_weight)), strict=True):
+        assert grad.dtype == dtype
+        assert (grad.double() - exact).norm() < 0.02 * exact.norm()
+
+
+def test_autocast_multiplies_in_its_dtype_and_keeps_the_weight_gradient_in_the_weights() -> None:
+    hidden, weight, targets = case(n=64, dtype=torch.float32)
+    exact = on_full_logits(hidden, weight, targets)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = linear_cross_entropy(hidden, weight, targets, chunk=10)
+        mixed = linear_cross_entropy(hidden.bfloat16(), weight, targets, chunk=10)
+    assert loss.dtype == torch.float32
+    assert loss != exact and mixed == loss
+    torch.testing.assert_close(loss, exact, rtol=1e-2, atol=0)
+    grad_hidden, grad_weight = torch.autograd.grad(loss, (hidden, weight))
+    assert grad_hidden.dtype == grad_weight.dtype == torch.float32
+    (expected,) = torch.autograd.grad(exact, weight)
+    assert (grad_weight - expected).norm() < 0.02 * expected.norm()
+    assert not torch.equal(grad_weight, grad_weight.bfloat16().float())  # the sum over chunks was not rounded
+
+
+def test_fp16_gradients_survive_a_mean_over_many_tokens() -> None:
+    # 1 / 50,000 of a small probability is below fp16's smallest number, the loss scale of mixed precision is not.
+    hidden = (1e-3 * torch.randn(50_000, 4)).half().requires_grad_()
+    weight = torch.randn(16, 4).half().requires_grad_()
+    targets = torch.randint(16, (50_000,))
+    (grad,) = torch.autograd.grad(2.0**16 * linear_cross_entropy(hidden, weight, targets), hidden)
+    assert (grad != 0).float().mean() > 0.99
+
+
+def test_second_derivative_is_a_clear_error() -> None:
+    hidden, weight, targets = case()
+    with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
+        torch.autograd.grad(linear_cross_entropy(hidden, weight, targets), hidden, create_graph=True)
+
+
+def test_gradients_pass_gradcheck() -> None:
+    hidden, weight, targets = case(n=5, d=3, v=4)
+    targets[1] = -100
+    assert torch.autograd.gradcheck(
+        lambda h, w: linear_cross_entropy(h, w, targets, z_weight=0.1, chunk=2), (hidden, weight)
+    )
+
+
+@pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, False)])
+def test_op_passes_opcheck(wanted: tuple[bool, bool]) -> None:
+    hidden, weight, targets = case(dtype=torch.float32)
+    arguments = (hidden.requires_grad_(wanted[0]), weight.requires_grad_(wanted[1]), targets, -100, 0.1, 7)
+    torch.library.opcheck(torch.ops.longshort.linear_cross_entropy.default, (*arguments, torch.float32, *wanted))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_loss_equals_eager(dynamic: bool) -> None:
+    @torch.compile(fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    def compiled(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        return linear_cross_entropy(hidden.tanh(), weight, targets, chunk=4)
+
+    for n in (6, 11):
+        hidden, weight, targets = case(n=n)
+        loss = compiled(hidden, weight, targets)
+        expected = linear_cross_entropy(hidden.tanh(), weight, targets, chunk=4)
+        torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(loss, (hidden, weight)), torch.autograd.grad(expected, (hidden, weight))
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden": torch.randn(4)}, "hidden must be a floating-point matrix"),
+        ({"weight": torch.ones(9, 3, dtype=torch.long)}, "weight must be a floating-point matrix, got torch.int64"),
+        ({"weight": torch.randn(9, 2)}, "weight must have the 3 features of hidden, got 2"),
+        ({"weight": torch.randn(0, 3)}, "weight must have at least one class"),
+        (
+            {"weight": torch.randn(9, 3).double()},
+            "weight must have the dtype of hidden, torch.float32, got torch.float64",
+        ),
+        ({"weight": torch.randn(9, 3, device="meta")}, "must be on one device, got cpu, meta, cpu"),
+        ({"targets": torch.zeros(4, dtype=torch.int32)}, "targets must be int64"),
+        ({"targets": torch.zeros(5, dtype=torch.long)}, r"targets must be int64 of shape \(4,\)"),
+        ({"z_weight": -1.0}, "z_weight must be >= 0, got -1.0"),
+        ({"chunk": 0}, "chunk must be None or at least 1, got 0"),
+    ],
+)
+def test_wrong_argument_is_a_clear_error(change: dict[str, object], message: str) -> None:
+    arguments = {"hidden": torch.randn(4, 3), "weight": torch.randn(9, 3), "targets": torch.zeros(4, dtype=torch.long)}
+    with pytest.raises(ValueError, match=message):
+        linear_cross_entropy(**(arguments | change))  # type: ignore[arg-type]
