@@ -104,6 +104,12 @@ def test_no_gradient_is_formed_without_grad_mode() -> None:
         assert not linear_cross_entropy(hidden, weight, targets).requires_grad
 
 
+def test_op_offers_no_gradient_of_its_gradients() -> None:
+    hidden, weight, targets = case()
+    outputs = torch.ops.longshort.linear_cross_entropy(hidden, weight, targets, -100, 0.0, 7, torch.float64, True, True)
+    assert [x.requires_grad for x in outputs] == [True, False, False, False]
+
+
 def test_large_logits_neither_overflow_nor_underflow() -> None:
     hidden, weight, targets = case(dtype=torch.float32)
     loss = linear_cross_entropy(1e3 * hidden, weight, targets)

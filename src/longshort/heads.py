@@ -69,10 +69,20 @@ class HeadPlan:
     def with_alibi(self) -> HeadPlan:
         """The same plan with the ALiBi slopes of Press et al. (arXiv 2108.12409) for this number of heads.
 
+        The paper gives the first head the steepest slope, and so the shortest sight. Here local heads take the steep
+        slopes and global heads the gentle ones, or a plan's few global heads, which come first, would see least far.
+
         >>> HeadPlan.full(4).with_alibi().slopes
         (0.25, 0.0625, 0.015625, 0.00390625)
+        >>> HeadPlan.long_short(n_heads=4, n_global=1, window=8).with_alibi().slopes
+        (0.00390625, 0.25, 0.0625, 0.015625)
         """
-        return HeadPlan(windows=self.windows, decays=self.decays, slopes=_alibi_slopes(self.n_heads))
+        local_first = sorted(range(self.n_heads), key=lambda head: self.windows[head] is None)
+        slopes = dict(zip(local_first, sorted(_alibi_slopes(self.n_heads), reverse=True), strict=True))
+        if self.n_global == self.n_heads:
+            slopes = dict(enumerate(_alibi_slopes(self.n_heads)))
+        ordered = tuple(slopes[head] for head in range(self.n_heads))
+        return HeadPlan(windows=self.windows, decays=self.decays, slopes=ordered)
 
     @property
     def n_heads(self) -> int:

@@ -103,6 +103,38 @@ def test_each_layer_follows_its_own_plan() -> None:
     assert not torch.allclose(model(tokens).logits, other(tokens).logits)
 
 
+@pytest.mark.parametrize(
+    "option",
+    [{"softcap": 0.5}, {"rope_theta": 10.0}, {"activation": "gelu_tanh"}, {"qk_norm": "plain"}, {"norm_eps": 0.1}],
+    ids=str,
+)
+def test_option_without_parameters_reaches_the_blocks(option: dict[str, Any]) -> None:
+    model, tokens = tiny(positions="rotary"), draw(1, 30)
+    other = tiny(positions="rotary", **option)
+    other.load_state_dict(model.state_dict())
+    assert not torch.equal(model(tokens).logits, other(tokens).logits)
+
+
+def test_shape_options_reach_the_blocks() -> None:
+    options = {"n_kv_heads": 2, "n_global": 2, "head_dim": 12, "ff_multiplier": 3, "qk_norm": "width", "bias": True}
+    block = tiny(**options).blocks[0]
+    assert block.attention.qkv.weight.shape == ((4 + 2 + 2) * 12, 32)
+    assert block.attention.out.weight.shape == (32, 4 * 12)
+    assert block.attention.k_norm.norm.weight.shape == (2 * 12,)
+    assert block.mlp.up.weight.shape == (3 * 32, 32)
+    assert all(layer.bias is not None for layer in (block.attention.qkv, block.mlp.down, block.mlp_norm))
+
+
+def test_dropout_acts_on_embeddings_attention_and_mlp_in_training_only() -> None:
+    model, tokens = tiny(dropout=0.5), draw(1, 30)
+    for part in (model.dropout, model.blocks[1].attention.dropout, model.blocks[1].mlp.dropout):
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.train(module is part)
+        assert not torch.allclose(model(tokens).logits, model(tokens).logits)
+    assert torch.equal(model.eval()(tokens).logits, model(tokens).logits)
+
+
 def test_sinusoidal_positions_start_at_the_size_of_a_learned_table() -> None:
     model, tokens = tiny(positions="sinusoidal"), draw(1, 12)
     table = 0.2 * 2**0.5 * sinusoidal(torch.arange(12), 32, dtype=torch.float64)

@@ -95,6 +95,15 @@ class LSAttention(nn.Module):
             segments: (B, T) integers; a token sees its own segment only, and a negative id is padding.
             stats: also return the extremes of the logits.
         """
+        q, k, v = self.heads(x, positions)
+        result = attention(
+            q, k, v, self.plan, softcap=self.softcap, segments=segments, stats=stats, backend=self.backend
+        )
+        out = self.out(result.out.transpose(1, 2).flatten(-2))
+        return LSAttentionResult(self.dropout(out), result.logits)
+
+    def heads(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B, H, T, D), k and v (B, H_kv, T, D) as they enter the op; views of one projection where they can be."""
         heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
         q, k, v = heads.split((self.n_heads, self.n_kv_heads, self.n_kv_heads), dim=-2)
         if self.q_norm is not None and self.k_norm is not None:
@@ -103,12 +112,7 @@ class LSAttention(nn.Module):
             if positions is None:
                 positions = torch.arange(x.shape[1], device=x.device)
             q, k = (rotary(y, positions, theta=self.rope_theta) for y in (q, k))
-        q, k, v = (y.transpose(1, 2) for y in (q, k, v))
-        result = attention(
-            q, k, v, self.plan, softcap=self.softcap, segments=segments, stats=stats, backend=self.backend
-        )
-        out = self.out(result.out.transpose(1, 2).flatten(-2))
-        return LSAttentionResult(self.dropout(out), result.logits)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
 def _head_dim(width: int, plan: HeadPlan, head_dim: int | None) -> int:

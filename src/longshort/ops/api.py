@@ -6,7 +6,8 @@ Shapes: B batch, H query heads, H_kv key/value heads, T queries, S >= T keys, D 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,9 +88,10 @@ def attention(
     _check_options(q, k, plan, scale, softcap, segments)
     backend = _choose(backend, q)
     if backend == "reference":
-        out, lse, largest, smallest = reference(
-            q, k, v, plan, scale=_scale(scale, q), causal=causal, softcap=softcap, segments=segments
-        )
+        with _without_autocast(q):
+            out, lse, largest, smallest = reference(
+                q, k, v, plan, scale=_scale(scale, q), causal=causal, softcap=softcap, segments=segments
+            )
     else:
         out, lse, largest, smallest = schema.blocked(q, k, v, plan, scale, causal, softcap, segments, stats)
     return AttentionResult(out, lse, LogitStats(largest, smallest) if stats else None)
@@ -97,7 +99,7 @@ def attention(
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Cast as PyTorch's own attention does under autocast: QK-norm gives fp32 q and k beside half-precision v there."""
-    if not (isinstance(q, Tensor) and torch.is_autocast_enabled(q.device.type)):
+    if not (isinstance(q, Tensor) and _has_autocast(q) and torch.is_autocast_enabled(q.device.type)):
         return q, k, v
     dtype = torch.get_autocast_dtype(q.device.type)
 
@@ -106,6 +108,15 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return x.to(dtype) if eligible else x
 
     return cast(q), cast(k), cast(v)
+
+
+def _has_autocast(q: Tensor) -> bool:
+    """The meta device has none. (torch.amp.is_autocast_available breaks a compiled graph before torch 2.13.)"""
+    return q.device.type != "meta"
+
+
+def _without_autocast(q: Tensor) -> AbstractContextManager[Any]:
+    return torch.autocast(q.device.type, enabled=False) if _has_autocast(q) else nullcontext()
 
 
 def _scale(scale: float | None, q: Tensor) -> float:
@@ -138,8 +149,6 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"k and v must have one shape, got k {tuple(k.shape)} and v {tuple(v.shape)}")
     if k.shape[0] != q.shape[0]:
         raise ValueError(f"k must have the batch size of q, {q.shape[0]}, got {k.shape[0]}")
-    if k.shape[3] != q.shape[3]:
-        raise ValueError(f"k must have the head dim of q, {q.shape[3]}, got {k.shape[3]}")
     if q.shape[3] < 1:
         raise ValueError("q must have a head dim of at least 1, got 0")
     if k.shape[1] < 1 or q.shape[1] % k.shape[1]:
@@ -152,6 +161,10 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _check_options(
     q: Tensor, k: Tensor, plan: HeadPlan, scale: float | None, softcap: float | None, segments: Tensor | None
 ) -> None:
@@ -159,9 +172,9 @@ def _check_options(
         raise ValueError(f"plan must be a HeadPlan, got {type(plan).__name__}")
     if plan.n_heads != q.shape[1]:
         raise ValueError(f"plan must have one entry per head of q: q has {q.shape[1]} heads, plan has {plan.n_heads}")
-    if scale is not None and not (isinstance(scale, int | float) and math.isfinite(scale)):
+    if scale is not None and not (_is_number(scale) and math.isfinite(scale)):
         raise ValueError(f"scale must be None or a finite number, got {scale!r}")
-    if softcap is not None and not (isinstance(softcap, int | float) and 0 < softcap < math.inf):
+    if softcap is not None and not (_is_number(softcap) and 0 < softcap < math.inf):
         raise ValueError(f"softcap must be None or a finite number > 0, got {softcap!r}")
     if segments is None:
         return

@@ -17,6 +17,7 @@ from longshort.ops.groups import (
     Call,
     Group,
     Heads,
+    dense_rows,
     flat,
     flatten,
     groups,
@@ -27,7 +28,7 @@ from longshort.ops.groups import (
 )
 from longshort.ops.tiles import CAUSAL, Tile
 
-_GRADIENT_BYTES = 1 << 22
+_GRADIENT_BYTES = 1 << 23
 """Bound on the per-block key and value gradients that overlap and are added up: they should stay in cache."""
 
 
@@ -90,6 +91,7 @@ def backward(
         return grads[0].to(q.dtype), grads[1].to(k.dtype), grads[2].to(v.dtype)
     with torch.autocast(q.device.type, enabled=False):
         q, k, v = without_padding(segments, q, k, v)
+        grad = dense_rows(grad)
         if segments is not None:
             unseen = segments[:, k.shape[2] - q.shape[2] :] < 0
             grad = grad.masked_fill(unseen[:, None, :, None], 0)

@@ -12,15 +12,17 @@ import torch
 from torch import Tensor
 
 _aten = torch.ops.aten
-_SQUARE = 512
 _IS_ARM = platform.machine().lower() in ("aarch64", "arm64")
 
 
-def serves(q: Tensor, *, masked: bool) -> bool:
-    """CUDA's kernel takes no mask, half precision only, and a head dimension that is a multiple of 8."""
+def serves(q: Tensor, *, scale: float, masked: bool) -> bool:
+    """Both kernels scale after they mask, which takes scale > 0; CUDA's has no mask and is for half precision only."""
+    if scale <= 0:
+        return False
     if q.device.type == "cpu":
         return True
-    return not masked and q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    return half and not masked and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
 
 
 def attend(
@@ -31,6 +33,8 @@ def attend(
         out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
     else:
         out, lse = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[:2]
+        broken = lse == torch.inf  # how that kernel writes the log of a sum that is NaN
+        out, lse = out.masked_fill(broken[..., None], torch.nan), lse.masked_fill(broken, torch.nan)
     return out, lse
 
 
@@ -59,20 +63,20 @@ def differentiate(
 
 
 def band_block(window: int, *, backward: bool) -> tuple[int, int]:
-    """(queries in a block, multiple to which its keys are rounded up) for a local head on this CPU."""
+    """(queries in a block, multiple to which its keys are rounded up) for a local head on this CPU.
+
+    The best, or within a few percent of it, of blocks of 16 to 256 at windows of 50 to 1024: see docs/kernel-notes.md.
+    """
+    align = 1 if _IS_ARM else 16
+    if not backward:
+        return (24 if window <= 256 else 32), align
     if window > 256:
-        return (128 if backward else 64), 16
-    if _IS_ARM:
-        return 32, 1
-    return (64 if backward else 16), 16
+        return 128, align
+    return (32, 1) if window <= 64 or _IS_ARM else (48, align)
 
 
-def square_side(q: Tensor) -> int:
-    """Side of the causal squares into which a global head's triangle is cut."""
-    return _SQUARE if q.device.type == "cpu" else q.shape[1]
-
-
-def row_parts(q: Tensor) -> int:
-    """Shares to cut an open rectangle's rows into: the backward runs one thread per head and share."""
+def head_parts(q: Tensor) -> int:
+    """Parts (a power of two) to cut each global head into, so that no thread is idle: the backward runs by heads."""
     threads = torch.get_num_threads() if q.device.type == "cpu" else 1
-    return 1 if q.shape[0] % threads == 0 else 1 << (threads - 1).bit_length()
+    parts = 1 << (-(-threads // q.shape[0]) - 1).bit_length()
+    return parts if q.shape[1] >= 512 * parts else 1

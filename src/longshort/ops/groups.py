@@ -71,7 +71,7 @@ class Group:
         if self.slopes_N is not None and (self.is_global or self.q.dtype not in (torch.float32, torch.float64)):
             return False
         needs_mask = self.segments_bS is not None or not self.is_global
-        return fused.serves(self.q, masked=needs_mask)
+        return fused.serves(self.q, scale=self.call.scale, masked=needs_mask)
 
     def fused_tiles(self, *, backward: bool) -> Iterable[Tile]:
         size, keys = self.n_queries, self.n_keys
@@ -79,9 +79,7 @@ class Group:
             block, align = fused.band_block(self.reach.back + 1, backward=backward)
             tiles = band_tiles(size, keys, self.reach, block=block, align=align)
         elif self.segments_bS is None:
-            return global_tiles(
-                size, keys, self.call.causal, side=fused.square_side(self.q), parts=fused.row_parts(self.q)
-            )
+            return global_tiles(size, keys, self.call.causal, parts=fused.head_parts(self.q))
         else:
             tiles = list(row_tiles(size, keys, self.reach, rows=max(32, _MASK_ELEMENTS // keys)))
         if self.segments_bS is not None:  # each rectangle then has a mask of its own
@@ -146,6 +144,7 @@ class Group:
 
 def without_padding(segments: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Zeros where segments are negative: whatever padding holds, NaN included, must reach nothing."""
+    q, k, v = (dense_rows(x) for x in (q, k, v))
     if segments is None:
         return q, k, v
     padded = (segments < 0)[:, None, :, None]
@@ -175,6 +174,11 @@ def groups(
             rates = [_per_head(rate, members, queries) for rate in (decays, slopes)]
             segments = None if call.segments_BS is None else call.segments_BS[rows]
             yield heads, rows, Group(call, reach, queries, keys, values, rates[0], rates[1], segments)
+
+
+def dense_rows(x: Tensor) -> Tensor:
+    """The flash kernels ignore the stride of the last dimension, so it must be 1."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _slabs(q: Tensor, members: list[int]) -> Iterator[slice]:

@@ -89,25 +89,20 @@ def row_tiles(n_queries: int, n_keys: int, reach: Reach, *, rows: int, cols: int
             yield tile._replace(col=tile.col + first, cols=min(width, tile.cols - first), merge=first > 0)
 
 
-def global_tiles(n_queries: int, n_keys: int, causal: bool, *, side: int, parts: int = 1) -> list[Tile]:
-    """A global head in tiles that need no mask: causal squares of `side` on the diagonal, open rectangles below them.
+def global_tiles(n_queries: int, n_keys: int, causal: bool, *, parts: int = 1) -> list[Tile]:
+    """A global head in tiles that need no mask, its rows in `parts` that can run in parallel.
 
-    A fused kernel spends half of every diagonal block on pairs that nobody sees, and shares rows, not work, out to
-    threads; squares of equal size and open rectangles, their rows in `parts`, cost less and share out evenly.
+    One long triangle handed to two threads would give the second three quarters of the work. So: a causal square for
+    each part on the diagonal, and below them open rectangles, whose rows are shared out once more.
     """
     past = n_keys - n_queries
     if not causal:
         return [_open(0, 0, n_queries, n_keys, parts, merge=False)]
-    side = min(side, n_queries)
-    n = n_queries // side
-    if n_queries % side:  # the remainder goes first, where its square and its rectangle are smallest
-        rest = n_queries - n * side
-        tiles = [Tile(0, past, rest, rest, CAUSAL)]
-    else:
-        rest, tiles = 0, []
-    tiles.append(Tile(rest, past + rest, side, side, CAUSAL, n, side, side))
-    if past and rest:
-        tiles.append(_open(0, 0, rest, past, 1, merge=True))
+    side = n_queries // parts
+    rest = n_queries - side * parts  # fewer rows than parts; first, where what they see is smallest
+    tiles = [Tile(rest, past + rest, side, side, CAUSAL, parts, side, side)]
+    if rest:
+        tiles.append(Reach(n_keys, 0).rows(0, rest, n_queries, n_keys))
     for row in range(rest, n_queries, side):
         if past + row:
             tiles.append(_open(row, 0, side, past + row, parts, merge=True))
