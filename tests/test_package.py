@@ -71,18 +71,18 @@ def test_unknown_verb_exits_non_zero():
     assert CliRunner().invoke(app, ["no-such-verb"]).exit_code != 0
 
 
-def test_demo_passes():
-    shown = CliRunner().invoke(app, ["demo"])
+def test_self_check_passes():
+    shown = CliRunner().invoke(app, ["check"])
     assert shown.exit_code == 0, shown.output
     assert "FAIL" not in shown.output
 
 
-def test_demo_exits_non_zero_and_names_the_error_when_a_check_fails(monkeypatch):
+def test_self_check_exits_non_zero_and_names_the_error_when_one_fails(monkeypatch):
     def broken(case, backend):
         raise RuntimeError("kernel went missing")
 
     monkeypatch.setattr(selfcheck, "deviation", broken)
-    shown = CliRunner().invoke(app, ["demo"])
+    shown = CliRunner().invoke(app, ["check"])
     assert shown.exit_code == 1
     assert "FAIL" in shown.output
     assert "kernel went missing" in shown.output

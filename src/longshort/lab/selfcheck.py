@@ -1,4 +1,4 @@
-"""The self-check behind `longshort demo`: does this installation compute what the definition says?
+"""The self-check behind `longshort check`: does this installation compute what the definition says?
 
 Every fast backend is held against the float64 reference on outputs, gradients, log-sum-exps and logit statistics; the
 model must run forward and backward and have the size the paper gives. Small shapes: the whole check takes seconds.

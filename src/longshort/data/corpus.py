@@ -1,0 +1,237 @@
+"""Where text comes from: files, folders, Hugging Face datasets, and the standard library of the running Python.
+
+A `Corpus` names its parts and hands out their documents in pieces, in an order that never changes. Reading one file is
+`reading`'s, what is done with the text is `prepare`'s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import platform
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from longshort.data.errors import DataError
+from longshort.data.reading import COMPRESSIONS, LAYOUTS, Piece, cut, read_pieces
+
+__all__ = ["SPLITS", "Corpus", "DataError", "HubDataset", "TextFile", "open_corpus", "standard_library_corpus"]
+
+SPLITS = ("train", "validation", "test")
+HUB_PREFIX = "hf:"
+_NAMED_AT_MOST = 4
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """One file of text."""
+
+    path: Path
+    name: str
+    """The path relative to the source it was found in: what identifies it, wherever the source lies."""
+    size: int
+    modified_ns: int
+
+    @classmethod
+    def at(cls, path: Path, name: str) -> TextFile:
+        facts = path.stat()
+        return cls(path, name, facts.st_size, facts.st_mtime_ns)
+
+    def pieces(self) -> Iterator[Piece]:
+        return read_pieces(self.path)
+
+    def identity(self) -> list[Any]:
+        return [self.name, self.size, self.modified_ns]
+
+
+@dataclass(frozen=True)
+class HubDataset:
+    """One split of a dataset on the Hugging Face hub, read as a stream through the package `datasets`."""
+
+    name: str
+    config: str | None
+    split: str | None
+    """None: the dataset's own train, validation and test become ours."""
+
+    size = None
+
+    @classmethod
+    def parse(cls, spec: str) -> HubDataset:
+        """
+        >>> HubDataset.parse("hf:deepmind/pg19:test")
+        HubDataset(name='deepmind/pg19', config=None, split='test')
+        """
+        address, _, split = spec.removeprefix(HUB_PREFIX).partition(":")
+        name, _, config = address.partition("@")
+        if not name:
+            raise DataError(f"{spec!r}: names no dataset; expected {HUB_PREFIX}OWNER/NAME[@CONFIG][:SPLIT]")
+        return cls(name, config or None, split or None)
+
+    def pieces(self) -> Iterator[Piece]:
+        stream = self._ask("load_dataset", split=self.split or "train", streaming=True)
+        read = 0
+        for record in self._records(stream):
+            text = record.get("text")
+            if not isinstance(text, str):
+                raise DataError(f"{self}: a record has the fields {sorted(record)}; expected a string 'text'")
+            if not text.strip():
+                continue
+            for part, ends_document in cut(text):
+                read += len(part)
+                yield Piece(part, ends_document, read)
+
+    def own_splits(self) -> list[str]:
+        return list(self._ask("get_dataset_split_names"))
+
+    def identity(self) -> list[Any]:
+        return [str(self)]
+
+    def __str__(self) -> str:
+        return HUB_PREFIX + self.name + (f"@{self.config}" if self.config else "") + f":{self.split or 'train'}"
+
+    def _ask(self, function: str, **options: Any) -> Any:
+        try:
+            datasets = importlib.import_module("datasets")
+        except ModuleNotFoundError:
+            raise DataError(
+                f"{self}: reading Hugging Face datasets needs the package datasets: pip install datasets"
+            ) from None
+        return self._guarded(lambda: getattr(datasets, function)(self.name, self.config, **options))
+
+    def _records(self, stream: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        records = iter(stream)
+        while (record := self._guarded(lambda: next(records, None))) is not None:
+            yield record
+
+    def _guarded(self, call: Callable[[], Any]) -> Any:
+        """`datasets` fails in as many ways as there are networks and dataset scripts; the user gets one line."""
+        try:
+            return call()
+        except Exception as error:
+            reason = (str(error).splitlines() or [""])[0]
+            raise DataError(f"{self}: cannot be read: {type(error).__name__}: {reason}") from None
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Text in a fixed order.
+
+    >>> corpus = open_corpus([Path(__file__)])
+    >>> next(corpus.documents())[3:24]
+    'Where text comes from'
+    """
+
+    parts: tuple[TextFile | HubDataset, ...]
+    description: str
+
+    @property
+    def size(self) -> int | None:
+        """Bytes as stored, or None where a part cannot say."""
+        sizes = [part.size for part in self.parts]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+    def pieces(self) -> Iterator[Piece]:
+        """The documents in pieces; `Piece.read` counts on through the corpus."""
+        before = 0
+        for part in self.parts:
+            piece = None
+            for piece in part.pieces():
+                yield piece._replace(read=before + piece.read)
+            before += part.size if part.size is not None else (piece.read if piece else 0)
+
+    def documents(self) -> Iterator[str]:
+        """The documents whole, one at a time."""
+        parts: list[str] = []
+        for piece in self.pieces():
+            parts.append(piece.text)
+            if piece.ends_document:
+                yield "".join(parts)
+                parts = []
+
+    def identity(self) -> list[Any]:
+        """Changes when a part does: names, sizes and times of change, not the text itself."""
+        return [part.identity() for part in self.parts]
+
+
+def open_corpus(sources: Sequence[str | Path]) -> Corpus:
+    """Files, folders (searched through, hidden files left out) and `hf:OWNER/NAME[@CONFIG][:SPLIT]`, in that order.
+
+    A file named itself is read whatever its ending; in a folder those count that end in .txt, .jsonl, .gz, .xz or .zst.
+    """
+    parts: list[TextFile | HubDataset] = []
+    names = []
+    for source in sources:
+        if str(source).startswith(HUB_PREFIX):
+            parts.append(HubDataset.parse(str(source)))
+            names.append(str(parts[-1]))
+        else:
+            files = _files(Path(source))
+            parts.extend(files)
+            count = f"{len(files)} file{'s' if len(files) > 1 else ''}"
+            names.append(f"{source} ({count})" if Path(source).is_dir() else str(source))
+    if not parts:
+        raise DataError("no sources; expected files, folders or hf:OWNER/NAME")
+    more = len(names) - _NAMED_AT_MOST
+    return Corpus(tuple(parts), ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else ""))
+
+
+def _files(source: Path) -> list[TextFile]:
+    if not source.exists():
+        raise DataError(f"{source}: no such file or folder")
+    if source.is_file():
+        return [TextFile.at(source, source.name)]
+    found = [path for path in _walk(source, skip=frozenset()) if path.suffix in LAYOUTS + COMPRESSIONS]
+    if not found:
+        raise DataError(f"{source}: holds no text files; expected names ending in {', '.join(LAYOUTS + COMPRESSIONS)}")
+    return [TextFile.at(path, path.relative_to(source).as_posix()) for path in found]
+
+
+def _walk(root: Path, skip: frozenset[str]) -> list[Path]:
+    """Visible files beneath root, sorted by their relative path, which is the same on every machine."""
+    found = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in skip and not name.startswith(".")]
+        found += [Path(folder, name) for name in names if not name.startswith(".")]
+    return sorted((path for path in found if path.is_file()), key=lambda path: path.relative_to(root).as_posix())
+
+
+# Tests stay out: many systems ship the library without them, and they are two thirds of the text where they are.
+_NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
+
+
+def standard_library_corpus() -> dict[str, Corpus]:
+    """The source text of the running Python's own standard library: 12 MB in 700 files for Python 3.11.
+
+    Split by file, 90 / 5 / 5 percent, by a hash of the relative path: a file keeps its side in the next Python too.
+
+    >>> sorted(standard_library_corpus())
+    ['test', 'train', 'validation']
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    files = [path for path in _walk(root, _NOT_LIBRARY) if path.suffix == ".py" and _is_text(path)]
+    parts: dict[str, list[TextFile]] = {split: [] for split in SPLITS}
+    for path in files:
+        name = path.relative_to(root).as_posix()
+        parts[_side_of(name)].append(TextFile.at(path, name))
+    if not all(parts.values()):
+        raise DataError(
+            f"{root}: this Python has too little of its standard library as .py files; expected text of your own"
+        )
+    title = f"{len(files)} files of the standard library of Python {platform.python_version()}"
+    return {split: Corpus(tuple(part), title) for split, part in parts.items()}
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        return "\0" not in path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _side_of(name: str) -> str:
+    share = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) / 2**64
+    return "train" if share < 0.9 else "validation" if share < 0.95 else "test"

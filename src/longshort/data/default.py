@@ -1,0 +1,26 @@
+"""The data used when no other is named: the standard library of the running Python, as bytes, prepared once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from pathlib import Path
+
+from longshort.data.corpus import standard_library_corpus
+from longshort.data.prepare import Progress, prepare
+
+CACHE_VARIABLE = "LONGSHORT_CACHE"
+
+
+def default_data(cache_dir: Path | str | None = None, progress: Progress | None = None) -> Path:
+    """The prepared default corpus; made on the first call, in a few seconds, and found again on later ones.
+
+    It lies in `cache_dir`, else $LONGSHORT_CACHE, else ~/.cache/longshort, in a folder named after the Python.
+    """
+    corpora = standard_library_corpus()
+    identity = json.dumps([corpus.identity() for corpus in corpora.values()])
+    name = f"stdlib-{platform.python_version()}-bytes-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
+    root = Path(cache_dir or os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "longshort")
+    return prepare(corpora, root / name, progress=progress).folder

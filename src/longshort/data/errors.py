@@ -1,0 +1,7 @@
+"""What a user can get wrong about data, as one exception."""
+
+from __future__ import annotations
+
+
+class DataError(ValueError):
+    """Input that cannot be used; the message is one line that names the file and what would be right."""

@@ -1,0 +1,109 @@
+"""Tokenizing on several processes, with results in the order of the text whatever their number.
+
+Processes are spawned, not forked: the caller may have threads (torch has), and forking those deadlocks now and then.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context, parent_process
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longshort.data.errors import DataError
+from longshort.data.split import Assigned
+from longshort.data.tokenizer import Tokenizer, tokenizer_from_dict
+
+_TASK_CHARACTERS = 1 << 18
+_TASK_PIECES = 1024
+_AHEAD = 3
+"""Tasks in flight for each process: enough to keep it busy, few enough to bound the memory."""
+
+_of_this_process: Tokenizer | None = None
+
+
+class Encoded(NamedTuple):
+    """The tokens of one task, for one split."""
+
+    split: str
+    ids: NDArray[Any]
+    read: int
+
+
+def encode_in_order(pieces: Iterable[Assigned], tokenizer: Tokenizer, workers: int) -> Generator[Encoded, None, None]:
+    """Tokenize pieces, each document ended by its end token, on `workers` processes (1: in this one)."""
+    tasks = _tasks(pieces)
+    if workers == 1:
+        for task in tasks:
+            yield from _encode(task, tokenizer)
+        return
+    in_flight: deque[Future[list[Encoded]]] = deque()
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start, (tokenizer.to_dict(),))
+    try:
+        for task in tasks:
+            in_flight.append(pool.submit(_encode_here, task))
+            if len(in_flight) >= workers * _AHEAD:
+                yield from in_flight.popleft().result()
+        while in_flight:
+            yield from in_flight.popleft().result()
+    except BrokenProcessPool:
+        raise DataError(
+            "workers: a tokenizing process died (out of memory, or the calling script does not keep its work under "
+            'if __name__ == "__main__"); expected to pass with workers=1'
+        ) from None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _tasks(pieces: Iterable[Assigned]) -> Iterator[list[Assigned]]:
+    task: list[Assigned] = []
+    size = 0
+    for piece in pieces:
+        task.append(piece)
+        size += len(piece.text)
+        if size >= _TASK_CHARACTERS or len(task) >= _TASK_PIECES:
+            yield task
+            task, size = [], 0
+    if task:
+        yield task
+
+
+def _encode(task: list[Assigned], tokenizer: Tokenizer) -> list[Encoded]:
+    parts: dict[str, list[NDArray[Any]]] = {}
+    for piece in task:
+        ids = parts.setdefault(piece.split, [])
+        ids.append(tokenizer.encode(piece.text))
+        if piece.ends_document:
+            ids.append(np.array([tokenizer.end_of_document], dtype=ids[-1].dtype))
+    return [Encoded(split, np.concatenate(ids), task[-1].read) for split, ids in parts.items()]
+
+
+def _encode_here(task: list[Assigned]) -> list[Encoded]:
+    assert _of_this_process is not None
+    return _encode(task, _of_this_process)
+
+
+def _start(tokenizer: dict[str, Any]) -> None:
+    global _of_this_process
+    # Ctrl-C reaches the whole group; the parent decides what to do about it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A pool's processes wait for ever when their parent is killed outright: each holds both ends of its own queue.
+    threading.Thread(target=_leave_with_the_parent, daemon=True).start()
+    # The processes are the parallelism.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _of_this_process = tokenizer_from_dict(tokenizer)
+
+
+def _leave_with_the_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

@@ -1,0 +1,199 @@
+"""One file of text, as documents in pieces of bounded size.
+
+Knows compression (.gz, .xz, .zst), encoding (UTF-8) and layout (plain text or JSON lines). Which files to read, and
+what becomes of the text, is for others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import lzma
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+from longshort.data.errors import DataError
+
+COMPRESSIONS = (".gz", ".xz", ".zst")
+LAYOUTS = (".txt", ".jsonl")
+SEPARATOR = "<|endoftext|>"
+LONGEST_PIECE = 1 << 18
+"""Characters. Long documents are handed on in pieces, so that memory does not grow with the longest of them."""
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class Piece(NamedTuple):
+    """A stretch of one document."""
+
+    text: str
+    ends_document: bool
+    read: int
+    """Bytes of the source (as stored, compressed or not) consumed so far."""
+
+
+def read_pieces(path: Path) -> Iterator[Piece]:
+    """The documents of a file, in pieces. Every failure is a `DataError` that names the file.
+
+    A file is JSON lines (one object with a string `text` a line) where its name, without the compression's ending, ends
+    in .jsonl or .json, and else plain text, in which a line `<|endoftext|>` ends a document, as the file's end does.
+    """
+    layout = path.with_suffix("") if path.suffix in COMPRESSIONS else path
+    documents = _json_lines if layout.suffix in (".jsonl", ".json") else _plain_text
+    try:
+        with path.open("rb") as raw, contextlib.closing(_decompressed(path, raw)) as unpacked:
+            watched = _Watched(path, unpacked)
+            with io.TextIOWrapper(io.BufferedReader(watched, 1 << 17), encoding="utf-8-sig", newline="\n") as lines:
+                for text, ends_document in documents(path, lines):
+                    yield Piece(text, ends_document, raw.tell())
+    except UnicodeDecodeError as error:
+        offset = watched.count - len(error.object) + error.start
+        raise DataError(
+            f"{path}: not UTF-8 text: byte 0x{error.object[error.start]:02x} at offset {offset}; expected UTF-8 (to "
+            "convert another encoding: iconv -f ENCODING -t UTF-8)"
+        ) from None
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+        raise DataError(
+            f"{path}: truncated, damaged or not a {path.suffix} archive ({error}); expected a whole one: "
+            "make or download it again"
+        ) from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def cut(text: str) -> Iterator[tuple[str, bool]]:
+    """A whole document as pieces: (text, whether it is the last). Cuts at line ends where there are any.
+
+    >>> list(cut("one line"))
+    [('one line', True)]
+    """
+    start = 0
+    while len(text) - start > LONGEST_PIECE:
+        end = text.rfind("\n", start, start + LONGEST_PIECE) + 1 or start + LONGEST_PIECE
+        yield text[start:end], False
+        start = end
+    yield text[start:], True
+
+
+def _plain_text(path: Path, lines: IO[str]) -> Iterator[tuple[str, bool]]:
+    pending: list[str] = []
+    size = 0
+    begun = False  # whether a piece of the current document has been handed on
+    starts_line = True
+    while line := lines.readline(LONGEST_PIECE):
+        if starts_line and line.strip() == SEPARATOR:
+            yield from _last_piece(pending, begun)
+            pending, size, begun = [], 0, False
+        else:
+            pending.append(line)
+            size += len(line)
+            if size >= LONGEST_PIECE:
+                yield "".join(pending), False
+                pending, size, begun = [], 0, True
+        starts_line = line.endswith("\n")
+    yield from _last_piece(pending, begun)
+
+
+def _last_piece(pending: list[str], begun: bool) -> Iterator[tuple[str, bool]]:
+    text = "".join(pending)
+    if begun or not _blank(text):
+        yield text, True
+
+
+def _blank(text: str) -> bool:
+    return not text or text.isspace()
+
+
+def _json_lines(path: Path, lines: IO[str]) -> Iterator[tuple[str, bool]]:
+    for number, line in enumerate(lines, start=1):
+        if _blank(line):
+            continue
+        try:
+            record: Any = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise DataError(f"{path}: line {number} is not JSON ({error}); expected one object a line") from None
+        if not isinstance(record, dict) or not isinstance(record.get("text"), str):
+            came = f"the fields {sorted(record)}" if isinstance(record, dict) else f"a {type(record).__name__}"
+            raise DataError(f'{path}: line {number} holds {came}; expected an object with a string "text"')
+        # JSON can spell half a surrogate pair, which no encoding can write.
+        text = _LONE_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", record["text"])
+        if not _blank(text):
+            yield from cut(text)
+
+
+def _decompressed(path: Path, raw: IO[bytes]) -> IO[bytes]:
+    if path.suffix in COMPRESSIONS and path.stat().st_size == 0:
+        raise EOFError("it is empty")
+    match path.suffix:
+        case ".gz":
+            return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
+        case ".xz":
+            return lzma.LZMAFile(raw)
+        case ".zst":
+            return cast(IO[bytes], _ZstdFile(path, raw))
+    return raw
+
+
+class _ZstdFile:
+    """Reads a .zst file of any number of frames. `zstandard`'s own reader takes a truncated file for a whole one."""
+
+    def __init__(self, path: Path, raw: IO[bytes]) -> None:
+        try:
+            import zstandard
+        except ModuleNotFoundError:
+            raise DataError(f"{path}: reading .zst needs the package zstandard: pip install zstandard") from None
+        self._error = zstandard.ZstdError
+        # Archives made with --long need a window beyond the default.
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+        self._raw = raw
+        self._frame: Any = None
+        self._ready = b""
+
+    def read(self, size: int) -> bytes:
+        while not self._ready:
+            rest = self._frame.unused_data if self._frame is not None and self._frame.eof else b""
+            block = rest or self._raw.read(1 << 17)
+            if not block:
+                if self._frame is not None and not self._frame.eof:
+                    raise EOFError("it ends in the middle of a frame")
+                return b""
+            if self._frame is None or self._frame.eof:
+                self._frame = self._decompressor.decompressobj()
+            try:
+                self._ready = self._frame.decompress(block)
+            except self._error as error:
+                raise EOFError(error) from None
+        taken, self._ready = self._ready[:size], self._ready[size:]
+        return taken
+
+    def close(self) -> None:
+        """The file beneath is closed by whoever opened it."""
+
+
+class _Watched(io.RawIOBase):
+    """Passes bytes on and counts them, for error messages; refuses zero bytes, which text has none of."""
+
+    def __init__(self, path: Path, inner: IO[bytes]) -> None:
+        self.count = 0
+        self._path = path
+        self._inner = inner
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        block = self._inner.read(len(buffer))
+        if (zero := block.find(b"\0")) >= 0:
+            utf_16 = self.count == 0 and block.startswith((b"\xff\xfe", b"\xfe\xff"))
+            what = "UTF-16 text" if utf_16 else f"a binary file (a zero byte at offset {self.count + zero})"
+            raise DataError(
+                f"{self._path}: {what}; expected UTF-8 text, plain or JSON lines, also as {', '.join(COMPRESSIONS)}"
+            )
+        self.count += len(block)
+        buffer[: len(block)] = block
+        return len(block)

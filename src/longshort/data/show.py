@@ -1,0 +1,45 @@
+"""What `longshort data` shows while it prepares: where the text comes from, a progress bar, and a summary."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from longshort.data.corpus import standard_library_corpus
+from longshort.data.prepare import PreparedData, prepare
+from longshort.data.prepare import Progress as Report
+
+
+def prepare_and_show(sources: Sequence[str], out: Path, *, console: Console, **options: Any) -> PreparedData:
+    """`prepare` with a progress bar and a summary; no sources means the standard library, and the user is told so."""
+    if not sources:
+        console.print("no SOURCES: using the source text of the running Python's own standard library", soft_wrap=True)
+    with progress_bar(console) as progress:
+        prepared = prepare(sources or standard_library_corpus(), out, progress=progress, **options)
+    for line in summary(prepared):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    return prepared
+
+
+@contextlib.contextmanager
+def progress_bar(console: Console) -> Iterator[Report]:
+    """A bar that follows the stages of `prepare`; it vanishes at the end, and is none where there is no terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("reading", total=None)
+        yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)
+
+
+def summary(prepared: PreparedData) -> Iterator[str]:
+    """Lines that say what was read, where it went, and how much it is."""
+    tokenizer = prepared.tokenizer
+    yield f"read    {prepared.source}"
+    yield f"found   {prepared.folder}: made before, nothing to do" if prepared.reused else f"wrote   {prepared.folder}"
+    for name, tokens in prepared.splits.items():
+        yield f"        {name:<11}{len(tokens):>14,} tokens {tokens.documents:>10,} documents"
+    yield f"        vocabulary of {tokenizer.vocab_size:,}, fingerprint {tokenizer.fingerprint[:12]}"

@@ -1,0 +1,131 @@
+"""Which text is for training, which for validation, which for the test.
+
+By document where there are enough of them, and else each document by place: its beginning for training, its end for the
+other two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from longshort.data.corpus import SPLITS, Corpus
+from longshort.data.errors import DataError
+
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+class Assigned(NamedTuple):
+    """A piece of text and the split it goes to."""
+
+    split: str
+    text: str
+    ends_document: bool
+    read: int
+
+
+@dataclass(frozen=True)
+class ByCorpus:
+    """Each split has text of its own."""
+
+    corpora: Mapping[str, Corpus]
+
+    def pieces(self) -> Iterator[Assigned]:
+        before = 0
+        for split, corpus in self.corpora.items():
+            for piece in corpus.pieces():
+                yield Assigned(split, piece.text, piece.ends_document, before + piece.read)
+            before += corpus.size or 0
+
+
+@dataclass(frozen=True)
+class ByDocument:
+    """Whole documents, spread evenly by the golden ratio.
+
+    Multiples of the golden ratio leave no gap wider than 2 / n among n points, so that n documents leave no share of
+    2 / n or more without any, as drawing at random would; and they keep step with no period of the corpus.
+    """
+
+    corpus: Corpus
+    shares: tuple[float, float, float]
+    seed: int
+
+    def pieces(self) -> Iterator[Assigned]:
+        number = 0
+        split = self._split_of(number)
+        for piece in self.corpus.pieces():
+            yield Assigned(split, piece.text, piece.ends_document, piece.read)
+            if piece.ends_document:
+                number += 1
+                split = self._split_of(number)
+
+    def _split_of(self, number: int) -> str:
+        shift = int.from_bytes(hashlib.sha256(str(self.seed).encode()).digest()[:4]) / 2**32
+        point = (shift + number * _GOLDEN) % 1
+        return SPLITS[(point >= self.shares[0]) + (point >= self.shares[0] + self.shares[1])]
+
+
+@dataclass(frozen=True)
+class ByPlace:
+    """Every document cut in three, for corpora of few documents (one book, say)."""
+
+    corpus: Corpus
+    shares: tuple[float, float, float]
+    lengths: tuple[int, ...]
+    """Characters of each document"""
+
+    def pieces(self) -> Iterator[Assigned]:
+        lengths = iter(self.lengths)
+        borders: list[int] = []
+        place = 0
+        for piece in self.corpus.pieces():
+            if not borders:
+                length = next(lengths, None)
+                if length is None:
+                    raise DataError(
+                        f"{self.corpus.description}: changed while it was read; expected it to stay as it is"
+                    )
+                borders = self._borders(length)
+                place = 0
+            start = 0
+            for split, border in zip(SPLITS, borders, strict=True):
+                part = piece.text[start : max(start, border - place)]
+                start += len(part)
+                if part:
+                    yield Assigned(split, part, place + start == border, piece.read)
+            place += len(piece.text)
+            if piece.ends_document:
+                borders = []
+
+    def _borders(self, length: int) -> list[int]:
+        first = round(length * self.shares[0])
+        return [first, max(first, round(length * (self.shares[0] + self.shares[1]))), length]
+
+
+Division = ByCorpus | ByDocument | ByPlace
+
+
+def divide(corpus: Corpus, shares: tuple[float, float, float], seed: int) -> Division:
+    """Divide a corpus by shares; reads as much of it as it takes to know whether there are enough documents."""
+    if (
+        len(shares) != 3
+        or not all(0 <= share <= 1 for share in shares)
+        or not math.isclose(sum(shares), 1, abs_tol=1e-6)
+    ):
+        raise DataError(f"split: {shares}; expected three shares of train, validation and test that add up to 1")
+    if shares[0] == 0:
+        raise DataError(f"split: {shares}; expected a share for training")
+    if shares[0] == 1:
+        return ByCorpus({"train": corpus})
+    enough = math.ceil(2 / min(share for share in shares if share > 0))
+    lengths = [0]
+    for piece in corpus.pieces():
+        lengths[-1] += len(piece.text)
+        if piece.ends_document:
+            if len(lengths) == enough:
+                return ByDocument(corpus, shares, seed)
+            lengths.append(0)
+    return ByPlace(corpus, shares, tuple(lengths[:-1]))

@@ -1,0 +1,157 @@
+"""Batches out of a token file: a pure function of (seed, step, rank, world size).
+
+A resumed run meets the batches it would have met; there is no state to save but the step. Letters: b the rows of one
+rank's share, T the length of a window, which is T + 1 tokens: T inputs and the T targets one further on.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from longshort.data.errors import DataError
+from longshort.data.permutation import Permutation
+from longshort.data.tokens import TokenFile
+
+
+class Batch(NamedTuple):
+    """One rank's share of a step."""
+
+    tokens: Tensor
+    """(b, T) int64"""
+    targets: Tensor
+    """(b, T) int64: the tokens one further on"""
+    segments: Tensor | None
+    """(b, T) int64: which document of its window a token belongs to, from 0; None unless asked for"""
+    indices: tuple[int, ...]
+    """The number of each row's window within its epoch"""
+
+
+class Window(NamedTuple):
+    """One step of a sliding window over a split."""
+
+    tokens: Tensor
+    """(T,) int64"""
+    targets: Tensor
+    """(T,) int64"""
+    fresh: int
+    """Targets from here on have not been in a window before: scoring those counts every target once."""
+    start: int
+    """Place of the first token in the file"""
+
+
+class TokenStream:
+    """Shuffled windows of a token file.
+
+    An epoch goes through all windows once, in an order of its own. Windows lie end to end; where they begin moves from
+    epoch to epoch by up to one length, so that the model does not always meet the same cuts. The rows of a step are the
+    same for every world size: rank r takes the r-th of equal contiguous shares.
+
+    Args:
+        batch_size: Rows of a step over all ranks.
+        length: Inputs of a row, T.
+        segments: Also number the documents within each row.
+    """
+
+    def __init__(
+        self, token_file: TokenFile, *, batch_size: int, length: int, seed: int, segments: bool = False
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size: {batch_size}; expected at least 1")
+        _check_length(token_file, length)
+        self.token_file = token_file
+        self.batch_size = batch_size
+        self.length = length
+        self.seed = seed
+        self.segments = segments
+        # One window's worth of room for the beginning to move in, where the file is long enough.
+        self.windows_per_epoch = max(1, len(token_file) // length - 1)
+        self._room = min(length - 1, len(token_file) - 1 - self.windows_per_epoch * length)
+        self._order = functools.lru_cache(maxsize=4)(self._order_of)
+
+    def batch(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
+        """The rows of `rank` in step `step`, counted from 0."""
+        if step < 0:
+            raise ValueError(f"step: {step}; expected at least 0")
+        if world_size < 1 or not 0 <= rank < world_size:
+            raise ValueError(f"rank, world_size: {rank}, {world_size}; expected 0 <= rank < world_size")
+        if self.batch_size % world_size:
+            raise ValueError(
+                f"batch_size: {self.batch_size} rows do not divide among {world_size} ranks; expected a multiple"
+            )
+        share = self.batch_size // world_size
+        first = step * self.batch_size + rank * share
+        indices, starts = self._windows(first, share)
+        rows = np.stack([self.token_file.tokens[start : start + self.length + 1] for start in starts]).astype(np.int64)
+        tokens, targets = torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy())
+        segments = document_numbers(tokens, self.token_file.end_of_document) if self.segments else None
+        return Batch(tokens, targets, segments, tuple(indices))
+
+    def _windows(self, first: int, count: int) -> tuple[list[int], list[int]]:
+        """Numbers and beginnings of the windows at `count` places of the endless sequence of epochs."""
+        indices: list[int] = []
+        starts: list[int] = []
+        while count:
+            epoch, place = divmod(first, self.windows_per_epoch)
+            taken = min(count, self.windows_per_epoch - place)
+            order, offset = self._order(epoch)
+            chosen = order(np.arange(place, place + taken)).tolist()
+            indices += chosen
+            starts += [offset + index * self.length for index in chosen]
+            first, count = first + taken, count - taken
+        return indices, starts
+
+    def _order_of(self, epoch: int) -> tuple[Permutation, int]:
+        key = f"{self.seed}/{epoch}"
+        number = int.from_bytes(hashlib.blake2b(f"offset/{key}".encode(), digest_size=8).digest(), "little")
+        return Permutation(self.windows_per_epoch, key), number % (self._room + 1)
+
+
+def document_numbers(tokens: Tensor, end_of_document: int) -> Tensor:
+    """Number the documents of each row from 0; an end token belongs to the document it ends. (b, T) to (b, T) int64.
+
+    >>> document_numbers(torch.tensor([[5, 256, 6, 7, 256]]), 256)
+    tensor([[0, 0, 1, 1, 1]])
+    """
+    ends = (tokens == end_of_document).long()
+    return ends.cumsum(dim=-1) - ends
+
+
+def windows(token_file: TokenFile, length: int, stride: int, limit: int | None = None) -> Iterator[Window]:
+    """Windows over a whole split, in order, beginning `stride` tokens apart; the last one ends where the split does.
+
+    Every target is fresh in exactly one window, so that with `limit` None the fresh targets are the whole split but its
+    first token. `limit` stops after that many windows.
+    """
+    _check_length(token_file, length)
+    if not 1 <= stride <= length:
+        raise ValueError(f"stride: {stride}; expected 1 to length, {length}")
+    last = len(token_file) - 1 - length
+    starts = itertools.chain(range(0, last, stride), [last])
+    return _slide(token_file.tokens, length, itertools.islice(starts, limit))
+
+
+def _slide(tokens: NDArray[Any], length: int, starts: Iterable[int]) -> Iterator[Window]:
+    seen = 0
+    for start in starts:
+        row = torch.from_numpy(tokens[start : start + length + 1].astype(np.int64))
+        yield Window(row[:-1], row[1:], seen - start, start)
+        seen = start + length
+
+
+def _check_length(token_file: TokenFile, length: int) -> None:
+    if length < 1:
+        raise ValueError(f"length: {length}; expected at least 1")
+    if len(token_file) < length + 1:
+        raise DataError(
+            f"{token_file.path}: {len(token_file):,} tokens are fewer than one window of length {length:,} needs, "
+            f"{length + 1:,}; expected a longer text or a smaller length"
+        )

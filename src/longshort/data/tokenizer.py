@@ -1,0 +1,198 @@
+"""Text to numbers and back: raw bytes, which need no training, or byte-level BPE through the package `tokenizers`.
+
+Both are lossless. Neither ever makes the end-of-document token out of text: only `prepare` puts it there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longshort.data.errors import DataError
+from longshort.data.reading import SEPARATOR
+from longshort.files import write_json
+
+if TYPE_CHECKING:
+    import tokenizers
+
+TOKENIZER_FILE = "tokenizer.json"
+_END_TOKENS = (SEPARATOR, "<|end_of_text|>", "</s>", "<eos>")
+"""What widely used vocabularies call the end of a document, in order of preference."""
+
+
+class Tokenizer(Protocol):
+    """What the rest of the package needs of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of the vocabulary: equal for two tokenizers whose numbers mean the same."""
+
+    @property
+    def end_of_document(self) -> int: ...
+
+    def encode(self, text: str) -> NDArray[Any]:
+        """Numbers of a text, uint16 or, for vocabularies beyond 65,536, uint32."""
+
+    def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
+        """The text of numbers; the end of a document has none. Bytes that are not UTF-8 become U+FFFD."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of tokenizer.json; `tokenizer_from_dict` reads it back."""
+
+
+class ByteTokenizer:
+    """The 256 bytes of UTF-8 and an end of document.
+
+    >>> ByteTokenizer().encode("é!")
+    array([195, 169,  33], dtype=uint16)
+    >>> ByteTokenizer().decode([195, 169, 33, 256])
+    'é!'
+    """
+
+    vocab_size = 257
+    end_of_document = 256
+
+    @property
+    def fingerprint(self) -> str:
+        return _fingerprint({f"<0x{byte:02X}>": byte for byte in range(256)} | {SEPARATOR: self.end_of_document})
+
+    def encode(self, text: str) -> NDArray[Any]:
+        return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint16)
+
+    def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
+        numbers = np.asarray(ids, dtype=np.int64).reshape(-1)
+        if numbers.size and not (numbers.min() >= 0 and numbers.max() < self.vocab_size):
+            raise ValueError(f"ids: range {numbers.min()} to {numbers.max()}; expected 0 to {self.vocab_size - 1}")
+        return numbers[numbers < 256].astype(np.uint8).tobytes().decode(errors="replace")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"type": "bytes", "vocab_size": self.vocab_size}
+
+
+class BPETokenizer:
+    """Byte-level BPE; tokenizer.json is that of Hugging Face, readable by `tokenizers` and `transformers`.
+
+    >>> tokenizer = BPETokenizer.train(["to be or not to be"], vocab_size=260)
+    >>> tokenizer.decode(tokenizer.encode("to be!"))
+    'to be!'
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        vocabulary = inner.get_vocab(with_added_tokens=True)
+        end = next((token for token in _END_TOKENS if token in vocabulary), None)
+        if end is None:
+            raise DataError(f"tokenizer: has no end-of-document token; expected one of {', '.join(_END_TOKENS)}")
+        # Without this, a text that quotes the end token would end its document there.
+        inner.encode_special_tokens = True
+        self._inner = inner
+        self._dtype = token_dtype(max(vocabulary.values()) + 1)
+        self.vocab_size = max(vocabulary.values()) + 1
+        self.end_of_document = vocabulary[end]
+        self.fingerprint = _fingerprint(vocabulary)
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> BPETokenizer:
+        """Learn merges from texts. The vocabulary is smaller than asked for where the texts have too few pairs."""
+        import tokenizers
+        from tokenizers import decoders, models, pre_tokenizers, trainers
+
+        if vocab_size < 257:
+            raise DataError(f"vocab_size: {vocab_size}; expected at least 257 (the bytes and the end of a document)")
+        inner = tokenizers.Tokenizer(models.BPE())
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        inner.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[SEPARATOR],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        inner.train_from_iterator(texts, trainer)
+        return cls(inner)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> BPETokenizer:
+        import tokenizers
+
+        try:
+            inner = tokenizers.Tokenizer.from_str(json.dumps(data))
+        except Exception as error:  # the package raises a bare Exception
+            raise DataError(f"tokenizer: not a tokenizer.json of Hugging Face tokenizers ({error})") from None
+        return cls(inner)
+
+    @classmethod
+    def load(cls, path: Path | str) -> BPETokenizer:
+        tokenizer = load_tokenizer(path)
+        if not isinstance(tokenizer, cls):
+            raise DataError(f"{path}: holds the byte tokenizer; expected a BPE vocabulary")
+        return tokenizer
+
+    def save(self, path: Path | str) -> Path:
+        return write_json(Path(path), self.to_dict())
+
+    def encode(self, text: str) -> NDArray[Any]:
+        return np.array(self._inner.encode(text, add_special_tokens=False).ids, dtype=self._dtype)
+
+    def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
+        return self._inner.decode([int(i) for i in ids], skip_special_tokens=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        return json.loads(self._inner.to_str())
+
+
+def load_tokenizer(path_or_name: Path | str) -> Tokenizer:
+    """'bytes', a tokenizer.json, or a folder that holds one (prepared data, a checkpoint).
+
+    >>> load_tokenizer("bytes").vocab_size
+    257
+    """
+    if path_or_name == "bytes":
+        return ByteTokenizer()
+    path = Path(path_or_name)
+    file = path / TOKENIZER_FILE if path.is_dir() else path
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(
+            f"tokenizer: no file {file}; expected 'bytes', a {TOKENIZER_FILE} or a folder with one"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"tokenizer: {file} cannot be read ({error}); expected a {TOKENIZER_FILE}") from None
+    try:
+        return tokenizer_from_dict(data)
+    except DataError as error:
+        raise DataError(f"{file}: {error}") from None
+
+
+def tokenizer_from_dict(data: Any) -> Tokenizer:
+    """The inverse of `Tokenizer.to_dict`.
+
+    >>> tokenizer_from_dict(ByteTokenizer().to_dict()).end_of_document
+    256
+    """
+    if not isinstance(data, dict):
+        raise DataError(f"tokenizer: a {type(data).__name__}; expected the object a {TOKENIZER_FILE} holds")
+    return ByteTokenizer() if data.get("type") == "bytes" else BPETokenizer.from_dict(data)
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """The smallest of uint16 and uint32 that holds the vocabulary, in the byte order of token files.
+
+    >>> token_dtype(65_536), token_dtype(65_537)
+    (dtype('uint16'), dtype('uint32'))
+    """
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+def _fingerprint(vocabulary: dict[str, int]) -> str:
+    pairs = sorted((number, token) for token, number in vocabulary.items())
+    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()

@@ -1,0 +1,231 @@
+"""Tokens on disk: NAME.tokens holds nothing but numbers, to be memory-mapped; NAME.json beside it says what they are.
+
+The header is written last and only once the numbers are safely on disk, so that what has a header is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longshort.data.errors import DataError
+from longshort.data.tokenizer import Tokenizer, token_dtype
+from longshort.files import write_json
+
+FORMAT = "longshort-tokens"
+VERSION = 1
+_FIELDS = {
+    "dtype": str,
+    "count": int,
+    "documents": int,
+    "vocab_size": int,
+    "fingerprint": str,
+    "end_of_document": int,
+    "checksum": str,
+    "source": str,
+    "recipe": str,
+}
+_REMEDY = "prepare the data again: longshort data"
+
+
+def header_path(path: Path) -> Path:
+    """Where the header of a token file is.
+
+    >>> header_path(Path("data/train.tokens")).name
+    'train.json'
+    """
+    return path.with_suffix(".json")
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """A token file, opened for reading."""
+
+    path: Path
+    header: dict[str, Any]
+    tokens: NDArray[Any]
+    """Read-only, memory-mapped, one dimension, uint16 or uint32."""
+
+    @classmethod
+    def open(cls, path: Path | str, *, verify: bool = False, fingerprint: str | None = None) -> Self:
+        """Open a file whose header is sound and whose size is what the header says.
+
+        Args:
+            verify: Also read it all and compare the checksum.
+            fingerprint: That of the vocabulary the numbers must belong to.
+        """
+        path = Path(path)
+        header = _read_header(path)
+        dtype, count = np.dtype(header["dtype"]).newbyteorder("<"), header["count"]
+        size, expected = path.stat().st_size, count * dtype.itemsize
+        if size != expected:
+            raise DataError(f"{path}: has {size:,} bytes; its header says {expected:,}; {_REMEDY}")
+        if fingerprint is not None and fingerprint != header["fingerprint"]:
+            raise DataError(
+                f"{path}: tokens of another vocabulary (fingerprint {header['fingerprint'][:12]}...); "
+                f"expected {fingerprint[:12]}...: use the data or the tokenizer the model was trained with"
+            )
+        if verify and (found := _checksum(path)) != header["checksum"]:
+            raise DataError(f"{path}: damaged: checksum {found}; its header says {header['checksum']}; {_REMEDY}")
+        # An empty file cannot be mapped.
+        tokens = np.memmap(path, dtype=dtype, mode="r") if count else np.empty(0, dtype=dtype)
+        tokens.flags.writeable = False
+        return cls(path, header, tokens)
+
+    def __len__(self) -> int:
+        return int(self.header["count"])
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.header["vocab_size"])
+
+    @property
+    def fingerprint(self) -> str:
+        return str(self.header["fingerprint"])
+
+    @property
+    def end_of_document(self) -> int:
+        return int(self.header["end_of_document"])
+
+    @property
+    def documents(self) -> int:
+        return int(self.header["documents"])
+
+
+class TokenWriter:
+    """Writes a token file chunk by chunk to a temporary neighbour; nothing is there for others until `commit`.
+
+    Use it as a context manager: leaving without a commit removes the temporary file.
+    """
+
+    def __init__(self, path: Path | str, tokenizer: Tokenizer, *, source: str = "", recipe: str = "") -> None:
+        self.path = Path(path)
+        self._temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.tmp")
+        self._dtype = token_dtype(tokenizer.vocab_size)
+        self._digest = hashlib.sha256()
+        self._header: dict[str, Any] = {
+            "format": FORMAT,
+            "version": VERSION,
+            "dtype": self._dtype.name,
+            "count": 0,
+            "documents": 0,
+            "vocab_size": tokenizer.vocab_size,
+            "fingerprint": tokenizer.fingerprint,
+            "end_of_document": tokenizer.end_of_document,
+            "checksum": "",
+            "source": source,
+            "recipe": recipe,
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._temporary.open("xb")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+    @property
+    def count(self) -> int:
+        return int(self._header["count"])
+
+    def append(self, ids: NDArray[Any]) -> None:
+        """Add a chunk; documents are counted by their end tokens."""
+        vocab_size = self._header["vocab_size"]
+        if ids.size and not (ids.min() >= 0 and ids.max() < vocab_size):
+            raise DataError(f"ids: range {ids.min()} to {ids.max()}; expected 0 to {vocab_size - 1}")
+        data = ids.astype(self._dtype, copy=False).tobytes()
+        self._file.write(data)
+        self._digest.update(data)
+        self._header["count"] += int(ids.size)
+        self._header["documents"] += int(np.count_nonzero(ids == self._header["end_of_document"]))
+
+    def install(self) -> None:
+        """Put the numbers in place, still without a header: to a reader the file is unfinished."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        header_path(self.path).unlink(missing_ok=True)
+        os.replace(self._temporary, self.path)
+        flush_folder(self.path.parent)
+
+    def publish(self) -> TokenFile:
+        """Write the header of an installed file, which makes it whole."""
+        self._header["checksum"] = f"sha256:{self._digest.hexdigest()}"
+        write_json(header_path(self.path), self._header)
+        flush_folder(self.path.parent)
+        return TokenFile.open(self.path)
+
+    def commit(self) -> TokenFile:
+        self.install()
+        return self.publish()
+
+
+def write_token_file(
+    path: Path | str, chunks: Iterable[NDArray[Any]], tokenizer: Tokenizer, *, source: str = "", recipe: str = ""
+) -> TokenFile:
+    """Write chunks of numbers as they come, in memory bounded by the largest; the file appears whole or not at all.
+
+    >>> import tempfile
+    >>> from longshort.data.tokenizer import ByteTokenizer
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     chunks = [np.array([104, 105, 256], dtype=np.uint16)]
+    ...     written = write_token_file(Path(folder, "train.tokens"), chunks, ByteTokenizer())
+    ...     len(written), written.documents
+    (3, 1)
+    """
+    with TokenWriter(path, tokenizer, source=source, recipe=recipe) as writer:
+        for chunk in chunks:
+            writer.append(chunk)
+        return writer.commit()
+
+
+def flush_folder(folder: Path) -> None:
+    """Make renames in a folder survive a power cut. Windows, which lets no one open folders, does so by itself."""
+    with contextlib.suppress(PermissionError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _read_header(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise DataError(f"{path}: no such token file; expected one made by: longshort data --out {path.parent}")
+    beside = header_path(path)
+    try:
+        header = json.loads(beside.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{path}: unfinished: its header {beside.name} is not there; {_REMEDY}") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{beside}: cannot be read ({error}); {_REMEDY}") from None
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise DataError(f"{beside}: not the header of a token file; expected the format {FORMAT!r}")
+    if header.get("version") != VERSION:
+        raise DataError(f"{beside}: format version {header.get('version')!r}; expected {VERSION}; {_REMEDY}")
+    for field, kind in _FIELDS.items():
+        if not isinstance(header.get(field), kind):
+            raise DataError(f"{beside}: {field} is {header.get(field)!r}; expected {kind.__name__}; {_REMEDY}")
+    if header["dtype"] not in ("uint16", "uint32") or header["count"] < 0:
+        raise DataError(
+            f"{beside}: {header['count']} tokens of {header['dtype']}; expected uint16 or uint32; {_REMEDY}"
+        )
+    return header
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"

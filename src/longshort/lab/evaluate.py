@@ -1,0 +1,65 @@
+"""A checkpoint on a whole split: the numbers and their table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from longshort.data.tokens import TokenFile
+from longshort.train import ConfigError, TrainConfig, load_model
+from longshort.train.corpus import Corpus
+from longshort.train.distributed import choose_device
+from longshort.train.evaluation import evaluate_split
+
+
+def evaluate_checkpoint(
+    checkpoint: Path,
+    *,
+    data: Path | None = None,
+    split: str = "validation",
+    length: int | None = None,
+    stride: int | None = None,
+    limit: int | None = None,
+    bucket: int = 256,
+    device: str = "auto",
+    progress: Callable[[int], None] = lambda windows_done: None,
+) -> dict[str, Any]:
+    """Perplexity over a split of the run's own data, or of another folder of the same vocabulary."""
+    if split not in ("train", "validation", "test"):
+        raise ConfigError(f"split must be train, validation or test, got {split!r}")
+    chosen = choose_device(device)
+    model, loaded = load_model(checkpoint, chosen)
+    config = TrainConfig.from_dict(loaded.state["config"])
+    folder = data if data is not None else Corpus.open(config).folder
+    tokens = TokenFile.open(folder / f"{split}.tokens", fingerprint=loaded.state["vocabulary"])
+    length = length or config.length
+    if config.model.positions == "learned" and length > config.model.context:
+        raise ConfigError(f"length must be at most {config.model.context}, which positions are learned for")
+    numbers = evaluate_split(
+        model,
+        tokens,
+        length=length,
+        stride=stride or max(1, length // 2),
+        device=chosen,
+        precision=config.run.precision,
+        bucket=bucket,
+        limit=limit,
+        progress=progress,
+    )
+    return {"checkpoint": str(loaded.path), "step": loaded.step, "data": str(folder), "split": split, **numbers}
+
+
+def position_table(result: dict[str, Any]) -> Table:
+    """Loss and perplexity by position in the window, with the whole split in the last row."""
+    title = f"{result['split']} of {result['data']}: {result['tokens']:,} tokens, {result['windows']} windows"
+    table = Table(title=title)
+    for name in ("positions", "loss", "perplexity"):
+        table.add_column(name, justify="right")
+    for row in result["buckets"]:
+        table.add_row(row["positions"], f"{row['loss']:.4f}", f"{row['perplexity']:.3f}")
+    table.add_section()
+    table.add_row("all, each once", f"{result['loss']:.4f}", f"{result['perplexity']:.3f}")
+    return table

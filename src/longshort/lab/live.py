@@ -1,0 +1,116 @@
+"""Tables of runs side by side: a live one while they go on, and the final one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from longshort.lab.compare import Arm
+from longshort.lab.runner import Follower
+from longshort.train.log import largest_logit
+
+_PLAIN_SECONDS = 20.0
+"""Between tables where the output is not a terminal."""
+
+
+class Watch(Protocol):
+    """Called again and again with the runs' logs."""
+
+    def __call__(self, followers: dict[str, Follower]) -> None: ...
+
+
+@contextmanager
+def live_table(arms: Sequence[Arm], console: Console) -> Iterator[Watch]:
+    """A watcher for `run_all` that keeps one table up to date, or prints lines where there is no terminal."""
+    if not console.is_terminal:
+        yield _Lines(arms, console)
+        return
+    with Live(running_table(arms, {}), console=console, refresh_per_second=4) as live:
+
+        def watch(followers: dict[str, Follower]) -> None:
+            live.update(running_table(arms, followers))
+
+        yield watch
+
+
+class _Lines:
+    """A line for each run, every now and then."""
+
+    def __init__(self, arms: Sequence[Arm], console: Console) -> None:
+        self._arms, self._console, self._last = arms, console, -math.inf
+
+    def __call__(self, followers: dict[str, Follower]) -> None:
+        if time.monotonic() - self._last < _PLAIN_SECONDS:
+            return
+        self._last = time.monotonic()
+        for arm in self._arms:
+            cells = _cells(arm, followers.get(str(arm.out)))
+            self._console.print(
+                f"{cells[0]} seed {cells[1]}: step {cells[2]}, loss {cells[3]}, validation {cells[4]}, "
+                f"max |logit| {cells[5]}, {cells[6]} tokens/s, {cells[7]} left",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+
+def running_table(arms: Sequence[Arm], followers: dict[str, Follower]) -> Table:
+    """Where each run stands."""
+    table = Table(title="training side by side")
+    for name in ("variant", "seed", "step", "loss", "validation loss", "max |logit|", "tokens/s", "left"):
+        table.add_column(name, justify="left" if name == "variant" else "right")
+    for arm in arms:
+        table.add_row(*_cells(arm, followers.get(str(arm.out))))
+    return table
+
+
+def _cells(arm: Arm, follower: Follower | None) -> list[str]:
+    latest = follower.latest if follower is not None else {}
+    step, steps = latest.get("train"), arm.config.run.steps
+    if step is None:
+        return [arm.variant, str(arm.seed), f"0/{steps}", "", "", "", "", "waiting"]
+    left = (steps - step["step"]) * step["seconds"] / max(1, step["step"])
+    evaluation, logits = latest.get("eval", {}), latest.get("logits")
+    return [
+        arm.variant,
+        str(arm.seed),
+        f"{step['step']}/{steps}",
+        number(step["loss"]),
+        number(evaluation.get("loss")) if evaluation else "",
+        number(largest_logit(logits)) if logits else "",
+        f"{step['tokens_per_second']:,.0f}",
+        f"{int(left // 60)}:{int(left % 60):02d}",
+    ]
+
+
+def result_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """The rows that `compare.summarize` makes."""
+    table = Table(title="validation, mean over seeds (spread: largest minus smallest)")
+    names = ("variant", "seeds", "parameters", "loss", "spread", "perplexity", "best loss", "max |logit|", "tokens/s")
+    for name in (*names, "spikes"):
+        table.add_column(name, justify="left" if name == "variant" else "right")
+    for row in rows:
+        table.add_row(
+            row["variant"],
+            str(row["seeds"]),
+            f"{row['parameters']:,}",
+            number(row["validation_loss"]),
+            number(row["spread"]),
+            number(row["perplexity"]),
+            number(row["best_loss"]),
+            number(row["max_logit"]),
+            f"{row['tokens_per_second']:,.0f}",
+            str(row["spikes"]),
+        )
+    return table
+
+
+def number(value: float | None) -> str:
+    """Four digits; a value that is not finite is stored as None."""
+    return "not finite" if value is None else f"{value:.4g}"

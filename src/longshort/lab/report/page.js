@@ -1,0 +1,82 @@
+"use strict";
+(() => {
+  const { specs, tables, heat, themes } = JSON.parse(document.getElementById("payload").textContent);
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const narrow = matchMedia("(max-width: 640px)");
+  const state = { x: "step", quantity: "loss" };
+  const hidden = new Set();
+  const drawings = new Map();
+
+  const unpack = (list) => list.flatMap(({ constants, columns }) => {
+    if (hidden.has(constants.variant)) return [];
+    const names = Object.keys(columns);
+    return columns.step.map((_, i) => ({ ...constants, ...Object.fromEntries(names.map((n) => [n, columns[n][i]])) }));
+  });
+
+  const specOf = (element) => {
+    const key = element.dataset.chart.replace(/\{(\w+)\}/g, (_, name) => state[name]);
+    const spec = structuredClone(specs[key]);
+    const names = new Set(JSON.stringify(spec).match(/"data":\{"name":"[^"]+"\}/g).map((m) => JSON.parse(`{${m}}`).data.name));
+    spec.datasets = {};
+    for (const name of names) spec.datasets[name] = name in tables ? unpack(tables[name]) : heat[name.slice(5)];
+    spec.width = "container";
+    if (narrow.matches && !key.startsWith("heat")) spec.height = 270;
+    return spec;
+  };
+
+  // A second request while one is being drawn replaces it; the page is marked ready once all charts stand.
+  const draw = async (element) => {
+    const turn = (drawings.get(element)?.turn ?? 0) + 1;
+    const previous = drawings.get(element)?.view;
+    drawings.set(element, { turn, view: previous });
+    element.dataset.drawn = "";
+    const config = themes[dark.matches ? "dark" : "light"];
+    const options = { actions: false, renderer: "svg", config, tooltip: { theme: "custom" } };
+    element.style.minHeight = `${element.offsetHeight}px`;
+    const made = await vegaEmbed(element, specOf(element), options);
+    if (drawings.get(element).turn !== turn) return made.finalize();
+    previous?.finalize();
+    drawings.set(element, { turn, view: made });
+    element.style.minHeight = "";
+    element.dataset.drawn = dark.matches ? "dark" : "light";
+  };
+  const redraw = (part) => {
+    const wanted = part ? `.chart[data-chart*="${part}"]` : ".chart";
+    document.querySelectorAll(wanted).forEach((chart) => draw(chart));
+  };
+
+  for (const group of document.querySelectorAll(".switch")) {
+    group.addEventListener("click", ({ target }) => {
+      const button = target.closest("button");
+      if (!button) return;
+      for (const other of group.children) other.setAttribute("aria-pressed", String(other === button));
+      state[group.dataset.state] = button.dataset.value;
+      redraw(`{${group.dataset.state}}`);
+    });
+  }
+  document.getElementById("legend").addEventListener("click", ({ target }) => {
+    const button = target.closest("button");
+    if (!button) return;
+    const shown = button.getAttribute("aria-pressed") !== "true";
+    button.setAttribute("aria-pressed", String(shown));
+    hidden[shown ? "delete" : "add"](button.dataset.variant);
+    redraw("{x}");
+  });
+
+  const panels = [...document.querySelectorAll("select[data-panel]")];
+  panels.forEach((select, i) => {
+    const options = [...select.options];
+    const first = options[0].dataset.variant;
+    const other = options.find((option) => option.dataset.variant !== first) ?? options[1];
+    select.value = (i === 0 ? options[0] : other).value;
+    state[`panel${i}`] = select.value;
+    select.addEventListener("change", () => {
+      state[`panel${i}`] = select.value;
+      redraw(`{panel${i}}`);
+    });
+  });
+
+  dark.addEventListener("change", () => redraw());
+  narrow.addEventListener("change", () => redraw());
+  redraw();
+})();

@@ -1,0 +1,120 @@
+"""Runs several trainings at once, each in a process of its own, and says how far they are.
+
+A process takes one configuration file: `python -m longshort.lab.runner RUN/config.json`. What it prints goes to
+`RUN/output.txt`; how far it is stands in `RUN/metrics.jsonl`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from longshort.files import write_json
+from longshort.train import TrainConfig, train
+from longshort.train.log import METRICS
+
+CONFIG, OUTPUT = "config.json", "output.txt"
+
+
+class RunFailed(RuntimeError):
+    """A training process ended with an error; the message has its last words."""
+
+
+class Follower:
+    """Reads a run's log as it grows."""
+
+    def __init__(self, out: Path) -> None:
+        self._path, self._offset, self._inode = out / METRICS, 0, 0
+        self.latest: dict[str, dict[str, Any]] = {}
+        """The newest record of each kind."""
+
+    def update(self) -> None:
+        """Take in whole lines that are new; a log that was rewound is read again."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            # A rewound log is a new file, and may have grown past the old one by now.
+            if found.st_ino != self._inode or found.st_size < self._offset:
+                self._inode, self._offset = found.st_ino, 0
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            record = json.loads(line)
+            self.latest[record["kind"]] = record
+            if record.get("logit_max"):
+                self.latest["logits"] = record
+
+
+def run_all(
+    configs: Sequence[TrainConfig],
+    *,
+    jobs: int,
+    threads: int | None = None,
+    watch: Callable[[dict[str, Follower]], None] = lambda followers: None,
+    poll_seconds: float = 0.5,
+) -> bool:
+    """Train all, `jobs` at a time with `threads` CPU threads each; True if all finished, False if interrupted.
+
+    More threads than cores make every run several times slower: by default the cores are shared out.
+    """
+    threads = threads or max(1, (os.cpu_count() or 1) // jobs)
+    waiting, running = list(configs), dict[str, subprocess.Popen[bytes]]()
+    followers = {config.run.out: Follower(Path(config.run.out)) for config in configs}
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                config = waiting.pop(0)
+                running[config.run.out] = _start(config, threads)
+            time.sleep(poll_seconds)
+            for follower in followers.values():
+                follower.update()
+            watch(followers)
+            for out, process in list(running.items()):
+                if process.poll() is not None:
+                    del running[out]
+                    _check_end(out, process.returncode)
+    except KeyboardInterrupt:  # the terminal sent it to the runs too: they save and end
+        for process in running.values():
+            process.wait()
+        return False
+    except BaseException:
+        for process in running.values():
+            process.terminate()
+        raise
+    for follower in followers.values():
+        follower.update()  # the last words of a run that ended after it was last looked at
+    return all(follower.latest.get("end", {}).get("status") == "finished" for follower in followers.values())
+
+
+def _start(config: TrainConfig, threads: int) -> subprocess.Popen[bytes]:
+    out = Path(config.run.out)
+    write_json(out / CONFIG, config.to_dict())
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+    with (out / OUTPUT).open("ab") as output:
+        command = [sys.executable, "-m", "longshort.lab.runner", str(out / CONFIG)]
+        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+
+
+def _check_end(out: str, code: int) -> None:
+    if code:
+        words = (Path(out) / OUTPUT).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        raise RunFailed(f"the run {out} failed: {words[-1] if words else f'exit code {code}'}")
+
+
+def main() -> None:
+    config = TrainConfig.from_dict(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    train(config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""What watches a training run and what steps in: logit meter, attention entropy, spike guard, QK-clip, clipping."""
+
+from longshort.stability.clipping import TensorClip
+from longshort.stability.entropy import attention_entropy
+from longshort.stability.guard import SpikeGuard, Verdict
+from longshort.stability.meter import LogitMeter
+from longshort.stability.qk_clip import qk_clip
+
+__all__ = [
+    "LogitMeter",
+    "SpikeGuard",
+    "TensorClip",
+    "Verdict",
+    "attention_entropy",
+    "qk_clip",
+]

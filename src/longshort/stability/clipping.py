@@ -1,0 +1,73 @@
+"""Gradient clipping: one norm for all tensors, or each tensor against its own past."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Joint norm of all gradients."""
+    return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+
+
+def clip_by_global_norm(parameters: Iterable[nn.Parameter], norm: Tensor, limit: float) -> None:
+    """Scale all gradients, whose joint norm is `norm`, so that it is at most `limit`."""
+    scale = (limit / (norm + 1e-6)).clamp(max=1.0)
+    torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], scale)
+
+
+class TensorClip:
+    """Each tensor's gradient is held to `ratio` times the running mean of its own norm (as AdaGC, arXiv 2502.11034).
+
+    Until `warmup` steps are seen, the global norm is clipped to `limit` instead and the running means start from the
+    smallest norms met. Everything stays on the device; a non-finite norm never enters a mean.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        limit: float = 1.0,
+        ratio: float = 1.05,
+        momentum: float = 0.98,
+        warmup: int = 100,
+    ) -> None:
+        if not ratio > 0 or not 0 <= momentum < 1 or warmup < 1:
+            raise ValueError(
+                f"tensor clipping needs ratio > 0, 0 <= momentum < 1 and warmup >= 1, got {ratio}, {momentum}, {warmup}"
+            )
+        self.parameters = list(parameters)
+        self.limit, self.ratio, self.momentum, self.warmup = limit, ratio, momentum, warmup
+        self.steps = 0
+        self.means = torch.full((len(self.parameters),), torch.inf, device=self.parameters[0].device)
+
+    def clip(self) -> None:
+        """Clip all gradients in place and remember their norms."""
+        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters]
+        norms = torch.stack([torch.linalg.vector_norm(g) for g in gradients])
+        total = torch.linalg.vector_norm(norms)
+        self.steps += 1
+        if self.steps <= self.warmup:
+            scale = (self.limit / (total + 1e-6)).clamp(max=1.0).expand_as(norms)
+            clipped = norms * scale
+            updated = torch.minimum(self.means, clipped)
+        else:
+            scale = (self.ratio * self.means / (norms + 1e-12)).clamp(max=1.0)
+            clipped = norms * scale
+            updated = self.momentum * self.means + (1 - self.momentum) * clipped
+        self.means = torch.where(updated.isfinite(), updated, self.means)
+        for gradient, factor in zip(gradients, scale.unbind(), strict=True):
+            gradient.mul_(factor)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that shapes later steps; `means` is a tensor, the rest numbers."""
+        return {"steps": self.steps, "means": self.means}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        self.steps = int(state["steps"])
+        self.means = state["means"].to(self.means)

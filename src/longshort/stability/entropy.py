@@ -1,0 +1,49 @@
+"""Attention entropy per layer and head, without forming the attention matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from longshort.nn import LSAttention
+from longshort.ops import attention
+
+
+@torch.no_grad()
+def attention_entropy(model: nn.Module, tokens: Tensor, **inputs: Any) -> Tensor:
+    """Mean entropy in nats of each head's rows, (L, H), over a batch of tokens (B, T).
+
+    With x the logits and p their softmax, the entropy is lse - sum p x, and sum_j p_j q.k_j = q.(sum_j p_j k_j):
+    attention that returns keys in place of values gives it. The model must be the plain module, not a compiled one.
+    """
+    layers = [module for module in model.modules() if isinstance(module, LSAttention)]
+    seen: list[tuple[Tensor, dict[str, Any]]] = []
+
+    def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.append((args[0], kwargs))
+
+    was_training = model.training
+    model.eval()
+    handles = [layer.register_forward_pre_hook(remember, with_kwargs=True) for layer in layers]
+    try:
+        model(tokens, **inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+        model.train(was_training)
+    return torch.stack([_entropy(layer, x, **kwargs) for layer, (x, kwargs) in zip(layers, seen, strict=True)])
+
+
+def _entropy(
+    layer: LSAttention, x: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None, **_: Any
+) -> Tensor:
+    if layer.softcap is not None or layer.plan.slopes is not None or layer.plan.decays is not None:
+        raise ValueError("attention entropy is only known for plain logits: turn off softcap, ALiBi and decay, or it")
+    q, k, _v = layer.heads(x, positions)
+    result = attention(q, k, k, layer.plan, segments=segments, backend=layer.backend)
+    keys = result.out.to(result.lse.dtype)
+    entropy = result.lse - (q.to(keys.dtype) * keys).sum(-1) / layer.head_dim**0.5
+    real = result.lse.isfinite()
+    return entropy.where(real, 0).sum((0, 2)) / real.sum((0, 2)).clamp(min=1)

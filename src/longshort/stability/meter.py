@@ -1,0 +1,43 @@
+"""The logit statistic of one optimizer step: per layer and head, over its micro-batches and over all ranks."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class LogitMeter:
+    """Collects the (L, H, 2) statistics that `GPT` returns, largest and smallest logit of each head.
+
+    Extremes are idempotent, so accumulation and recomputation are safe. A NaN stays visible, across ranks too.
+
+    >>> meter = LogitMeter()
+    >>> meter.update(torch.tensor([[[1.0, -2.0], [3.0, 0.0]]]))
+    >>> meter.update(torch.tensor([[[2.0, -1.0], [1.0, -5.0]]]))
+    >>> largest, smallest = meter.read()
+    >>> largest.tolist(), smallest.tolist()
+    ([[2.0, 3.0]], [[-2.0, -5.0]])
+    """
+
+    def __init__(self) -> None:
+        self._extremes: Tensor | None = None  # (L, H, 2): largest, and minus the smallest
+
+    def update(self, stats: Tensor) -> None:
+        """Take in the statistics of one forward pass."""
+        mine = torch.stack((stats[..., 0], -stats[..., 1]), dim=-1).detach()
+        self._extremes = mine if self._extremes is None else torch.maximum(self._extremes, mine)
+
+    def read(self, *, across_ranks: bool = False) -> tuple[Tensor, Tensor]:
+        """Largest and smallest logits, (L, H) each, and start anew. One packed reduction where there are ranks."""
+        if self._extremes is None:
+            raise RuntimeError("the meter has seen no forward pass with stats=True since it was last read")
+        extremes, self._extremes = self._extremes, None
+        if across_ranks:
+            # MAX drops NaN on some backends: it travels as a flag beside the numbers.
+            broken = extremes.isnan()
+            packed = torch.cat((extremes.masked_fill(broken, -torch.inf), broken.to(extremes.dtype)))
+            dist.all_reduce(packed, op=dist.ReduceOp.MAX)
+            extremes, broken = packed.chunk(2)
+            extremes = extremes.masked_fill(broken > 0, torch.nan)
+        return extremes[..., 0], -extremes[..., 1]

@@ -1,0 +1,43 @@
+"""QK-clip (Kimi K2, arXiv 2507.20534): after a step, rescale the weights of heads whose logits passed a bound."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from longshort.nn import LSAttention, SigmaLinear
+
+
+def check_qk_clip(model: nn.Module) -> None:
+    """Raise where rescaling the weights would change no logit."""
+    for layer in _layers(model):
+        if layer.q_norm is not None:
+            raise ValueError("qk_clip must be off with qk_norm, which undoes any rescaling of the weights")
+        if isinstance(layer.qkv, SigmaLinear):
+            raise ValueError("qk_clip must be off with sigma_reparam, which undoes any rescaling of the weights")
+
+
+@torch.no_grad()
+def qk_clip(model: nn.Module, largest_LH: Tensor, *, threshold: float = 100.0, alpha: float = 0.5) -> Tensor:
+    """Bring heads whose largest logit of the step exceeded `threshold` back to it; returns the factors (L, H).
+
+    With gamma = threshold / max, queries are scaled by gamma^alpha and keys by gamma^(1 - alpha). Where query heads
+    share a key head, the queries take the whole factor: another head's keys must not change. A head whose largest
+    logit is not above the threshold, negative and -inf (no visible pair) included, keeps its weights bit for bit.
+    """
+    factors = torch.where(largest_LH > threshold, threshold / largest_LH, 1.0)
+    for layer, gamma_H in zip(_layers(model), factors, strict=True):
+        shared = layer.n_kv_heads != layer.n_heads
+        rows = [layer.n_heads * layer.head_dim, layer.n_kv_heads * layer.head_dim]
+        on_q = gamma_H if shared else gamma_H**alpha
+        on_k = torch.ones(layer.n_kv_heads, device=gamma_H.device) if shared else gamma_H ** (1 - alpha)
+        scale = torch.cat((on_q, on_k)).repeat_interleave(layer.head_dim)
+        for parameter in (layer.qkv.weight, layer.qkv.bias):
+            if parameter is not None:
+                part = parameter[: sum(rows)]
+                part.mul_(scale.to(part).view(-1, *(1,) * (part.ndim - 1)))
+    return factors
+
+
+def _layers(model: nn.Module) -> list[LSAttention]:
+    return [module for module in model.modules() if isinstance(module, LSAttention)]

@@ -1,0 +1,133 @@
+"""Checkpoints: a folder a step, either whole or not there, with a checksum for every file.
+
+`step-00000100/` holds `model.safetensors`, `trainer.safetensors` (optimizer moments and the like) and `state.json`
+(numbers, the configuration, the checksums of the other two). It is written under another name and renamed at the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+FORMAT = 1
+_STATE = "state.json"
+_PREFIX = "step-"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing, damaged or of another kind."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What is needed to go on as if never stopped."""
+
+    path: Path
+    step: int
+    model: dict[str, Tensor]
+    trainer: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def save_checkpoint(
+    folder: Path, *, step: int, model: dict[str, Tensor], trainer: dict[str, Tensor], state: dict[str, Any]
+) -> Path:
+    """Write `folder/step-N`; whatever stops it half-way leaves no such folder."""
+    final = folder / f"{_PREFIX}{step:08d}"
+    draft = folder / f".{final.name}.{os.getpid()}.tmp"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    sums = {}
+    for name, tensors in (("model.safetensors", model), ("trainer.safetensors", trainer)):
+        save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, draft / name)
+        sums[name] = _checksum(draft / name)
+    document = {"format": FORMAT, "step": step, "sha256": sums, **state}
+    (draft / _STATE).write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
+    for file in draft.iterdir():
+        _flush(file)
+    if final.exists():
+        shutil.rmtree(final)
+    draft.rename(final)
+    _flush(folder)
+    return final
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read one checkpoint and verify it; a folder of checkpoints or of a run gives its newest whole one."""
+    if not (path / _STATE).is_file():
+        newest = newest_checkpoint(path / "checkpoints" if (path / "checkpoints").is_dir() else path)
+        if newest is None:
+            raise CheckpointError(f"{path} holds no whole checkpoint (a folder with {_STATE} and safetensors files)")
+        return newest
+    try:
+        state = json.loads((path / _STATE).read_text(encoding="utf-8"))
+        wanted = state["sha256"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path / _STATE} is damaged: {error}") from None
+    if state.get("format") != FORMAT:
+        raise CheckpointError(f"{path} has format {state.get('format')!r}; this version reads format {FORMAT}")
+    for name, checksum in wanted.items():
+        if not (path / name).is_file() or _checksum(path / name) != checksum:
+            raise CheckpointError(f"{path / name} is damaged or missing: its checksum differs")
+    tensors = [load_file(path / name) for name in ("model.safetensors", "trainer.safetensors")]
+    return Checkpoint(path, state["step"], tensors[0], tensors[1], state)
+
+
+def newest_checkpoint(folder: Path) -> Checkpoint | None:
+    """The newest whole checkpoint of a folder; damaged ones are passed over with a warning."""
+    for path in sorted(_checkpoints(folder), reverse=True):
+        try:
+            return load_checkpoint(path)
+        except CheckpointError as error:
+            warnings.warn(f"{error}; using the checkpoint before it", stacklevel=2)
+    return None
+
+
+def prune_checkpoints(folder: Path, *, keep: int, best: int | None) -> None:
+    """Remove all but the newest `keep` and the one of step `best`, and drafts that an earlier process left."""
+    paths = sorted(_checkpoints(folder))
+    for path in paths[:-keep]:
+        if _step(path) != best:
+            shutil.rmtree(path)
+    for draft in folder.glob(f".{_PREFIX}*.tmp"):
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def discard_after(folder: Path, step: int) -> None:
+    """Remove checkpoints of later steps: a run that went back must not resume from the path it left."""
+    for path in _checkpoints(folder):
+        if _step(path) > step:
+            shutil.rmtree(path)
+
+
+def _checkpoints(folder: Path) -> Iterator[Path]:
+    for path in folder.glob(f"{_PREFIX}*"):
+        if path.is_dir() and path.name.removeprefix(_PREFIX).isdigit():
+            yield path
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix(_PREFIX))
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

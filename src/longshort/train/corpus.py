@@ -1,0 +1,50 @@
+"""The tokens of a run: its data folder, held to what the model expects."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from longshort.data import default_data
+from longshort.data.stream import TokenStream
+from longshort.data.tokens import TokenFile
+from longshort.train.config import ConfigError, TrainConfig
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A prepared data folder and how a run cuts it into rows."""
+
+    folder: Path
+    length: int
+    batch_size: int
+    segments: bool
+    fingerprint: str
+
+    @classmethod
+    def open(cls, config: TrainConfig, message: Callable[[str], None] = lambda text: None) -> Corpus:
+        """The folder that the configuration names, or the standard library's, which is prepared once."""
+        if config.data.path is None:
+            message("no data.path given: using the source text of this Python's standard library, as bytes")
+            folder = default_data()
+        else:
+            folder = Path(config.data.path)
+        tokens = TokenFile.open(folder / "train.tokens")
+        if tokens.vocab_size > config.model.vocab_size:
+            raise ConfigError(
+                f"model.vocab_size must be at least {tokens.vocab_size}, the vocabulary of {folder}, "
+                f"got {config.model.vocab_size}"
+            )
+        return cls(folder, config.length, config.data.batch_size, config.data.segments, tokens.fingerprint)
+
+    def stream(self, split: str, *, seed: int) -> TokenStream:
+        """Batches of one split."""
+        tokens = TokenFile.open(self.folder / f"{split}.tokens")
+        return TokenStream(tokens, batch_size=self.batch_size, length=self.length, seed=seed, segments=self.segments)
+
+    def keep_tokenizer(self, out: Path) -> None:
+        """Put the tokenizer beside the checkpoints, which cannot be read without it."""
+        out.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(self.folder / "tokenizer.json", out / "tokenizer.json")

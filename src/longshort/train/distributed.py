@@ -1,0 +1,80 @@
+"""Which of several processes this is. One process is the usual case; `torchrun` makes more of the same command."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class World:
+    """A process among `size`, with its device."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_writer(self) -> bool:
+        """Only one process writes files and talks to the terminal."""
+        return self.rank == 0
+
+    def mean(self, value: torch.Tensor) -> torch.Tensor:
+        """The mean of a tensor over all ranks, the same bits on each."""
+        if self.size > 1:
+            value = value.clone()
+            dist.all_reduce(value)
+            value /= self.size
+        return value
+
+    def agree(self, flag: bool) -> bool:
+        """True on all ranks if it is true on any."""
+        if self.size == 1:
+            return flag
+        answer = torch.tensor(float(flag), device=self.device)
+        dist.all_reduce(answer, op=dist.ReduceOp.MAX)
+        return bool(answer.item())
+
+    def wait(self) -> None:
+        """Until all ranks are here."""
+        if self.size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def joined(device: str) -> Iterator[World]:
+    """Join the processes that torchrun started (gloo on CPUs, NCCL on GPUs), and leave them at the end."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
+    chosen = choose_device(device, local if size > 1 else None)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    if size > 1:
+        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        yield World(rank, size, chosen)
+    finally:
+        if size > 1:
+            dist.destroy_process_group()
+
+
+def choose_device(name: str, local_rank: int | None = None) -> torch.device:
+    """auto is CUDA where there is one; a device that is asked for by name must exist."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device must be one this machine has: {name!r} was asked for and torch sees no CUDA GPU")
+    if device.type == "cuda" and local_rank is not None:
+        device = torch.device("cuda", local_rank)
+    elif device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return device

@@ -1,0 +1,102 @@
+"""Loss of a model on held-out tokens: a few fixed batches while training, or a whole split, by position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longshort.data.stream import TokenStream, Window, windows
+from longshort.data.tokens import TokenFile
+from longshort.train.distributed import World
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    """bf16 autocast, or nothing for fp32; auto is bf16 on CUDA and fp32 elsewhere."""
+    if precision == "bf16" or (precision == "auto" and device.type == "cuda"):
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return nullcontext()
+
+
+@torch.no_grad()
+def validation_loss(model: nn.Module, stream: TokenStream, *, batches: int, world: World, precision: str) -> float:
+    """Mean loss over the first `batches` batches of a stream, the same ones at every call."""
+    was_training = model.training
+    model.eval()
+    total = torch.zeros((), device=world.device)
+    for step in range(batches):
+        batch = stream.batch(step, rank=world.rank, world_size=world.size)
+        tokens, targets, segments = (None if x is None else x.to(world.device) for x in batch[:3])
+        with autocast(precision, world.device):
+            total += model(tokens, targets, segments=segments).loss
+    model.train(was_training)
+    return float(world.mean(total / batches))
+
+
+@torch.no_grad()
+def evaluate_split(
+    model: nn.Module,
+    tokens: TokenFile,
+    *,
+    length: int,
+    stride: int,
+    device: torch.device,
+    precision: str = "auto",
+    bucket: int = 256,
+    limit: int | None = None,
+    batch_size: int = 8,
+    progress: Callable[[int], None] = lambda windows_done: None,
+) -> dict[str, Any]:
+    """Perplexity over a whole split by a sliding window, and by bucket of positions in the window.
+
+    Windows of `length` tokens start every `stride`; each token's loss counts once, in the first window that holds it.
+    Buckets count every position of every window instead, since they ask what context is worth.
+    """
+    model.eval()
+    n_buckets = math.ceil(length / bucket)
+    sums, counts = torch.zeros(n_buckets, dtype=torch.float64), torch.zeros(n_buckets, dtype=torch.float64)
+    place = torch.arange(length) // bucket
+    total, counted, done = 0.0, 0, 0
+    for group in batched(windows(tokens, length, stride, limit), batch_size):
+        rows = torch.stack([window.tokens for window in group]).to(device)
+        targets = torch.stack([window.targets for window in group]).to(device)
+        losses = _token_losses(model, rows, targets, precision).double().cpu()
+        for window, row in zip(group, losses, strict=True):
+            total, counted = total + float(row[window.fresh :].sum()), counted + length - window.fresh
+            sums.index_add_(0, place, row)
+            counts.index_add_(0, place, torch.ones_like(row))
+        done += len(group)
+        progress(done)
+    means = (sums / counts).tolist()
+    names = [f"{i * bucket}-{min((i + 1) * bucket, length) - 1}" for i in range(n_buckets)]
+    return {
+        "loss": total / counted,
+        "perplexity": math.exp(min(total / counted, 700.0)),
+        "tokens": counted,
+        "windows": done,
+        "length": length,
+        "stride": stride,
+        "buckets": [
+            {"positions": name, "loss": mean, "perplexity": math.exp(min(mean, 700.0))}
+            for name, mean in zip(names, means, strict=True)
+        ],
+    }
+
+
+def batched(items: Iterable[Window], size: int) -> Iterator[list[Window]]:
+    """Lists of at most `size` (itertools.batched is newer than Python 3.11)."""
+    iterator = iter(items)
+    while group := list(islice(iterator, size)):
+        yield group
+
+
+def _token_losses(model: nn.Module, rows: Tensor, targets: Tensor, precision: str) -> Tensor:
+    with autocast(precision, rows.device):
+        logits = model(rows).logits
+    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)

@@ -1,0 +1,35 @@
+"""How much arithmetic a token costs, for the share of the device's peak that training reaches (MFU)."""
+
+from __future__ import annotations
+
+import torch
+
+from longshort.model import GPT
+
+_PEAK_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12, "3090": 71e12}
+"""Dense bf16 matrix FLOP/s by the vendors' data sheets."""
+
+
+def flops_per_token(model: GPT, length: int) -> float:
+    """Forward and backward: 6 a weight in a matrix product, 12 a head feature and visible key (PaLM, 2204.02311)."""
+    tables = [model.embedding] if not model.config.tie_embeddings else []
+    if model.position_embedding is not None:
+        tables.append(model.position_embedding)
+    weights = sum(p.numel() for p in model.parameters()) - sum(table.weight.numel() for table in tables)
+    head_dim = model.config.head_dim or model.config.width // model.config.n_heads
+    seen = sum(_mean_visible(window, length) for plan in model.config.layer_plans for window in plan.windows)
+    return 6.0 * weights + 12.0 * head_dim * seen
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """The device's peak in bf16, or None where it is not known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in _PEAK_BF16.items() if part in name), None)
+
+
+def _mean_visible(window: int | None, length: int) -> float:
+    """Keys that a query sees, averaged over the row; windows and causality counted exactly."""
+    w = length if window is None else min(window, length)
+    return (w * (w + 1) / 2 + (length - w) * w) / length

@@ -1,0 +1,146 @@
+"""The record of a run: `metrics.jsonl`, one JSON object a line, and optional copies to TensorBoard and W&B.
+
+The first line says what the run is (kind "run"); then come "train", "eval", "spike", "resume", "sample" and "end". JSON
+has no NaN or infinity: non-finite numbers are written as null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+from longshort.files import write_atomically
+
+METRICS = "metrics.jsonl"
+
+
+class Sink(Protocol):
+    """Somewhere else that numbers go."""
+
+    def write(self, record: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class RunLog:
+    """Appends records to the run's file, flushed line by line, and hands them to the other sinks."""
+
+    def __init__(self, folder: Path, sinks: list[Sink] | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / METRICS).open("a", encoding="utf-8")
+        self._sinks = sinks or []
+
+    def write(self, kind: str, **values: Any) -> dict[str, Any]:
+        """Append one record; returns it as written."""
+        record = {"kind": kind, **_plain(values)}
+        self._file.write(json.dumps(record, allow_nan=False) + "\n")
+        self._file.flush()
+        for sink in self._sinks:
+            sink.write(record)
+        return record
+
+    def close(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        for sink in self._sinks:
+            sink.close()
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """All whole records of a run; a torn last line, left by a crash, is dropped."""
+    lines = (folder / METRICS).read_text(encoding="utf-8").splitlines()
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            if number < len(lines):
+                raise ValueError(f"{folder / METRICS}, line {number}, is not JSON") from None
+    return records
+
+
+def rewind_log(folder: Path, step: int, *, keep_spikes: bool = False) -> None:
+    """Drop what was recorded after `step`, before those steps are taken again."""
+    if not (folder / METRICS).exists():
+        return
+
+    def stays(record: dict[str, Any]) -> bool:
+        if keep_spikes and record["kind"] == "spike":
+            return True
+        return record.get("step", 0) <= step and record["kind"] != "end"
+
+    kept = [record for record in read_log(folder) if stays(record)]
+    text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in kept)
+    write_atomically(folder / METRICS, text)
+
+
+class TensorBoardSink:
+    """Scalars as TensorBoard events."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ValueError("run.tensorboard needs TensorBoard: pip install 'longshort[tensorboard]'") from None
+        self._writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def write(self, record: dict[str, Any]) -> None:
+        for name, value in _scalars(record).items():
+            self._writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbSink:
+    """Scalars to a Weights & Biases project."""
+
+    def __init__(self, project: str, name: str, config: dict[str, Any]) -> None:
+        try:
+            import wandb  # type: ignore[import-not-found, unused-ignore]
+        except ImportError:
+            raise ValueError("run.wandb needs the package wandb: pip install 'longshort[wandb]'") from None
+        self._run = wandb.init(project=project, name=name, config=config)
+
+    def write(self, record: dict[str, Any]) -> None:
+        scalars = {f"{record['kind']}/{name}": value for name, value in _scalars(record).items()}
+        if scalars:
+            self._run.log(scalars, step=record["step"])
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _scalars(record: dict[str, Any]) -> dict[str, float]:
+    """The plain numbers of a train or eval record, with the largest |logit| of all heads among them."""
+    if record["kind"] not in ("train", "eval"):
+        return {}
+    scalars = {k: v for k, v in record.items() if isinstance(v, int | float) and k != "step"}
+    if record.get("logit_max"):
+        scalars["logit_abs_max"] = largest_logit(record) or 0.0
+    return scalars
+
+
+def largest_logit(record: dict[str, Any]) -> float | None:
+    """Largest |logit| over all heads of a train record; None where it has none or a head's is not finite."""
+    if not record.get("logit_max"):
+        return None
+    values = [v for name in ("logit_max", "logit_min") for row in record[name] for v in row]
+    return None if None in values else max(abs(v) for v in values)
+
+
+def _plain(value: Any) -> Any:
+    """Tensors to lists, paths to text, non-finite numbers to None."""
+    if isinstance(value, dict):
+        return {key: _plain(v) for key, v in value.items()}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,88 @@
+"""What a person sees while a run goes on: one line that changes in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from typing import Any, Protocol
+
+from rich.console import Console
+
+from longshort.train.log import largest_logit
+
+
+class Reporter(Protocol):
+    """Is told of every record that goes into the run's log, and of messages."""
+
+    def record(self, record: dict[str, Any], *, steps: int) -> None: ...
+
+    def message(self, text: str) -> None: ...
+
+
+class Silent:
+    """Shows nothing."""
+
+    def record(self, record: dict[str, Any], *, steps: int) -> None: ...
+
+    def message(self, text: str) -> None: ...
+
+
+class ConsoleReporter:
+    """Step, loss, perplexity, max |logit|, tokens/s, MFU, time left."""
+
+    def __init__(self, *, every_seconds: float = 10.0) -> None:
+        self._console = Console()
+        self._live = self._console.is_terminal
+        self._every = 0.1 if self._live else every_seconds
+        self._last_shown = -math.inf
+        self._logit: float | None = None
+        self._status = self._console.status("starting") if self._live else None
+        if self._status is not None:
+            self._status.start()
+
+    def record(self, record: dict[str, Any], *, steps: int) -> None:
+        kind = record["kind"]
+        if kind == "train":
+            self._logit = largest_logit(record) or self._logit
+            last = record["step"] == steps
+            if last or time.monotonic() - self._last_shown >= self._every:
+                self._last_shown = time.monotonic()
+                self._show(step_line(record, steps=steps, logit=self._logit))
+        elif kind == "eval":
+            self.message(
+                f"step {record['step']}: validation loss {_number(record['loss'])},"
+                f" perplexity {_number(record['perplexity'])}"
+            )
+        elif kind == "spike":
+            self.message(f"step {record['step']}: spike ({record['reason']}), {record['action']}")
+        elif kind == "end" and self._status is not None:
+            self._status.stop()
+
+    def message(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+    def _show(self, line: str) -> None:
+        if self._status is not None:
+            self._status.update(line)
+        else:
+            print(line, file=sys.stdout, flush=True)
+
+
+def step_line(record: dict[str, Any], *, steps: int, logit: float | None) -> str:
+    """One line about one training step."""
+    loss, speed = record["loss"], record["tokens_per_second"]
+    left = (steps - record["step"]) * record["seconds"] / max(1, record["step"])
+    parts = [f"step {record['step']}/{steps}", f"loss {_number(loss)}"]
+    parts.append(f"perplexity {_number(None if loss is None else math.exp(min(loss, 50)))}")
+    if logit is not None:
+        parts.append(f"max |logit| {_number(logit)}")
+    parts.append(f"{speed:,.0f} tokens/s")
+    if record.get("mfu") is not None:
+        parts.append(f"MFU {100 * record['mfu']:.1f} %")
+    parts.append(f"{int(left // 60)}:{int(left % 60):02d} left")
+    return "  ".join(parts)
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"

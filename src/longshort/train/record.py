@@ -1,0 +1,85 @@
+"""What a run says of itself: its first record, its sinks, and whether a checkpoint belongs to it."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from longshort import __version__
+from longshort.model import GPT
+from longshort.train.checkpoint import Checkpoint
+from longshort.train.config import ConfigError, TrainConfig
+from longshort.train.distributed import World
+from longshort.train.log import RunLog, Sink, TensorBoardSink, WandbSink
+
+_MAY_CHANGE = {
+    "run": {
+        *("out", "variant", "steps", "device", "compile", "checkpoint_activations", "eval_every", "eval_batches"),
+        *("save_every", "keep", "tensorboard", "wandb"),
+    },
+    "telemetry": {"logits_every", "entropy_every", "layer_gradients"},
+    "data": {"path"},
+    "model": {"backend", "loss_chunk"},
+}
+"""Keys that a resumed run may set anew; any other would make it a different run."""
+
+
+def open_log(config: TrainConfig, out: Path) -> RunLog:
+    """The run's log with the sinks that the configuration asks for."""
+    sinks: list[Sink] = []
+    if config.run.tensorboard:
+        sinks.append(TensorBoardSink(out))
+    if config.run.wandb is not None:
+        sinks.append(WandbSink(config.run.wandb, out.name, config.to_dict()))
+    return RunLog(out, sinks)
+
+
+def run_description(config: TrainConfig, model: GPT, world: World) -> dict[str, Any]:
+    """The fields of the record of kind "run"."""
+    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.machine()
+    return {
+        "format": 1,
+        "name": Path(config.run.out).name,
+        "config": config.to_dict(),
+        "seed": config.run.seed,
+        "device": f"{world.device.type} ({device})",
+        "world_size": world.size,
+        "threads": torch.get_num_threads(),
+        "versions": {"longshort": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "git": _git_revision(),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "layers": config.model.n_layers,
+        "heads": config.model.n_heads,
+        "plans": [list(plan.windows) for plan in config.model.layer_plans],
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def check_same_run(config: TrainConfig, checkpoint: Checkpoint, fingerprint: str) -> None:
+    """Raise where the checkpoint in the run's folder is of another run."""
+    ours, theirs = config.to_dict(), checkpoint.state["config"]
+    for section, values in ours.items():
+        for key, value in values.items():
+            if key not in _MAY_CHANGE.get(section, ()) and theirs.get(section, {}).get(key) != value:
+                raise ConfigError(
+                    f"{config.run.out} holds a run with {section}.{key}={theirs.get(section, {}).get(key)!r}, "
+                    f"not {value!r}: set it back to resume, or choose another run.out"
+                )
+    if checkpoint.state["vocabulary"] != fingerprint:
+        raise ConfigError(f"{config.run.out} was trained on another vocabulary than that of data.path")
+
+
+def _git_revision() -> str | None:
+    """Revision of the code that runs, where it is a checkout."""
+    try:
+        answer = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip() or None if answer.returncode == 0 else None

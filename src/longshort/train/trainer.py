@@ -1,0 +1,398 @@
+"""The training loop. Every step is a function of (config, state), and a checkpoint holds the whole state.
+
+Randomness has no state of its own: weights come from the seed, batches from (seed, batch number), dropout from (seed,
+batch number, rank). So a resumed run is, bit for bit, the run that was never stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from longshort.data.stream import Batch
+from longshort.model import GPT
+from longshort.nn import update_sigma
+from longshort.stability import LogitMeter, SpikeGuard, TensorClip, attention_entropy, qk_clip
+from longshort.stability.clipping import clip_by_global_norm, gradient_norm
+from longshort.stability.qk_clip import check_qk_clip
+from longshort.train.checkpoint import (
+    Checkpoint,
+    discard_after,
+    load_checkpoint,
+    newest_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
+)
+from longshort.train.config import ConfigError, TrainConfig
+from longshort.train.corpus import Corpus
+from longshort.train.distributed import World, joined
+from longshort.train.evaluation import autocast, validation_loss
+from longshort.train.flops import flops_per_token, peak_flops
+from longshort.train.log import RunLog, rewind_log
+from longshort.train.optimizer import build_optimizer, load_optimizer_tensors, optimizer_tensors
+from longshort.train.progress import Reporter, Silent
+from longshort.train.record import check_same_run, open_log, run_description
+from longshort.train.schedule import learning_rate
+
+
+@dataclass
+class Progress:
+    """Where a run stands; with the weights and the optimizer, all of its state."""
+
+    step: int = 0
+    """Optimizer steps taken or skipped."""
+    batch: int = 0
+    """Number of the next batch of the stream."""
+    dropped: list[int] = field(default_factory=list)
+    """Batches that a rollback put aside."""
+    tokens: int = 0
+    seconds: float = 0.0
+    """Time spent in steps: without evaluation, checkpoints and start-up."""
+    best_loss: float | None = None
+    best_step: int | None = None
+    judged_from: int = 0
+    """First step after a rollback's cool-down."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended."""
+
+    status: str
+    """finished or interrupted."""
+    step: int
+    best_validation_loss: float | None
+    out: Path
+
+
+class TrainingStopped(RuntimeError):
+    """The guard rolled back more often than it may."""
+
+
+def train(config: TrainConfig, reporter: Reporter | None = None) -> RunResult:
+    """Train, or go on with what stands in `config.run.out`; under torchrun, together with the other processes."""
+    with joined(config.run.device) as world:
+        return Trainer(config, world, reporter if world.is_writer and reporter is not None else Silent()).run()
+
+
+class Trainer:
+    """One run of one model."""
+
+    def __init__(self, config: TrainConfig, world: World, reporter: Reporter) -> None:
+        self.config, self.world, self.reporter = config, world, reporter
+        if config.data.batch_size % (world.size * config.run.accumulate):
+            raise ConfigError(
+                f"data.batch_size must be a multiple of {world.size} processes times "
+                f"run.accumulate={config.run.accumulate}, got {config.data.batch_size}"
+            )
+        self.out = Path(config.run.out)
+        self.checkpoints = self.out / "checkpoints"
+        self.corpus = Corpus.open(config, message=reporter.message)
+        self.stream = self.corpus.stream("train", seed=config.run.seed)
+        self.validation = self.corpus.stream("validation", seed=0)
+        torch.manual_seed(config.run.seed)
+        self.model = GPT(config.model).to(world.device)
+        self.model.gradient_checkpointing = config.run.checkpoint_activations
+        if config.stability.qk_clip is not None:
+            check_qk_clip(self.model)
+        self.parallel = self._parallel(self.model)
+        self.optimizer = build_optimizer(self.model, config.optimizer, world.device)
+        self.tensor_clip = self._tensor_clip()
+        stability = config.stability
+        self.guard = SpikeGuard(
+            window=stability.guard_window,
+            threshold=stability.guard_threshold,
+            warmup=stability.guard_warmup,
+            cap=stability.guard_cap,
+        )
+        self.meter = LogitMeter()
+        self.progress = Progress()
+        self._flops = flops_per_token(self.model, config.length)
+        self._peak = peak_flops(world.device)
+        self._interrupted = False
+        self._log: RunLog
+
+    def _parallel(self, model: nn.Module) -> nn.Module:
+        if self.config.run.compile:
+            model = torch.compile(model)  # type: ignore[assignment]
+        if self.world.size > 1:
+            model = DistributedDataParallel(model)
+        return model
+
+    def _tensor_clip(self) -> TensorClip | None:
+        if self.config.stability.clip != "tensor":
+            return None
+        return TensorClip(self.model.parameters(), limit=self.config.stability.clip_norm)
+
+    def run(self) -> RunResult:
+        """Take the steps that are left."""
+        steps = self.config.run.steps
+        resumed = self._resume()
+        with self._logging(resumed), self._stopping_on_signals():
+            while self.progress.step < steps and not self._interrupted:
+                before = self.progress.step
+                self._step()
+                if self.progress.step > before:  # not where a rollback went to: that was evaluated and saved
+                    self._after_step(last=self.progress.step == steps)
+                self._interrupted = self.world.agree(self._interrupted)
+            if self._interrupted:
+                self._save()
+            status = "interrupted" if self._interrupted and self.progress.step < steps else "finished"
+            self._record("end", step=self.progress.step, seconds=self.progress.seconds, status=status)
+        return RunResult(status, self.progress.step, self.progress.best_loss, self.out)
+
+    def _step(self) -> None:
+        progress, config = self.progress, self.config
+        start = time.perf_counter()
+        while progress.batch in progress.dropped:
+            progress.batch += 1
+        batch = self.stream.batch(progress.batch, rank=self.world.rank, world_size=self.world.size)
+        rate = learning_rate(progress.step, peak=config.optimizer.lr, steps=config.run.steps, schedule=config.schedule)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        with_stats = self._wants_logits()
+        loss = self._forward_backward(batch, with_stats).item()
+        layers = self._layer_gradients() if config.telemetry.layer_gradients else {}
+        norm = gradient_norm(self.model.parameters())
+        logits = self.meter.read(across_ranks=self.world.size > 1) if with_stats else None
+        if self._is_spike(loss, norm.item(), batch, logits):
+            return
+        self._clip(norm)
+        self.optimizer.step()
+        update_sigma(self.model)
+        if config.stability.qk_clip is not None and logits is not None:
+            qk_clip(self.model, logits[0], threshold=config.stability.qk_clip)
+        self._finish_step(start, loss, norm.item(), rate, logits, layers)
+
+    def _finish_step(
+        self,
+        start: float,
+        loss: float,
+        norm: float,
+        rate: float,
+        logits: tuple[Tensor, Tensor] | None,
+        layers: dict[str, float],
+    ) -> None:
+        """Count the step and record it."""
+        progress = self.progress
+        self.optimizer.zero_grad(set_to_none=True)
+        progress.step, progress.batch = progress.step + 1, progress.batch + 1
+        tokens = self.config.data.batch_size * self.config.length
+        seconds = time.perf_counter() - start
+        progress.tokens, progress.seconds = progress.tokens + tokens, progress.seconds + seconds
+        speed = tokens / seconds
+        values: dict[str, Any] = {"loss": loss, "lr": rate, "grad_norm": norm, "tokens": progress.tokens}
+        values |= {"seconds": progress.seconds, "tokens_per_second": speed}
+        values["mfu"] = self._flops * speed / (self._peak * self.world.size) if self._peak else None
+        if logits is not None:
+            values |= {"logit_max": logits[0], "logit_min": logits[1]}
+        if layers:
+            values["layer_gradients"] = layers
+        every = self.config.telemetry.entropy_every
+        if every and progress.step % every == 0:
+            values["entropy"] = self._entropy()
+        self._record("train", step=progress.step, **values)
+
+    def _forward_backward(self, batch: Batch, with_stats: bool) -> Tensor:
+        """Gradients of the whole step; returns its mean loss over all ranks."""
+        accumulate, device = self.config.run.accumulate, self.world.device
+        seed = (self.config.run.seed << 40) + (self.progress.batch << 12) + self.world.rank
+        torch.manual_seed(seed % 2**63)  # torch takes no more bits
+        pieces = [None if x is None else x.to(device).chunk(accumulate) for x in batch[:3]]
+        total = torch.zeros((), device=device)
+        for i in range(accumulate):
+            tokens, targets, segments = (None if piece is None else piece[i] for piece in pieces)
+            with self._gradient_sync(last=i == accumulate - 1), autocast(self.config.run.precision, device):
+                output = self.parallel(tokens, targets, segments=segments, stats=with_stats)
+                (output.loss / accumulate).backward()
+            total += output.loss.detach() / accumulate
+            if with_stats:
+                self.meter.update(output.stats)
+        return self.world.mean(total)
+
+    def _gradient_sync(self, *, last: bool) -> Any:
+        if isinstance(self.parallel, DistributedDataParallel) and not last:
+            return self.parallel.no_sync()
+        return nullcontext()
+
+    def _wants_logits(self) -> bool:
+        every, stability = self.config.telemetry.logits_every, self.config.stability
+        if stability.qk_clip is not None or stability.guard != "off":
+            return True
+        return bool(every) and ((self.progress.step + 1) % every == 0 or self.progress.step == 0)
+
+    def _clip(self, norm: Tensor) -> None:
+        """Only steps that are taken enter the running means of the tensors' norms."""
+        if self.tensor_clip is not None:
+            self.tensor_clip.clip()
+        elif self.config.stability.clip == "global":
+            clip_by_global_norm(self.model.parameters(), norm, self.config.stability.clip_norm)
+
+    def _is_spike(self, loss: float, norm: float, batch: Batch, logits: tuple[Tensor, Tensor] | None) -> bool:
+        """Judge the step; True if it must not be taken. All ranks have the same numbers and so the same verdict."""
+        progress, action = self.progress, self.config.stability.guard
+        if action == "off" or (progress.step < progress.judged_from and math.isfinite(loss + norm)):
+            return False
+        verdict = self.guard.judge(loss if math.isfinite(norm) else math.nan)
+        if not verdict.spike:
+            return False
+        reason = verdict.reason if not math.isfinite(loss) or math.isfinite(norm) else f"the gradient norm is {norm}"
+        evidence: dict[str, Any] = {"loss": loss, "reason": reason, "action": action, "threshold": verdict.threshold}
+        evidence |= {"batch": progress.batch, "indices": batch.indices, "grad_norm": norm}
+        if logits is not None:
+            evidence |= {"logit_max": logits[0], "logit_min": logits[1]}
+        self._record("spike", step=progress.step + 1, **evidence)
+        if action == "warn":
+            return False
+        self.optimizer.zero_grad(set_to_none=True)
+        if action == "skip":
+            progress.step, progress.batch = progress.step + 1, progress.batch + 1
+        else:
+            self._roll_back()
+        return True
+
+    def _roll_back(self) -> None:
+        dropped = [*self.progress.dropped, self.progress.batch]
+        if len(dropped) > self.config.stability.guard_cap:
+            raise TrainingStopped(
+                f"stopped at step {self.progress.step}: {len(dropped)} rollbacks, and stability.guard_cap is "
+                f"{self.config.stability.guard_cap}; the record is in {self.out}"
+            )
+        self.world.wait()
+        newest = newest_checkpoint(self.checkpoints)
+        assert newest is not None, "a run with guard=rollback saves before its first step"
+        self._restore(newest)
+        self.progress.dropped = dropped
+        self.progress.judged_from = self.progress.step + self.config.stability.guard_cooldown
+        if self.world.is_writer:
+            self._log.close()
+            rewind_log(self.out, self.progress.step, keep_spikes=True)
+            self._log = open_log(self.config, self.out)
+
+    def _after_step(self, *, last: bool) -> None:
+        run, step = self.config.run, self.progress.step
+        if last or (run.eval_every and step % run.eval_every == 0):
+            self._evaluate()
+        if last or (run.save_every and step % run.save_every == 0):
+            self._save()
+
+    def _evaluate(self) -> None:
+        loss = validation_loss(
+            self.model,
+            self.validation,
+            batches=self.config.run.eval_batches,
+            world=self.world,
+            precision=self.config.run.precision,
+        )
+        progress = self.progress
+        if math.isfinite(loss) and (progress.best_loss is None or loss < progress.best_loss):
+            progress.best_loss, progress.best_step = loss, progress.step
+        values = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "tokens": progress.tokens}
+        self._record("eval", step=progress.step, split="validation", seconds=progress.seconds, **values)
+
+    def _entropy(self) -> Tensor:
+        tokens = self.validation.batch(0).tokens[:1].to(self.world.device)
+        with autocast(self.config.run.precision, self.world.device):
+            return attention_entropy(self.model, tokens)
+
+    def _layer_gradients(self) -> dict[str, float]:
+        """Gradient norm of each block, before clipping."""
+        norms = {}
+        for index, block in enumerate(self.model.blocks):
+            gradients = [p.grad for p in block.parameters() if p.grad is not None]
+            norms[str(index)] = torch.nn.utils.get_total_norm(gradients).item()
+        return norms
+
+    def _save(self) -> None:
+        if self.world.is_writer:
+            trainer = optimizer_tensors(self.optimizer, self.model)
+            state: dict[str, Any] = {"config": self.config.to_dict(), "progress": asdict(self.progress)}
+            state |= {"guard": self.guard.state_dict(), "vocabulary": self.corpus.fingerprint}
+            if self.tensor_clip is not None:
+                clip = self.tensor_clip.state_dict()
+                trainer["tensor_clip/means"] = clip["means"]
+                state["tensor_clip_steps"] = clip["steps"]
+            weights = self.model.state_dict()
+            save_checkpoint(self.checkpoints, step=self.progress.step, model=weights, trainer=trainer, state=state)
+            prune_checkpoints(self.checkpoints, keep=self.config.run.keep, best=self.progress.best_step)
+        self.world.wait()
+
+    def _resume(self) -> bool:
+        """Load the newest whole checkpoint of the run's folder, if there is one."""
+        newest = newest_checkpoint(self.checkpoints) if self.checkpoints.is_dir() else None
+        if newest is None:
+            return False
+        check_same_run(self.config, newest, self.corpus.fingerprint)
+        self._restore(newest)
+        self.reporter.message(f"resuming {self.out} at step {newest.step}")
+        return True
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        self.model.load_state_dict(checkpoint.model)
+        tensors = dict(checkpoint.trainer)
+        means = tensors.pop("tensor_clip/means", None)
+        if self.tensor_clip is not None and means is not None:
+            self.tensor_clip.load_state_dict({"means": means, "steps": checkpoint.state["tensor_clip_steps"]})
+        load_optimizer_tensors(self.optimizer, self.model, tensors)
+        self.guard.load_state_dict(checkpoint.state["guard"])
+        self.progress = Progress(**checkpoint.state["progress"])
+
+    @contextmanager
+    def _logging(self, resumed: bool) -> Iterator[None]:
+        if self.world.is_writer:
+            rewind_log(self.out, self.progress.step if resumed else -1)
+            discard_after(self.checkpoints, self.progress.step)
+            self._log = open_log(self.config, self.out)
+            self.corpus.keep_tokenizer(self.out)
+        if resumed:
+            self._record("resume", step=self.progress.step)
+        else:
+            self._record("run", **run_description(self.config, self.model, self.world))
+        if not resumed and self.config.stability.guard == "rollback":
+            self._save()
+        try:
+            yield
+        finally:
+            if self.world.is_writer:
+                self._log.close()
+
+    def _record(self, kind: str, **values: Any) -> None:
+        if self.world.is_writer:
+            record = self._log.write(kind, **values)
+            self.reporter.record(record, steps=self.config.run.steps)
+
+    @contextmanager
+    def _stopping_on_signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM end the run after the step in hand, with a checkpoint."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(number: int, frame: Any) -> None:
+            self._interrupted = True
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def load_model(path: Path, device: torch.device | str = "cpu") -> tuple[GPT, Checkpoint]:
+    """The model of a checkpoint, or of a run's newest one, ready to evaluate."""
+    checkpoint = load_checkpoint(path)
+    model = GPT(TrainConfig.from_dict(checkpoint.state["config"]).model)
+    model.load_state_dict(checkpoint.model)
+    return model.to(device).eval(), checkpoint

@@ -1,0 +1,31 @@
+"""The guide to the data does what it says."""
+
+import re
+import shlex
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from longshort.cli import app
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+
+
+def test_python_of_the_guide_runs():
+    (example,) = re.findall(r"```python\n(.*?)```", GUIDE, re.S)
+    exec(compile(example, "docs/data.md", "exec"), {"__name__": "example"})
+
+
+def test_commands_of_the_guide_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("books", "letters"):
+        Path(name).mkdir()
+        for number in range(60):
+            Path(name, f"{number}.txt").write_text(f"Number {number} of the {name}, for the guide.")
+    for name in ("held-out.txt", "test.txt"):
+        Path(name).write_text("held out")
+    commands = re.findall(r"^    longshort (data .*)$", GUIDE, re.M)
+    assert len(commands) == 5
+    for command in commands:
+        shown = CliRunner().invoke(app, [*shlex.split(command, comments=True), "--workers", "1", "--force"])
+        assert shown.exit_code == 0, f"{command}: {shown.output}"

@@ -1,0 +1,131 @@
+"""Tokenizers: lossless, and never an end of document out of text."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longshort.data.errors import DataError
+from longshort.data.tokenizer import BPETokenizer, ByteTokenizer, load_tokenizer, token_dtype, tokenizer_from_dict
+
+TEXTS = ["the cat sat on the mat", "the dog sat on the log", "def f(x):\n    return x\n"] * 3
+BPE = BPETokenizer.train(TEXTS, vocab_size=300)
+TOKENIZERS = [ByteTokenizer(), BPE]
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+@given(text=st.text())
+def test_any_text_survives_encoding_and_decoding(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+@given(text=st.text())
+def test_every_number_is_in_the_vocabulary(tokenizer, text):
+    ids = tokenizer.encode(text)
+    assert ids.dtype == np.uint16
+    assert (ids < tokenizer.vocab_size).all()
+
+
+@given(data=st.binary())
+def test_any_bytes_decode_with_replacement(data):
+    assert ByteTokenizer().decode(list(data)) == data.decode(errors="replace")
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_text_that_quotes_the_end_token_does_not_end_its_document(tokenizer):
+    text = "a<|endoftext|>b"
+    ids = tokenizer.encode(text)
+    assert tokenizer.end_of_document not in ids
+    assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_end_of_document_has_no_text(tokenizer):
+    assert tokenizer.decode([*tokenizer.encode("a"), tokenizer.end_of_document]) == "a"
+
+
+@pytest.mark.parametrize("ids", [[257], [-1], [0, 70_000]])
+def test_byte_tokenizer_refuses_numbers_beyond_its_vocabulary(ids):
+    with pytest.raises(ValueError, match="expected 0 to 256"):
+        ByteTokenizer().decode(ids)
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_a_tokenizer_comes_back_from_its_dictionary(tokenizer):
+    back = tokenizer_from_dict(json.loads(json.dumps(tokenizer.to_dict())))
+    assert type(back) is type(tokenizer)
+    assert back.fingerprint == tokenizer.fingerprint
+    assert back.encode("the cat").tolist() == tokenizer.encode("the cat").tolist()
+
+
+def test_bpe_comes_back_from_its_file_and_from_its_folder(tmp_path):
+    BPE.save(tmp_path / "tokenizer.json")
+    for place in (tmp_path, tmp_path / "tokenizer.json", str(tmp_path)):
+        assert BPETokenizer.load(place).fingerprint == BPE.fingerprint
+        assert load_tokenizer(place).fingerprint == BPE.fingerprint
+
+
+@settings(max_examples=5)
+@given(seed=st.integers(0, 4))
+def test_training_twice_gives_the_same_tokenizer(seed):
+    texts = [f"{seed} {text} {i}" for i, text in enumerate(TEXTS)]
+    first, second = (BPETokenizer.train(iter(texts), vocab_size=320) for _ in range(2))
+    assert first.to_dict() == second.to_dict()
+
+
+def test_bpe_is_shorter_than_bytes():
+    assert len(BPE.encode("the cat sat")) < len("the cat sat")
+
+
+def test_different_vocabularies_have_different_fingerprints():
+    other = BPETokenizer.train(["zebra quagga"] * 5, vocab_size=300)
+    assert len({BPE.fingerprint, other.fingerprint, ByteTokenizer().fingerprint}) == 3
+
+
+def test_vocabulary_smaller_than_the_bytes_is_refused():
+    with pytest.raises(DataError, match="vocab_size: 256; expected at least 257"):
+        BPETokenizer.train(["a"], vocab_size=256)
+
+
+def test_numbers_beyond_sixteen_bits_get_thirty_two():
+    assert token_dtype(65_536) == np.uint16
+    assert token_dtype(65_537) == np.uint32
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "expected the object"),
+        ("{}", "not a tokenizer.json"),
+        ('{"model": 3}', "not a tokenizer.json"),
+    ],
+)
+def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path, content, complaint):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content)
+    with pytest.raises(DataError, match=complaint) as raised:
+        load_tokenizer(path)
+    assert str(path) in str(raised.value)
+
+
+def test_a_vocabulary_without_an_end_of_document_is_refused():
+    data = BPE.to_dict()
+    data["added_tokens"] = []
+    data["model"]["vocab"]["<|nothing|>"] = data["model"]["vocab"].pop("<|endoftext|>")
+    with pytest.raises(DataError, match="has no end-of-document token"):
+        tokenizer_from_dict(data)
+
+
+def test_a_missing_tokenizer_says_what_would_be_right(tmp_path):
+    with pytest.raises(DataError, match=r"expected 'bytes', a tokenizer\.json or a folder with one"):
+        load_tokenizer(tmp_path / "nowhere")
+
+
+def test_loading_bytes_as_bpe_is_refused(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(ByteTokenizer().to_dict()))
+    with pytest.raises(DataError, match="expected a BPE vocabulary"):
+        BPETokenizer.load(tmp_path)
