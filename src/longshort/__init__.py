@@ -4,12 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from longshort.generation import generate
     from longshort.heads import HeadPlan
     from longshort.model import GPT, GPTConfig
     from longshort.nn import LSAttention
     from longshort.ops import AttentionResult, LogitStats, attention
 
-__all__ = ["GPT", "AttentionResult", "GPTConfig", "HeadPlan", "LSAttention", "LogitStats", "attention"]
+__all__ = ["GPT", "AttentionResult", "GPTConfig", "HeadPlan", "LSAttention", "LogitStats", "attention", "generate"]
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -20,6 +21,7 @@ _HOMES = {
     "AttentionResult": "longshort.ops",
     "LogitStats": "longshort.ops",
     "attention": "longshort.ops",
+    "generate": "longshort.generation",
 }
 
 

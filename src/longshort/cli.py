@@ -80,7 +80,8 @@ def demo(
         typer.echo(text)
     console.rule()
     console.print(result_table(result.rows))
-    typer.echo(f"report: {result.report}")
+    if result.report is not None:
+        typer.echo(f"report: {result.report}")
 
 
 @app.command()

@@ -55,9 +55,11 @@ def save_checkpoint(
     (draft / _STATE).write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
     for file in draft.iterdir():
         _flush(file)
+    replaced = folder / f".{final.name}.replaced.tmp"
     if final.exists():
-        shutil.rmtree(final)
+        final.rename(replaced)
     draft.rename(final)
+    shutil.rmtree(replaced, ignore_errors=True)
     _flush(folder)
     return final
 
