@@ -37,7 +37,8 @@ class Arm:
         records = read_log(self.out)
         if not records or records[0].get("config") != self.config.to_dict():
             return False  # the trainer decides whether it may go on with it
-        return records[-1].get("status") == "finished" and records[-1]["step"] == self.config.run.steps
+        ends = [record for record in records if record["kind"] == "end"]
+        return bool(ends) and ends[-1]["status"] == "finished" and ends[-1]["step"] == self.config.run.steps
 
 
 def plan_arms(config: TrainConfig, variants: Sequence[str], seeds: Iterable[int], out: Path) -> list[Arm]:

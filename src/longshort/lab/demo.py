@@ -16,6 +16,7 @@ from longshort.lab.live import Watch
 from longshort.lab.runner import run_all
 from longshort.lab.sample import stream_text
 from longshort.train import TrainConfig
+from longshort.train.log import RunLog, read_log
 
 VARIANTS = ("plain", "ls")
 PROMPT = "def "
@@ -53,7 +54,7 @@ def run_demo(arms: list[Arm], out: Path, *, watch: Watch, message: Callable[[str
     if left and not run_all(left, jobs=len(left), watch=watch):
         return None
     rows = save_summary(arms, out)
-    samples = {arm.variant: "".join(stream_text(arm.out, PROMPT, seed=0)) for arm in arms}
+    samples = {arm.variant: _sample(arm) for arm in arms}
     message("writing the report")
     try:
         title = "Plain attention and LS-attention"
@@ -62,6 +63,18 @@ def run_demo(arms: list[Arm], out: Path, *, watch: Watch, message: Callable[[str
         message(f"no report: {error}")
         report = None
     return DemoResult(rows, samples, report)
+
+
+def _sample(arm: Arm) -> str:
+    """Text from the trained model, kept in its log for the report."""
+    drawn = [record["text"] for record in read_log(arm.out) if record["kind"] == "sample"]
+    if drawn:
+        return str(drawn[-1])
+    text = "".join(stream_text(arm.out, PROMPT, seed=0))
+    log = RunLog(arm.out)
+    log.write("sample", step=arm.config.run.steps, text=text)
+    log.close()
+    return text
 
 
 def introduction(config: TrainConfig) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -62,7 +63,7 @@ class _Lines:
 
 def running_table(arms: Sequence[Arm], followers: dict[str, Follower]) -> Table:
     """Where each run stands."""
-    table = Table(title="training side by side")
+    table = Table(title="training side by side", box=box.SIMPLE_HEAD)
     for name in ("variant", "seed", "step", "loss", "validation loss", "max |logit|", "tokens/s", "left"):
         table.add_column(name, justify="left" if name == "variant" else "right")
     for arm in arms:
@@ -91,19 +92,22 @@ def _cells(arm: Arm, follower: Follower | None) -> list[str]:
 
 def result_table(rows: Sequence[dict[str, Any]]) -> Table:
     """The rows that `compare.summarize` makes."""
-    table = Table(title="validation, mean over seeds (spread: largest minus smallest)")
-    names = ("variant", "seeds", "parameters", "loss", "spread", "perplexity", "best loss", "max |logit|", "tokens/s")
-    for name in (*names, "spikes"):
-        table.add_column(name, justify="left" if name == "variant" else "right")
+    sizes = sorted({row["parameters"] for row in rows})
+    title = f"validation after training; {' and '.join(f'{size:,}' for size in sizes)} parameters"
+    table = Table(
+        title=title,
+        box=box.SIMPLE_HEAD,
+        caption="means over seeds; spread: largest minus smallest loss; |logit|: the largest",
+    )
+    for name in ("variant", "seeds", "loss", "spread", "perplexity", "|logit|", "tokens/s", "spikes"):
+        table.add_column(name, justify="left" if name == "variant" else "right", no_wrap=True)
     for row in rows:
         table.add_row(
             row["variant"],
             str(row["seeds"]),
-            f"{row['parameters']:,}",
             number(row["validation_loss"]),
             number(row["spread"]),
             number(row["perplexity"]),
-            number(row["best_loss"]),
             number(row["max_logit"]),
             f"{row['tokens_per_second']:,.0f}",
             str(row["spikes"]),

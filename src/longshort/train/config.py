@@ -89,9 +89,11 @@ class RunConfig:
     eval_batches: int = 8
     """Batches of one evaluation; the same ones every time."""
     save_every: int = 500
-    """Steps between checkpoints; 0: none but the last."""
+    """Steps between checkpoints; 0: none but the last and the best."""
+    save_best: bool = True
+    """Also save whenever the validation loss is the lowest so far."""
     keep: int = 2
-    """How many of the newest checkpoints to keep; the best by validation loss is kept besides."""
+    """How many of the newest checkpoints to keep; the best by validation loss is kept besides, if it was saved."""
     tensorboard: bool = False
     """Also write TensorBoard events."""
     wandb: str | None = None

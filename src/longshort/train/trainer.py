@@ -282,12 +282,14 @@ class Trainer:
 
     def _after_step(self, *, last: bool) -> None:
         run, step = self.config.run, self.progress.step
+        best = False
         if last or (run.eval_every and step % run.eval_every == 0):
-            self._evaluate()
-        if last or (run.save_every and step % run.save_every == 0):
+            best = self._evaluate()
+        if last or (run.save_every and step % run.save_every == 0) or (best and run.save_best):
             self._save()
 
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> bool:
+        """Record the validation loss; True if it is the lowest so far."""
         loss = validation_loss(
             self.model,
             self.validation,
@@ -296,10 +298,12 @@ class Trainer:
             precision=self.config.run.precision,
         )
         progress = self.progress
-        if math.isfinite(loss) and (progress.best_loss is None or loss < progress.best_loss):
+        best = math.isfinite(loss) and (progress.best_loss is None or loss < progress.best_loss)
+        if best:
             progress.best_loss, progress.best_step = loss, progress.step
         values = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "tokens": progress.tokens}
         self._record("eval", step=progress.step, split="validation", seconds=progress.seconds, **values)
+        return best
 
     def _entropy(self) -> Tensor:
         tokens = self.validation.batch(0).tokens[:1].to(self.world.device)
