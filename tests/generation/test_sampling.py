@@ -1,0 +1,132 @@
+"""Sampling: what may be drawn, what is drawn again, where it ends."""
+
+import pytest
+import torch
+
+from longshort import GPT, GPTConfig
+from longshort.generation import generate, next_token
+
+LOGITS = torch.tensor([[0.0, 3.0, 1.0, 2.0, -1.0], [5.0, 0.0, 4.0, 4.5, 1.0]])
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return GPT(GPTConfig.preset("tiny", context=16, init_std=0.2)).eval()
+
+
+def drawn(draws=300, **options):
+    """Which tokens come up in each row of LOGITS."""
+    generator = torch.Generator().manual_seed(0)
+    many = torch.stack([next_token(LOGITS, generator=generator, **options) for _ in range(draws)])
+    return [set(column.tolist()) for column in many.T]
+
+
+def text(model, prompt=None, **options):
+    prompt = torch.tensor([[1, 2, 3]]) if prompt is None else prompt
+    return torch.stack(list(generate(model, prompt, **options))).T
+
+
+def test_temperature_zero_takes_the_most_probable_token():
+    assert next_token(LOGITS, temperature=0.0).tolist() == [1, 0]
+
+
+def test_greedy_text_is_the_argmax_at_every_step(model):
+    tokens = torch.tensor([[1, 2, 3], [7, 7, 7]])
+    found = text(model, tokens, max_new_tokens=5, temperature=0.0)
+    for step in range(5):
+        with torch.no_grad():
+            best = model(tokens).logits[:, -1].argmax(-1)
+        assert torch.equal(found[:, step], best)
+        tokens = torch.cat((tokens, best[:, None]), dim=1)
+
+
+def test_without_a_mask_every_token_may_come():
+    assert drawn(3000, temperature=3.0) == [{0, 1, 2, 3, 4}] * 2
+
+
+def test_frequencies_follow_the_softmax_at_the_temperature():
+    generator = torch.Generator().manual_seed(0)
+    rows = LOGITS[:1].expand(20_000, -1)
+    counts = next_token(rows, temperature=2.0, generator=generator).bincount(minlength=5) / 20_000
+    torch.testing.assert_close(counts, (LOGITS[0] / 2).softmax(-1), atol=0.015, rtol=0)
+
+
+def test_top_k_leaves_the_k_most_probable_of_each_row():
+    assert drawn(top_k=2, temperature=5.0) == [{1, 3}, {0, 3}]
+
+
+def test_top_k_beyond_the_vocabulary_leaves_all():
+    assert drawn(2000, top_k=50, temperature=5.0) == [{0, 1, 2, 3, 4}] * 2
+
+
+def test_top_p_leaves_the_fewest_tokens_that_reach_it():
+    # Probabilities of row 0, sorted: 1: 0.64, 3: 0.24, 2: 0.09, 0: 0.03, 4: 0.01; of row 1: 0: 0.50, 3: 0.30, 2: 0.18.
+    assert drawn(top_p=0.6) == [{1}, {0, 3}]
+    assert drawn(top_p=0.7) == [{1, 3}, {0, 3}]
+    assert drawn(1000, top_p=0.9) == [{1, 2, 3}, {0, 2, 3}]
+
+
+def test_top_p_always_leaves_one():
+    assert drawn(50, top_p=1e-9) == [{1}, {0}]
+
+
+def test_top_p_acts_after_the_temperature():
+    assert drawn(top_p=0.6, temperature=0.1) == [{1}, {0}]
+
+
+def test_a_seed_makes_the_text_repeatable_whatever_else_is_drawn(model):
+    first = text(model, max_new_tokens=12, seed=4)
+    torch.rand(7)
+    assert torch.equal(text(model, max_new_tokens=12, seed=4), first)
+    assert not torch.equal(text(model, max_new_tokens=12, seed=5), first)
+
+
+def test_a_seed_leaves_the_global_generator_alone(model):
+    torch.manual_seed(1)
+    expected = torch.rand(1)
+    torch.manual_seed(1)
+    text(model, max_new_tokens=3, seed=4)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_text_may_grow_past_the_context(model):
+    assert text(model, max_new_tokens=40, seed=0).shape == (1, 40)
+
+
+def test_it_ends_with_the_stop_token_once_every_row_has_drawn_it(model):
+    free = text(model, max_new_tokens=12, seed=4)
+    stop = int(free[0, 5])
+    first = free[0].tolist().index(stop)
+    assert text(model, max_new_tokens=12, seed=4, stop=stop).tolist() == [free[0, : first + 1].tolist()]
+
+
+def test_a_row_that_has_stopped_waits_for_the_others(model):
+    prompt = torch.tensor([[1, 2, 3], [9, 8, 7]])
+    free = text(model, prompt, max_new_tokens=12, temperature=0.0)
+    stop = int(free[0, 0])
+    stopped = text(model, prompt, max_new_tokens=12, temperature=0.0, stop=stop)
+    other = free[1].tolist()
+    assert stopped.shape[1] == (other.index(stop) + 1 if stop in other else 12)
+
+
+def test_no_graph_is_kept(model):
+    assert not any(token.requires_grad for token in generate(model, torch.tensor([[1]]), max_new_tokens=2))
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        (torch.tensor([1, 2]), {}, r"prompt must have shape .* got \(2,\)"),
+        (torch.zeros(1, 0, dtype=torch.long), {}, r"prompt must have shape .* got \(1, 0\)"),
+        (torch.tensor([[1]]), {"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
+        (torch.tensor([[1]]), {"temperature": -1.0}, "temperature must be >= 0, got -1"),
+        (torch.tensor([[1]]), {"top_k": 0}, "top_k must be None or at least 1, got 0"),
+        (torch.tensor([[1]]), {"top_p": 0.0}, "top_p must be None or above 0 and at most 1, got 0"),
+        (torch.tensor([[1]]), {"top_p": 1.5}, "top_p must be None or above 0 and at most 1, got 1.5"),
+    ],
+)
+def test_bad_arguments_are_named_at_the_call_and_not_at_the_first_token(model, prompt, options, message):
+    with pytest.raises(ValueError, match=message):
+        generate(model, prompt, **options)

@@ -1,0 +1,51 @@
+"""Runs in processes of their own: how far they are, and what they say when they fail."""
+
+import json
+
+import pytest
+
+from longshort.files import write_atomically
+from longshort.lab.runner import Follower, RunFailed, run_all
+from longshort.train.log import METRICS
+
+
+def test_a_failing_run_is_reported_with_its_last_words(config, tmp_path):
+    broken = config.with_overrides([f"run.out={tmp_path / 'run'}", f"data.path={tmp_path / 'nowhere'}"])
+    with pytest.raises(RunFailed, match=rf"the run {tmp_path / 'run'} failed: .*nowhere"):
+        run_all([broken], jobs=1, poll_seconds=0.1)
+
+
+def line(step, **values):
+    return json.dumps({"kind": "train", "step": step, **values}) + "\n"
+
+
+def test_a_follower_takes_in_whole_lines_only(tmp_path):
+    follower = Follower(tmp_path)
+    follower.update()
+    assert follower.latest == {}
+    path = tmp_path / METRICS
+    path.write_text(line(1) + line(2)[:9])
+    follower.update()
+    assert follower.latest["train"]["step"] == 1
+    with path.open("a") as file:
+        file.write(line(2)[9:])
+    follower.update()
+    assert follower.latest["train"]["step"] == 2
+
+
+def test_a_follower_keeps_the_newest_record_that_has_logits(tmp_path):
+    (tmp_path / METRICS).write_text(line(1, logit_max=[[1]]) + line(2))
+    follower = Follower(tmp_path)
+    follower.update()
+    assert follower.latest["logits"]["step"] == 1 and follower.latest["train"]["step"] == 2
+
+
+@pytest.mark.parametrize("grown", [0, 20])
+def test_a_follower_reads_a_rewound_log_again_even_if_it_has_outgrown_the_old_one(tmp_path, grown):
+    write_atomically(tmp_path / METRICS, "".join(line(step) for step in range(1, 9)))
+    follower = Follower(tmp_path)
+    follower.update()
+    rewound = [line(step, note="of another length") for step in range(1, 4 + grown)]
+    write_atomically(tmp_path / METRICS, "".join(rewound))
+    follower.update()
+    assert follower.latest["train"]["step"] == 3 + grown

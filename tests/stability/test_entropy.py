@@ -1,0 +1,85 @@
+"""Attention entropy against the matrix that it avoids to form."""
+
+import pytest
+import torch
+
+from longshort import GPT, GPTConfig
+from longshort.stability import attention_entropy
+
+SIZES = {"vocab_size": 50, "context": 40, "n_layers": 2, "width": 32, "n_heads": 4, "init_std": 0.3}
+
+
+def dense_entropy(model, tokens, segments=None):
+    """(L, H), by the definition: softmax over the visible keys, then the mean of -sum p log p over the rows."""
+    inputs = []
+    hooks = [
+        block.attention.register_forward_pre_hook(lambda module, args: inputs.append((module, args[0])))
+        for block in model.blocks
+    ]
+    with torch.no_grad():
+        model(tokens, segments=segments)
+    for hook in hooks:
+        hook.remove()
+    length = tokens.shape[1]
+    behind = torch.arange(length)[:, None] - torch.arange(length)
+    result = []
+    for layer, x in inputs:
+        with torch.no_grad():
+            q, k, _ = (part.double() for part in layer.heads(x))
+        k = k.repeat_interleave(layer.n_heads // layer.n_kv_heads, dim=1)
+        logits = q @ k.mT / layer.head_dim**0.5
+        windows = torch.tensor([length if w is None else w for w in layer.plan.windows])[:, None, None]
+        visible = ((behind >= 0) & (behind < windows)).expand_as(logits).clone()
+        if segments is not None:
+            visible &= (segments[:, :, None] == segments[:, None, :])[:, None]
+            visible &= (segments >= 0)[:, None, :, None]
+        p = logits.masked_fill(~visible, -torch.inf).softmax(-1).where(visible, 0)
+        rows = torch.special.entr(p).sum(-1)
+        real = visible.any(-1)
+        result.append(rows.where(real, 0).sum((0, 2)) / real.sum((0, 2)))
+    return torch.stack(result)
+
+
+CASES = {
+    "plain": {},
+    "ls": {"n_global": 1, "window": 5},
+    "rotary": {"positions": "rotary", "n_global": 1, "window": 5},
+    "grouped": {"n_kv_heads": 2, "n_global": 2, "window": 7},
+    "qk-norm": {"qk_norm": "head"},
+}
+
+
+@pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
+def test_it_is_the_entropy_of_the_attention_rows(changes):
+    model = GPT(GPTConfig(**SIZES | changes)).eval()
+    tokens = torch.randint(50, (3, 40))
+    found = attention_entropy(model, tokens)
+    torch.testing.assert_close(found.double(), dense_entropy(model, tokens), rtol=1e-4, atol=1e-5)
+
+
+def test_it_follows_segments_and_leaves_padding_out():
+    model = GPT(GPTConfig(**SIZES | {"n_global": 1, "window": 5})).eval()
+    tokens = torch.randint(50, (2, 40))
+    segments = torch.tensor([[0] * 13 + [1] * 27, [4] * 30 + [-1] * 10])
+    found = attention_entropy(model, tokens, segments=segments)
+    torch.testing.assert_close(found.double(), dense_entropy(model, tokens, segments), rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_plays_no_part_and_the_model_stays_in_training():
+    model = GPT(GPTConfig(**SIZES | {"dropout": 0.5})).train()
+    tokens = torch.randint(50, (1, 40))
+    assert torch.equal(attention_entropy(model, tokens), attention_entropy(model, tokens))
+    assert model.training and model.blocks[0].attention.dropout.training
+
+
+def test_it_leaves_no_hook_behind():
+    model = GPT(GPTConfig(**SIZES))
+    attention_entropy(model, torch.randint(50, (1, 8)))
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("changes", [{"softcap": 30.0}, {"positions": "alibi"}])
+def test_logits_that_are_not_plain_are_refused(changes):
+    model = GPT(GPTConfig(**SIZES | changes))
+    with pytest.raises(ValueError, match="only known for plain logits"):
+        attention_entropy(model, torch.randint(50, (1, 8)))

@@ -1,0 +1,58 @@
+"""Files that are either whole or not there."""
+
+import json
+import os
+
+import pytest
+
+from longshort import files
+
+
+def test_text_and_bytes_are_written_as_they_are(tmp_path):
+    assert files.write_atomically(tmp_path / "a", "häuser\n").read_bytes() == "häuser\n".encode()
+    assert files.write_atomically(tmp_path / "b", b"\x00\xff").read_bytes() == b"\x00\xff"
+
+
+def test_folders_on_the_way_are_made(tmp_path):
+    assert files.write_atomically(tmp_path / "one" / "two" / "file", "x").exists()
+
+
+def test_an_older_file_is_replaced(tmp_path):
+    (tmp_path / "file").write_text("older and longer")
+    files.write_atomically(tmp_path / "file", "new")
+    assert (tmp_path / "file").read_text() == "new"
+
+
+def test_others_may_read_it_as_the_umask_says(tmp_path):
+    before = os.umask(0o027)
+    try:
+        path = files.write_atomically(tmp_path / "file", "x")
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("moment", ["fsync", "replace"])
+def test_an_interruption_leaves_the_older_file_and_no_draft(tmp_path, monkeypatch, moment):
+    (tmp_path / "file").write_text("older")
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, moment, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        files.write_atomically(tmp_path / "file", "new")
+    assert (tmp_path / "file").read_text() == "older"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_json_ends_in_a_newline_and_reads_back(tmp_path):
+    text = files.write_json(tmp_path / "a.json", {"b": [1, None]}).read_text()
+    assert text.endswith("}\n")
+    assert json.loads(text) == {"b": [1, None]}
+
+
+def test_json_refuses_what_json_cannot_say_and_writes_nothing(tmp_path):
+    with pytest.raises(ValueError):
+        files.write_json(tmp_path / "a.json", {"loss": float("nan")})
+    assert not list(tmp_path.iterdir())

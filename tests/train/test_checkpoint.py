@@ -1,0 +1,174 @@
+"""Checkpoints: whole or not there, checked when read, few enough."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+
+from longshort.train import checkpoint as module
+from longshort.train.checkpoint import (
+    CheckpointError,
+    discard_after,
+    load_checkpoint,
+    newest_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
+)
+
+
+def save(folder, step, value=None):
+    tensors = {"w": torch.full((3, 2), float(step if value is None else value))}
+    return save_checkpoint(folder, step=step, model=tensors, trainer={"w/exp_avg": tensors["w"] * 2}, state={"a": step})
+
+
+def steps(folder):
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def test_what_is_saved_is_read_back(tmp_path):
+    path = save(tmp_path, 12)
+    assert path == tmp_path / "step-00000012"
+    found = load_checkpoint(path)
+    assert found.step == 12 and found.state["a"] == 12
+    assert torch.equal(found.model["w"], torch.full((3, 2), 12.0))
+    assert torch.equal(found.trainer["w/exp_avg"], torch.full((3, 2), 24.0))
+
+
+def test_views_and_shared_strides_are_saved_as_they_look(tmp_path):
+    base = torch.arange(6.0).view(2, 3)
+    save_checkpoint(tmp_path, step=1, model={"t": base.T}, trainer={}, state={})
+    assert torch.equal(load_checkpoint(tmp_path / "step-00000001").model["t"], base.T)
+
+
+def test_a_folder_of_checkpoints_or_of_a_run_gives_the_newest(tmp_path):
+    for step in (9, 10, 100):
+        save(tmp_path / "checkpoints", step)
+    assert load_checkpoint(tmp_path).step == 100
+    assert load_checkpoint(tmp_path / "checkpoints").step == 100
+
+
+def test_saving_a_step_again_replaces_it(tmp_path):
+    save(tmp_path, 5, value=1)
+    save(tmp_path, 5, value=2)
+    assert load_checkpoint(tmp_path).model["w"][0, 0] == 2
+    assert steps(tmp_path) == [5]
+
+
+@pytest.mark.parametrize("call", ["save_file", "_checksum", "_flush", "json.dumps"])
+def test_whatever_stops_the_writer_half_way_leaves_the_checkpoint_before(tmp_path, monkeypatch, call):
+    save(tmp_path, 1)
+
+    def stopped(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(*((json, "dumps") if call == "json.dumps" else (module, call)), stopped)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, 2)
+    monkeypatch.undo()
+    assert newest_checkpoint(tmp_path).step == 1
+    assert steps(tmp_path) == [1]
+
+
+def test_a_writer_that_is_killed_at_any_moment_leaves_only_whole_checkpoints(tmp_path):
+    script = textwrap.dedent("""
+        import sys, pathlib, torch
+        from longshort.train.checkpoint import save_checkpoint, prune_checkpoints
+        folder = pathlib.Path(sys.argv[1])
+        tensors = {str(i): torch.full((50, 1000), float(i)) for i in range(20)}
+        for step in range(10**6):
+            save_checkpoint(folder, step=step, model=tensors, trainer=tensors, state={})
+            prune_checkpoints(folder, keep=2, best=None)
+    """)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    writer = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], env=environment)
+    try:
+        for _ in range(600):
+            if tmp_path.is_dir() and len([p for p in tmp_path.iterdir() if not p.name.startswith(".")]) >= 2:
+                break
+            time.sleep(0.1)
+        time.sleep(0.3)
+    finally:
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+    found = newest_checkpoint(tmp_path)  # a warning, which is an error here, would say that it is damaged
+    assert found is not None and all(torch.equal(v, torch.full((50, 1000), float(k))) for k, v in found.model.items())
+    save(tmp_path, found.step + 1)
+    prune_checkpoints(tmp_path, keep=1, best=None)
+    assert [path.name for path in tmp_path.iterdir()] == [f"step-{found.step + 1:08d}"]
+
+
+def damage(path, name):
+    content = bytearray((path / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (path / name).write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer.safetensors"])
+def test_one_flipped_bit_is_noticed(tmp_path, name):
+    path = save(tmp_path, 1)
+    damage(path, name)
+    with pytest.raises(CheckpointError, match=f"{name} is damaged or missing"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("harm", ["flipped bit", "cut short", "missing", "state cut short", "state missing"])
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, harm):
+    save(tmp_path, 1)
+    path = save(tmp_path, 2)
+    if harm == "flipped bit":
+        damage(path, "model.safetensors")
+    elif harm == "cut short":
+        os.truncate(path / "trainer.safetensors", 20)
+    elif harm == "missing":
+        (path / "model.safetensors").unlink()
+    elif harm == "state cut short":
+        os.truncate(path / "state.json", 20)
+    else:
+        (path / "state.json").unlink()
+    with pytest.warns(UserWarning, match="step-00000002.*using the checkpoint before it"):
+        assert newest_checkpoint(tmp_path).step == 1
+
+
+def test_a_folder_without_a_whole_checkpoint_is_an_error_that_says_so(tmp_path):
+    with pytest.raises(CheckpointError, match="holds no whole checkpoint"):
+        load_checkpoint(tmp_path)
+    assert newest_checkpoint(tmp_path / "nowhere") is None
+
+
+def test_another_format_is_refused_by_number(tmp_path):
+    path = save(tmp_path, 1)
+    state = json.loads((path / "state.json").read_text()) | {"format": 99}
+    (path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(CheckpointError, match="has format 99; this version reads format 1"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize(("best", "left"), [(None, [30, 40]), (10, [10, 30, 40]), (40, [30, 40]), (99, [30, 40])])
+def test_the_newest_few_and_the_best_are_kept(tmp_path, best, left):
+    for step in (10, 20, 30, 40):
+        save(tmp_path, step)
+    prune_checkpoints(tmp_path, keep=2, best=best)
+    assert steps(tmp_path) == left
+
+
+def test_pruning_removes_drafts_and_nothing_that_is_not_ours(tmp_path):
+    save(tmp_path, 1)
+    (tmp_path / ".step-00000002.77.tmp").mkdir()
+    for name in ("step-final", "notes"):
+        shutil.copytree(tmp_path / "step-00000001", tmp_path / name)
+    prune_checkpoints(tmp_path, keep=1, best=None)
+    assert {path.name for path in tmp_path.iterdir()} == {"step-00000001", "step-final", "notes"}
+
+
+def test_later_checkpoints_can_be_discarded(tmp_path):
+    for step in (10, 20, 30):
+        save(tmp_path, step)
+    discard_after(tmp_path, 20)
+    assert steps(tmp_path) == [10, 20]

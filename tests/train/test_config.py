@@ -1,0 +1,160 @@
+"""Configurations: YAML, overrides, errors that name the key."""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from longshort import GPT, HeadPlan
+from longshort.train import ConfigError, TrainConfig
+
+SHIPPED = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+TINY = {"model": {"preset": "tiny"}}
+
+
+def write(tmp_path, text):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_sections_come_from_yaml_and_the_rest_keeps_its_default(tmp_path):
+    config = TrainConfig.load(write(tmp_path, "model: {preset: tiny, window: 5}\nrun: {steps: 7}\noptimizer:\n"))
+    assert (config.model.window, config.model.width, config.run.steps) == (5, 32, 7)
+    assert config.optimizer == TrainConfig.from_dict(TINY).optimizer
+
+
+def test_overrides_win_over_the_file_and_later_ones_over_earlier_ones(tmp_path):
+    path = write(tmp_path, "model: {preset: tiny}\nrun: {steps: 7}")
+    config = TrainConfig.load(path, ["run.steps=8", "run.steps=9", "data.path=a=b", "optimizer.betas=[0.8, 0.9]"])
+    assert (config.run.steps, config.data.path, config.optimizer.betas) == (9, "a=b", (0.8, 0.9))
+
+
+def test_an_override_may_open_a_section_that_the_file_leaves_out(tmp_path):
+    config = TrainConfig.load(write(tmp_path, "model: {preset: tiny}"), ["stability.guard=skip"])
+    assert config.stability.guard == "skip"
+
+
+@pytest.mark.parametrize("text", ["3e-4", "3.0e-4", "0.0003", "3E-04"])
+def test_a_rate_may_be_written_in_any_way_that_a_person_would(text, tmp_path):
+    path = write(tmp_path, f"model: {{preset: tiny}}\noptimizer: {{lr: {text}}}")
+    assert TrainConfig.load(path).optimizer.lr == 3e-4
+    assert TrainConfig.from_dict(TINY).with_overrides([f"optimizer.lr={text}"]).optimizer.lr == 3e-4
+
+
+@pytest.mark.parametrize("text", ["model: {preset: tiny}\nstability: {guard: off}", "model: {preset: tiny}"])
+def test_off_is_a_word_and_not_false(tmp_path, text):
+    assert TrainConfig.load(write(tmp_path, text), ["run.out=no"]).stability.guard == "off"
+    assert TrainConfig.from_dict(TINY).with_overrides(["stability.guard=off", "run.compile=true"]).run.compile is True
+
+
+def test_null_unsets_what_may_be_unset():
+    config = TrainConfig.from_dict(TINY | {"stability": {"qk_clip": 100}})
+    assert config.stability.qk_clip == 100.0
+    assert config.with_overrides(["stability.qk_clip=null"]).stability.qk_clip is None
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimiser.lr=1", "no section 'optimiser'; the nearest is 'optimizer'"),
+        ("optimizer.learning=1", "optimizer has no key 'learning'; the nearest is "),
+        ("run.step=1", "run has no key 'step'; the nearest is 'steps'"),
+        ("model.windows=1", "model has no key 'windows'; the nearest is 'window'"),
+        ("run.steps=many", "run.steps must be int, got 'many'"),
+        ("run.steps=1.5", "run.steps must be int, got 1.5"),
+        ("run.steps=true", "run.steps must be int, got True"),
+        ("run.steps=", "run.steps must be int, got None"),
+        ("run.compile=1", "run.compile must be bool, got 1"),
+        ("optimizer.lr=fast", "optimizer.lr must be float, got 'fast'"),
+        ("optimizer.lr=true", "optimizer.lr must be float, got True"),
+        ("optimizer.lr=[1]", "optimizer.lr must be float"),
+        ("optimizer.betas=[0.9]", "optimizer.betas must be"),
+        ("optimizer.betas=[0.9, x]", r"optimizer.betas\[1\] must be float, got 'x'"),
+        ("run.out=3", "run.out must be str, got 3"),
+        ("model.width=wide", "model.width must be int, got 'wide'"),
+        ("model.width=33", "model: width must be a multiple of n_heads"),
+        ("model.plan=3", "model: "),
+        ("model.preset=huge", "model: preset must be one of"),
+        ("run.steps=0", "run.steps must be at least 1, got 0"),
+        ("run.accumulate=0", "run.accumulate must be at least 1"),
+        ("run.accumulate=3", "data.batch_size must be a multiple of run.accumulate=3, got 16"),
+        ("run.save_every=-1", "run.save_every must be at least 0"),
+        ("schedule.kind=linear", "schedule.kind must be one of constant, cosine, wsd, got 'linear'"),
+        ("run.precision=fp16", "run.precision must be one of"),
+        ("run.device=tpu", "run.device must be one of"),
+        ("stability.guard=maybe", "stability.guard must be one of off, warn, skip, rollback"),
+        ("stability.clip=hard", "stability.clip must be one of"),
+        ("optimizer.lr=0", "optimizer.lr must be > 0"),
+        ("optimizer.lr=.nan", "optimizer.lr must be > 0"),
+        ("run.steps", "an override looks like section.key=value, got 'run.steps'"),
+        ("steps=3", "an override looks like section.key=value, got 'steps=3'"),
+        ("run.=3", "an override looks like section.key=value"),
+        ("run.steps=[", "the value of run.steps is not YAML"),
+    ],
+)
+def test_a_wrong_override_is_an_error_that_names_it(override, message):
+    with pytest.raises(ConfigError, match=message):
+        TrainConfig.from_dict(TINY).with_overrides([override])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("run: {steps: 3}", "the section model is missing"),
+        ("model: 5", "model must hold key: value pairs, got 5"),
+        ("model: {preset: tiny}\nrun: [1]", "run must hold key: value pairs"),
+        ("- 1", "must hold key: value pairs"),
+        ("", "must hold key: value pairs, got None"),
+        ("model: {preset: tiny", "is not YAML"),
+        ("model: {preset: tiny}\nmodle: {}", "no section 'modle'; the nearest is 'model'"),
+    ],
+)
+def test_a_wrong_file_is_an_error_of_one_line(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        TrainConfig.load(write(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=f"cannot read the configuration {tmp_path / 'nowhere.yaml'}"):
+        TrainConfig.load(tmp_path / "nowhere.yaml")
+
+
+@pytest.mark.parametrize("model", [{"preset": "tiny"}, {"preset": "tiny", "plan": HeadPlan(windows=(None, 3, 3, 4))}])
+def test_it_goes_to_json_or_yaml_and_back(model):
+    config = TrainConfig.from_dict(
+        {"model": model, "optimizer": {"lr": 3e-4, "betas": [0.8, 0.9]}, "stability": {"qk_clip": 50}}
+    )
+    assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert TrainConfig.from_dict(yaml.safe_load(yaml.safe_dump(config.to_dict()))) == config
+    assert json.loads(json.dumps(config.to_dict())) == config.to_dict()
+
+
+def test_rows_are_as_long_as_the_context_unless_told_otherwise():
+    config = TrainConfig.from_dict(TINY)
+    assert config.length == config.model.context
+    assert config.with_overrides(["data.length=17"]).length == 17
+
+
+def test_there_are_shipped_configurations():
+    assert len(SHIPPED) >= 3
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_every_shipped_configuration_parses_and_builds_its_model(path):
+    config = TrainConfig.load(path)
+    with torch.device("meta"):
+        model = GPT(config.model)
+    assert model.n_parameters() > 0
+    assert len({len(plan.windows) for plan in config.model.layer_plans}) == 1
+    assert config.run.out == f"runs/{path.stem}"
+
+
+def test_every_field_has_its_place_in_the_plain_form():
+    config = TrainConfig.from_dict(TINY)
+    for section, values in config.to_dict().items():
+        assert set(values) == {field.name for field in fields(getattr(config, section))}

@@ -1,0 +1,141 @@
+"""The record of a run: whole lines of strict JSON, and a way back."""
+
+import json
+import math
+import sys
+
+import pytest
+import torch
+
+from longshort.train.log import METRICS, RunLog, TensorBoardSink, largest_logit, read_log, rewind_log
+
+
+def lines(folder):
+    return (folder / METRICS).read_text().splitlines()
+
+
+class Sink:
+    def __init__(self):
+        self.records, self.closed = [], False
+
+    def write(self, record):
+        self.records.append(record)
+
+    def close(self):
+        self.closed = True
+
+
+def test_what_is_not_finite_becomes_null_at_any_depth(tmp_path):
+    log = RunLog(tmp_path)
+    written = log.write(
+        "train", step=1, loss=math.nan, logit_max=torch.tensor([[1.5, math.inf]]), other={"a": [-math.inf, 2]}
+    )
+    log.close()
+    assert json.loads(lines(tmp_path)[0]) == written
+    assert written["loss"] is None and written["logit_max"] == [[1.5, None]] and written["other"] == {"a": [None, 2]}
+
+
+def test_tensors_and_paths_become_plain_values(tmp_path):
+    log = RunLog(tmp_path / "new")
+    record = log.write("train", step=1, out=tmp_path, norm=torch.tensor(2.0), indices=(3, 4))
+    log.close()
+    assert record == {"kind": "train", "step": 1, "out": str(tmp_path), "norm": 2.0, "indices": [3, 4]}
+
+
+def test_a_line_is_there_as_soon_as_it_is_written(tmp_path):
+    log = RunLog(tmp_path)
+    log.write("train", step=1)
+    assert len(lines(tmp_path)) == 1
+    log.close()
+
+
+def test_sinks_get_every_record_and_are_closed(tmp_path):
+    sink = Sink()
+    log = RunLog(tmp_path, [sink])
+    log.write("train", step=1)
+    log.write("end", step=1)
+    log.close()
+    assert [record["kind"] for record in sink.records] == ["train", "end"] and sink.closed
+
+
+def write_log(folder, *records, torn=""):
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / METRICS).write_text(text + torn)
+
+
+RECORDS = [
+    {"kind": "run", "seed": 0},
+    {"kind": "train", "step": 1},
+    {"kind": "eval", "step": 1},
+    {"kind": "train", "step": 2},
+    {"kind": "spike", "step": 3},
+    {"kind": "train", "step": 3},
+    {"kind": "end", "step": 3},
+]
+
+
+def test_a_torn_last_line_is_dropped(tmp_path):
+    write_log(tmp_path, *RECORDS, torn='{"kind": "tra')
+    assert read_log(tmp_path) == RECORDS
+
+
+def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path):
+    (tmp_path / METRICS).write_text('{"kind": "run"}\n{"kind": "tr\n{"kind": "train", "step": 1}\n')
+    with pytest.raises(ValueError, match=f"{METRICS}, line 2, is not JSON"):
+        read_log(tmp_path)
+
+
+def test_rewinding_drops_later_steps_and_the_end(tmp_path):
+    write_log(tmp_path, *RECORDS)
+    rewind_log(tmp_path, 2)
+    assert read_log(tmp_path) == RECORDS[:4]
+
+
+def test_rewinding_to_where_the_run_ended_drops_the_end_only(tmp_path):
+    write_log(tmp_path, *RECORDS)
+    rewind_log(tmp_path, 3)
+    assert read_log(tmp_path) == RECORDS[:6]
+
+
+def test_rewinding_may_keep_the_spikes(tmp_path):
+    write_log(tmp_path, *RECORDS)
+    rewind_log(tmp_path, 1, keep_spikes=True)
+    assert [record["kind"] for record in read_log(tmp_path)] == ["run", "train", "eval", "spike"]
+
+
+def test_rewinding_before_the_start_drops_everything(tmp_path):
+    write_log(tmp_path, *RECORDS)
+    rewind_log(tmp_path, -1)
+    assert read_log(tmp_path) == []
+
+
+def test_rewinding_a_torn_log_leaves_whole_lines(tmp_path):
+    write_log(tmp_path, *RECORDS[:3], torn='{"ki')
+    rewind_log(tmp_path, 5)
+    log = RunLog(tmp_path)
+    log.write("train", step=2)
+    log.close()
+    assert read_log(tmp_path) == RECORDS[:4]
+
+
+def test_rewinding_nothing_is_no_error(tmp_path):
+    rewind_log(tmp_path, 3)
+    assert not (tmp_path / METRICS).exists()
+
+
+@pytest.mark.parametrize(
+    ("record", "largest"),
+    [
+        ({"logit_max": [[1.0, 2.0]], "logit_min": [[-5.0, 0.0]]}, 5.0),
+        ({"logit_max": [[1.0, None]], "logit_min": [[-5.0, 0.0]]}, None),
+        ({}, None),
+    ],
+)
+def test_the_largest_logit_is_over_both_ends_and_unknown_where_one_is_not_finite(record, largest):
+    assert largest_logit(record) == largest
+
+
+def test_a_missing_tensorboard_is_one_line_that_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ValueError, match=r"run\.tensorboard needs TensorBoard: pip install 'longshort\[tensorboard\]'"):
+        TensorBoardSink(tmp_path)
