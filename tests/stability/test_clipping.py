@@ -106,3 +106,19 @@ def test_a_restored_clip_goes_on_as_the_one_that_was_saved():
 def test_settings_that_make_no_sense_are_refused(settings):
     with pytest.raises(ValueError, match="tensor clipping needs"):
         TensorClip(parameters([1.0]), **settings)
+
+
+def test_a_tensor_without_gradient_in_warm_up_is_not_frozen():
+    params = parameters_with_zero_first_gradient()
+    clip = TensorClip(params, warmup=1)
+    clip.clip()
+    for _ in range(2):
+        params[0].grad = torch.ones_like(params[0])
+        clip.clip()
+    assert params[0].grad.norm() > 0
+
+
+def parameters_with_zero_first_gradient():
+    params = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))]
+    params[0].grad, params[1].grad = torch.zeros(3), torch.ones(2)
+    return params

@@ -97,10 +97,17 @@ def test_rewinding_to_where_the_run_ended_drops_the_end_only(tmp_path):
     assert read_log(tmp_path) == RECORDS[:6]
 
 
-def test_rewinding_may_keep_the_spikes(tmp_path):
+def test_rewinding_keeps_the_spikes_of_dropped_batches_only(tmp_path):
+    spikes = [{"kind": "spike", "step": 3, "batch": batch} for batch in (7, 8)]
+    write_log(tmp_path, *RECORDS[:2], *spikes)
+    rewind_log(tmp_path, 0, dropped=[8])
+    assert [record.get("batch") for record in read_log(tmp_path) if record["kind"] == "spike"] == [8]
+
+
+def test_rewinding_to_a_step_keeps_its_evaluation(tmp_path):
     write_log(tmp_path, *RECORDS)
-    rewind_log(tmp_path, 1, keep_spikes=True)
-    assert [record["kind"] for record in read_log(tmp_path)] == ["run", "train", "eval", "spike"]
+    rewind_log(tmp_path, 1)
+    assert [record["kind"] for record in read_log(tmp_path)] == ["run", "train", "eval"]
 
 
 def test_rewinding_before_the_start_drops_everything(tmp_path):

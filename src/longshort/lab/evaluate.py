@@ -47,6 +47,7 @@ def evaluate_checkpoint(
         precision=config.run.precision,
         bucket=bucket,
         limit=limit,
+        segments=config.data.segments,
         progress=progress,
     )
     return {"checkpoint": str(loaded.path), "step": loaded.step, "data": str(folder), "split": split, **numbers}

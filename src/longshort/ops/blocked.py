@@ -181,19 +181,20 @@ def _scores(group: Group, tile: Tile, logits: Tensor) -> tuple[Tensor, Tensor | 
 
 
 def _note_extremes(group: Group, heads: Heads, largest: Tensor, smallest: Tensor) -> None:
-    """A pass over the logits alone. amax and amin keep a NaN; torch.maximum and minimum do too."""
+    """A pass over the logits alone. amax, amin, aminmax, maximum and minimum all keep a NaN."""
     n_heads = len(largest[heads])
     high = largest.new_full((group.q.shape[0],), -torch.inf, dtype=torch.promote_types(group.q.dtype, torch.float32))
     low = torch.full_like(high, torch.inf)
     for tile in group.dense_tiles():
         q, k, _ = _operands(group, tile)
-        logits = group.call.scale * (q.to(high.dtype) @ k.to(high.dtype).mT)
+        logits = (group.call.scale * q.to(high.dtype)) @ k.to(high.dtype).mT
         visible = group.visible(tile)
-        hidden = None if visible is None else ~visible
-        above = logits if hidden is None else logits.masked_fill(hidden, -torch.inf)
-        below = logits if hidden is None else logits.masked_fill_(hidden, torch.inf)
-        high = torch.maximum(high, above.amax((1, 2, 3)))
-        low = torch.minimum(low, below.amin((1, 2, 3)))
+        if visible is None:
+            below, above = logits.flatten(1).aminmax(dim=1)
+        else:
+            above = logits.masked_fill(~visible, -torch.inf).flatten(1).amax(1)
+            below = logits.masked_fill_(~visible, torch.inf).flatten(1).amin(1)
+        high, low = torch.maximum(high, above), torch.minimum(low, below)
     largest[heads] = torch.maximum(largest[heads], high.unflatten(0, (-1, n_heads)).amax(0).float())
     smallest[heads] = torch.minimum(smallest[heads], low.unflatten(0, (-1, n_heads)).amin(0).float())
 

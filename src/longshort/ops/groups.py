@@ -98,7 +98,7 @@ class Group:
 
     def visible(self, tile: Tile) -> Tensor | None:
         """(1 or N, 1 or n, R, C) which pairs of the tile may see each other; None if all."""
-        if self.segments_bS is None and tile.kind == OPEN:
+        if self.segments_bS is None and self._sees_all(tile):
             return None
         offset = self._offsets(tile)
         visible = (offset <= self.reach.back) & (offset >= -self.reach.ahead)
@@ -109,6 +109,13 @@ class Group:
         theirs = rectangles(self.segments_bS[:, :, None], tile.col, tile.cols, tile.n, tile.col_step)
         same = (ours == theirs.mT) & (ours >= 0) & visible
         return same if len(same) == 1 else same.repeat_interleave(self.q.shape[0] // len(same), dim=0)
+
+    def _sees_all(self, tile: Tile) -> bool:
+        """By the distances of the tile's corners; rectangles of a masked run all have the same ones."""
+        if tile.kind == OPEN:
+            return True
+        nearest = tile.row + self.n_keys - self.n_queries - tile.col
+        return nearest + tile.rows - 1 <= self.reach.back and nearest - tile.cols + 1 >= -self.reach.ahead
 
     def additive_mask(self, tile: Tile) -> Tensor | None:
         """For the fused kernel, in q's dtype: minus slope * distance where visible, else -inf; None if not needed."""
@@ -126,7 +133,8 @@ class Group:
 
     def _mask(self, tile: Tile) -> Tensor:
         visible = self.visible(tile)
-        assert visible is not None
+        if visible is None:
+            visible = torch.ones((), dtype=torch.bool, device=self.q.device)
         bias = torch.zeros((), dtype=self.q.dtype, device=self.q.device)
         if self.slopes_N is not None:
             bias = (-self.slopes_N * self.distance(tile)).to(self.q.dtype)

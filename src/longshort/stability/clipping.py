@@ -54,11 +54,13 @@ class TensorClip:
         if self.steps <= self.warmup:
             scale = (self.limit / (total + 1e-6)).clamp(max=1.0).expand_as(norms)
             clipped = norms * scale
-            updated = torch.minimum(self.means, clipped)
+            # A tensor that had no gradient yet has no norm to be held to.
+            updated = torch.where(clipped > 0, torch.minimum(self.means, clipped), self.means)
         else:
             scale = (self.ratio * self.means / (norms + 1e-12)).clamp(max=1.0)
             clipped = norms * scale
-            updated = self.momentum * self.means + (1 - self.momentum) * clipped
+            moved = self.momentum * self.means + (1 - self.momentum) * clipped
+            updated = torch.where(self.means.isfinite(), moved, clipped)
         self.means = torch.where(updated.isfinite(), updated, self.means)
         for gradient, factor in zip(gradients, scale.unbind(), strict=True):
             gradient.mul_(factor)

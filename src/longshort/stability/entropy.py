@@ -18,6 +18,7 @@ def attention_entropy(model: nn.Module, tokens: Tensor, **inputs: Any) -> Tensor
     With x the logits and p their softmax, the entropy is lse - sum p x, and sum_j p_j q.k_j = q.(sum_j p_j k_j):
     attention that returns keys in place of values gives it. The model must be the plain module, not a compiled one.
     """
+    check_entropy(model)
     layers = [module for module in model.modules() if isinstance(module, LSAttention)]
     seen: list[tuple[Tensor, dict[str, Any]]] = []
 
@@ -36,11 +37,18 @@ def attention_entropy(model: nn.Module, tokens: Tensor, **inputs: Any) -> Tensor
     return torch.stack([_entropy(layer, x, **kwargs) for layer, (x, kwargs) in zip(layers, seen, strict=True)])
 
 
+def check_entropy(model: nn.Module) -> None:
+    """Raise where the entropy is not known from the op's output."""
+    for layer in (module for module in model.modules() if isinstance(module, LSAttention)):
+        if layer.softcap is not None or layer.plan.slopes is not None or layer.plan.decays is not None:
+            raise ValueError(
+                "attention entropy is only known for plain logits: turn off softcap, ALiBi and decay, or it"
+            )
+
+
 def _entropy(
     layer: LSAttention, x: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None, **_: Any
 ) -> Tensor:
-    if layer.softcap is not None or layer.plan.slopes is not None or layer.plan.decays is not None:
-        raise ValueError("attention entropy is only known for plain logits: turn off softcap, ALiBi and decay, or it")
     q, k, _v = layer.heads(x, positions)
     result = attention(q, k, k, layer.plan, segments=segments, backend=layer.backend)
     keys = result.out.to(result.lse.dtype)

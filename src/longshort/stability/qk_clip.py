@@ -25,7 +25,8 @@ def qk_clip(model: nn.Module, largest_LH: Tensor, *, threshold: float = 100.0, a
     share a key head, the queries take the whole factor: another head's keys must not change. A head whose largest
     logit is not above the threshold, negative and -inf (no visible pair) included, keeps its weights bit for bit.
     """
-    factors = torch.where(largest_LH > threshold, threshold / largest_LH, 1.0)
+    above = (largest_LH > threshold) & largest_LH.isfinite()  # an infinite logit would set the weights to zero
+    factors = torch.where(above, threshold / largest_LH, 1.0)
     for layer, gamma_H in zip(_layers(model), factors, strict=True):
         shared = layer.n_kv_heads != layer.n_heads
         rows = [layer.n_heads * layer.head_dim, layer.n_kv_heads * layer.head_dim]

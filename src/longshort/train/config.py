@@ -166,8 +166,9 @@ class TrainConfig:
             _at_least(name, value, 1)
         for name, value in (("schedule.warmup", self.schedule.warmup), ("run.save_every", run.save_every)):
             _at_least(name, value, 0)
-        if not self.optimizer.lr > 0:
-            raise ConfigError(f"optimizer.lr must be > 0, got {self.optimizer.lr}")
+        for name, rate in (("optimizer.lr", self.optimizer.lr), ("stability.clip_norm", stability.clip_norm)):
+            if not rate > 0:
+                raise ConfigError(f"{name} must be > 0, got {rate}")
         if data.batch_size % run.accumulate:
             raise ConfigError(
                 f"data.batch_size must be a multiple of run.accumulate={run.accumulate}, got {data.batch_size}"

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longshort.data.stream import TokenStream, Window, windows
+from longshort.data.stream import TokenStream, Window, document_numbers, windows
 from longshort.data.tokens import TokenFile
 from longshort.train.distributed import World
 
@@ -51,12 +51,14 @@ def evaluate_split(
     bucket: int = 256,
     limit: int | None = None,
     batch_size: int = 8,
+    segments: bool = False,
     progress: Callable[[int], None] = lambda windows_done: None,
 ) -> dict[str, Any]:
     """Perplexity over a whole split by a sliding window, and by bucket of positions in the window.
 
     Windows of `length` tokens start every `stride`; each token's loss counts once, in the first window that holds it.
-    Buckets count every position of every window instead, since they ask what context is worth.
+    Buckets count every position of every window instead, since they ask what context is worth. With `segments`, tokens
+    see their own document only, as in training with data.segments.
     """
     model.eval()
     n_buckets = math.ceil(length / bucket)
@@ -66,7 +68,8 @@ def evaluate_split(
     for group in batched(windows(tokens, length, stride, limit), batch_size):
         rows = torch.stack([window.tokens for window in group]).to(device)
         targets = torch.stack([window.targets for window in group]).to(device)
-        losses = _token_losses(model, rows, targets, precision).double().cpu()
+        documents = document_numbers(rows, tokens.end_of_document) if segments else None
+        losses = _token_losses(model, rows, targets, documents, precision).double().cpu()
         for window, row in zip(group, losses, strict=True):
             total, counted = total + float(row[window.fresh :].sum()), counted + length - window.fresh
             sums.index_add_(0, place, row)
@@ -96,7 +99,7 @@ def batched(items: Iterable[Window], size: int) -> Iterator[list[Window]]:
         yield group
 
 
-def _token_losses(model: nn.Module, rows: Tensor, targets: Tensor, precision: str) -> Tensor:
+def _token_losses(model: nn.Module, rows: Tensor, targets: Tensor, segments: Tensor | None, precision: str) -> Tensor:
     with autocast(precision, rows.device):
-        logits = model(rows).logits
+        logits = model(rows, segments=segments).logits
     return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +31,7 @@ class RunLog:
 
     def __init__(self, folder: Path, sinks: list[Sink] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
         self._file = (folder / METRICS).open("a", encoding="utf-8")
         self._sinks = sinks or []
 
@@ -41,6 +43,12 @@ class RunLog:
         for sink in self._sinks:
             sink.write(record)
         return record
+
+    def rewind(self, step: int, *, dropped: Sequence[int] = ()) -> None:
+        """See `rewind_log`; the other sinks, which cannot forget, stay as they are."""
+        self._file.close()
+        rewind_log(self._folder, step, dropped=dropped)
+        self._file = (self._folder / METRICS).open("a", encoding="utf-8")
 
     def close(self) -> None:
         self._file.flush()
@@ -63,13 +71,16 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     return records
 
 
-def rewind_log(folder: Path, step: int, *, keep_spikes: bool = False) -> None:
-    """Drop what was recorded after `step`, before those steps are taken again."""
+def rewind_log(folder: Path, step: int, *, dropped: Sequence[int] = ()) -> None:
+    """Drop what was recorded after `step`, before those steps are taken again.
+
+    Spikes of the `dropped` batches stay: those batches will not be met again to record them anew.
+    """
     if not (folder / METRICS).exists():
         return
 
     def stays(record: dict[str, Any]) -> bool:
-        if keep_spikes and record["kind"] == "spike":
+        if record["kind"] == "spike" and record.get("batch") in dropped:
             return True
         return record.get("step", 0) <= step and record["kind"] != "end"
 

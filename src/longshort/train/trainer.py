@@ -25,6 +25,7 @@ from longshort.model import GPT
 from longshort.nn import update_sigma
 from longshort.stability import LogitMeter, SpikeGuard, TensorClip, attention_entropy, qk_clip
 from longshort.stability.clipping import clip_by_global_norm, gradient_norm
+from longshort.stability.entropy import check_entropy
 from longshort.stability.qk_clip import check_qk_clip
 from longshort.train.checkpoint import (
     Checkpoint,
@@ -106,6 +107,8 @@ class Trainer:
         self.model.gradient_checkpointing = config.run.checkpoint_activations
         if config.stability.qk_clip is not None:
             check_qk_clip(self.model)
+        if config.telemetry.entropy_every:
+            check_entropy(self.model)
         self.parallel = self._parallel(self.model)
         self.optimizer = build_optimizer(self.model, config.optimizer, world.device)
         self.tensor_clip = self._tensor_clip()
@@ -276,9 +279,7 @@ class Trainer:
         self.progress.dropped = dropped
         self.progress.judged_from = self.progress.step + self.config.stability.guard_cooldown
         if self.world.is_writer:
-            self._log.close()
-            rewind_log(self.out, self.progress.step, keep_spikes=True)
-            self._log = open_log(self.config, self.out)
+            self._log.rewind(self.progress.step, dropped=dropped)
 
     def _after_step(self, *, last: bool) -> None:
         run, step = self.config.run, self.progress.step
@@ -355,7 +356,7 @@ class Trainer:
     @contextmanager
     def _logging(self, resumed: bool) -> Iterator[None]:
         if self.world.is_writer:
-            rewind_log(self.out, self.progress.step if resumed else -1)
+            rewind_log(self.out, self.progress.step if resumed else -1, dropped=self.progress.dropped)
             discard_after(self.checkpoints, self.progress.step)
             self._log = open_log(self.config, self.out)
             self.corpus.keep_tokenizer(self.out)
