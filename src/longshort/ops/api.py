@@ -6,7 +6,9 @@ Shapes: B batch, H query heads, H_kv key/value heads, T queries, S >= T keys, D 
 from __future__ import annotations
 
 import math
+import os
 from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -93,7 +95,7 @@ def attention(
                 q, k, v, plan, scale=_scale(scale, q), causal=causal, softcap=softcap, segments=segments
             )
     else:
-        out, lse, largest, smallest = schema.blocked(q, k, v, plan, scale, causal, softcap, segments, stats)
+        out, lse, largest, smallest = schema.run(backend, q, k, v, plan, scale, causal, softcap, segments, stats)
     return AttentionResult(out, lse, LogitStats(largest, smallest) if stats else None)
 
 
@@ -127,8 +129,23 @@ def _choose(backend: str, q: Tensor) -> str:
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     if backend == "triton":
-        raise ValueError('backend="triton" is not part of this version: use "auto", "blocked" or "reference"')
+        why = _triton_cannot(q)
+        if why is not None:
+            raise ValueError(f'backend="triton" cannot serve this call: {why}')
     return "blocked" if backend == "auto" else backend
+
+
+def _triton_cannot(q: Tensor) -> str | None:
+    """Why the Triton kernels cannot run, or None. TRITON_INTERPRET=1 runs them on the CPU, slowly, for tests."""
+    if find_spec("triton") is None:
+        return "the package triton is not installed"
+    if q.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"it needs a CUDA GPU, and q is on {q.device}"
+    if q.dtype == torch.float64:
+        return "it computes in float32, bfloat16 and float16, and q is float64"
+    if q.shape[-1] > 256:
+        return f"its head dim is at most 256, and q has {q.shape[-1]}"
+    return None
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""torch.library schemas, fakes and autograd of the backends: one opaque op forward, one backward.
+"""torch.library schemas, fakes and autograd of the backends: for each, one opaque op forward and one backward.
 
 Opaque, so that torch.compile neither traces the blocks nor recompiles when the length crosses a window. Statistics are
 outputs, never hooks: compile would drop those. Backends are imported when first called.
@@ -6,6 +6,8 @@ outputs, never hooks: compile would drop those. Backends are imported when first
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -13,23 +15,18 @@ from torch import Tensor
 
 from longshort.heads import HeadPlan
 
-_library = torch.library.Library("longshort", "DEF")
+GLOBAL = 0
+"""How a global head is written in the schema's list of windows."""
+HOMES = {"blocked": "longshort.ops.blocked", "triton": "longshort.ops.triton"}
+"""Modules with a `forward` and a `backward` of these signatures."""
 _OPTIONS = (
     "int[] windows, float[]? decays, float[]? slopes, float? scale, bool causal, float? softcap, Tensor? segments"
 )
-_library.define(
-    f"blocked_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}, bool stats)"
-    " -> (Tensor out, Tensor lse, Tensor logit_max, Tensor logit_min)"
-)
-_library.define(
-    f"blocked_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_OPTIONS})"
-    " -> (Tensor grad_q, Tensor grad_k, Tensor grad_v)"
-)
-GLOBAL = 0
-"""How a global head is written in the schema's list of windows."""
+_library = torch.library.Library("longshort", "DEF")
 
 
-def blocked(
+def run(
+    backend: str,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -42,30 +39,20 @@ def blocked(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """out, lse, and the extremes of the logits ((0,) each unless `stats`)."""
     windows = [GLOBAL if w is None else w for w in plan.windows]
-    result: tuple[Tensor, Tensor, Tensor, Tensor] = torch.ops.longshort.blocked_forward(
+    forward = torch.ops.longshort.blocked_forward if backend == "blocked" else torch.ops.longshort.triton_forward
+    result: tuple[Tensor, Tensor, Tensor, Tensor] = forward(
         q, k, v, windows, plan.decays, plan.slopes, scale, causal, softcap, segments, stats
     )
     return result
 
 
-def _forward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    from longshort.ops.blocked import forward
+def _imported(home: str, name: str) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        return getattr(import_module(home), name)(*args)
 
-    return forward(*args)
-
-
-def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    from longshort.ops.blocked import backward
-
-    return backward(*args)
+    return call
 
 
-for _device in ("CPU", "CUDA"):
-    _library.impl("blocked_forward", _forward, _device)
-    _library.impl("blocked_backward", _backward, _device)
-
-
-@torch.library.register_fake("longshort::blocked_forward", lib=_library)
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     stats = options[-1]
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -73,7 +60,6 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tenso
     return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=wide), extremes[0], extremes[1]
 
 
-@torch.library.register_fake("longshort::blocked_backward", lib=_library)
 def _backward_fake(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
@@ -86,15 +72,38 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
     ctx.options = options
 
 
-def _differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    q, k, v, out, lse, segments = ctx.saved_tensors
-    grads = torch.ops.longshort.blocked_backward(grad, q, k, v, out, lse, *ctx.options, segments)
-    return (*grads, *(None,) * (len(ctx.options) + 2))
+def _derivative(backend: str) -> Callable[..., tuple[Tensor | None, ...]]:
+    def differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, segments = ctx.saved_tensors
+        backward = getattr(torch.ops.longshort, f"{backend}_backward")
+        grads = backward(grad, q, k, v, out, lse, *ctx.options, segments)
+        return (*grads, *(None,) * (len(ctx.options) + 2))
+
+    return differentiate
 
 
 def _refuse(ctx: Any, *grads: Any) -> None:
     raise RuntimeError('attention has no double backward in this backend; backend="reference" has one')
 
 
-torch.library.register_autograd("longshort::blocked_forward", _differentiate, setup_context=_save, lib=_library)
-torch.library.register_autograd("longshort::blocked_backward", _refuse, lib=_library)
+def _register(backend: str, home: str) -> None:
+    forward, backward = f"{backend}_forward", f"{backend}_backward"
+    _library.define(
+        f"{forward}(Tensor q, Tensor k, Tensor v, {_OPTIONS}, bool stats)"
+        " -> (Tensor out, Tensor lse, Tensor logit_max, Tensor logit_min)"
+    )
+    _library.define(
+        f"{backward}(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_OPTIONS})"
+        " -> (Tensor grad_q, Tensor grad_k, Tensor grad_v)"
+    )
+    for device in ("CPU", "CUDA"):
+        _library.impl(forward, _imported(home, "forward"), device)
+        _library.impl(backward, _imported(home, "backward"), device)
+    torch.library.register_fake(f"longshort::{forward}", _forward_fake, lib=_library)
+    torch.library.register_fake(f"longshort::{backward}", _backward_fake, lib=_library)
+    torch.library.register_autograd(f"longshort::{forward}", _derivative(backend), setup_context=_save, lib=_library)
+    torch.library.register_autograd(f"longshort::{backward}", _refuse, lib=_library)
+
+
+for _backend, _home in HOMES.items():
+    _register(_backend, _home)
