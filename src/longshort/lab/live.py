@@ -93,10 +93,13 @@ def _cells(arm: Arm, follower: Follower | None) -> list[str]:
 def result_table(rows: Sequence[dict[str, Any]]) -> Table:
     """The rows that `compare.summarize` makes."""
     sizes = sorted({row["parameters"] for row in rows})
-    title = f"validation after training; {' and '.join(f'{size:,}' for size in sizes)} parameters"
+    size = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+    title = f"validation after training; {size} parameters"
     table = Table(
         title=title,
         box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
         caption="means over seeds; spread: largest minus smallest loss; |logit|: the largest",
     )
     for name in ("variant", "seeds", "loss", "spread", "perplexity", "|logit|", "tokens/s", "spikes"):
