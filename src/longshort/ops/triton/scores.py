@@ -1,6 +1,8 @@
 """What a tile of logits becomes, shared by the forward and both backward kernels.
 
-Letters: M query rows and N key columns of a tile.
+Letters: M query rows and N key columns of a tile, D head dimension. Exponentials are base 2, the unit of the hardware:
+a score is factor * x with x in whatever unit is cheapest, so that without decay, softcap or slope the scale costs
+nothing.
 """
 
 # mypy: ignore-errors
@@ -9,30 +11,84 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+NEVER = tl.constexpr(-1e30)
+"""The running maximum of a row that has seen nothing; finite, so that no subtraction gives NaN."""
+
+SIZES = ("B", "H", "T", "S", "n_long", "n_short", "n_partial", "long_tiles", "short_runs")
+"""Arguments whose value must not lead to another compilation."""
+
 
 @triton.jit
-def visible_pairs(
-    t_M, j_N, real_M, real_N, window, query_segments, key_segments, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr
-):
-    """(M, N): may the query at position t see the key at position j?"""
-    offset = t_M[:, None] - j_N[None, :]
-    visible = real_M[:, None] & real_N[None, :] & (offset < window)
-    visible = visible & (offset >= 0 if CAUSAL else offset > -window)
+def slab(base, stride_b, stride_h, b, h):
+    """Where (b, h) of a (B, H, T, D) tensor begins; 64-bit, since B*H*T*D passes 2^31 at sizes people use."""
+    return base + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h
+
+
+@triton.jit
+def load_rows(base, stride, first, columns, length, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr):
+    """(ROWS, WIDTH) rows first .. first+ROWS of a (length, D) slab; zeros outside of it."""
+    rows = tl.arange(0, ROWS)
+    at = base + tl.cast(first, tl.int64) * stride + (rows[:, None] * stride + columns[None, :])
+    inside = (rows >= -first) & (rows < length - first)
+    if WIDTH == D:
+        return tl.load(at, mask=inside[:, None], other=0.0)
+    return tl.load(at, mask=inside[:, None] & (columns < D)[None, :], other=0.0)
+
+
+@triton.jit
+def store_rows(base, stride, first, columns, length, x, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr):
+    rows = tl.arange(0, ROWS)
+    at = base + tl.cast(first, tl.int64) * stride + (rows[:, None] * stride + columns[None, :])
+    inside = (rows >= -first) & (rows < length - first)
+    if WIDTH == D:
+        tl.store(at, x.to(base.dtype.element_ty), mask=inside[:, None])
+    else:
+        tl.store(at, x.to(base.dtype.element_ty), mask=inside[:, None] & (columns < D)[None, :])
+
+
+@triton.jit
+def visible_range(t, window, S, CAUSAL: tl.constexpr):
+    """First and last key that the queries at positions t may see."""
+    first = tl.maximum(t - window + 1, 0)
+    last = t
+    if not CAUSAL:
+        last = tl.minimum(t + window - 1, S - 1)
+    return first, last
+
+
+@triton.jit
+def visible(t, j, window, ids, S, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr):
+    """May the query at position t see the key at position j? t and j broadcast; `ids` are the segments of a row."""
+    first, last = visible_range(t, window, S, CAUSAL)
+    seen = (j >= first) & (j <= last)
     if SEGMENTS:
-        ours = tl.load(query_segments, mask=real_M, other=-1)
-        theirs = tl.load(key_segments, mask=real_N, other=-2)
-        visible = visible & (ours[:, None] == theirs[None, :]) & (ours >= 0)[:, None]
-    return visible
+        ours = tl.load(ids + t, mask=(t >= 0) & (t < S), other=-1)
+        theirs = tl.load(ids + j, mask=(j >= 0) & (j < S), other=-2)
+        seen = seen & (ours == theirs) & (ours >= 0)
+    return seen
 
 
 @triton.jit
-def scores(logits, t_M, j_N, decay, slope, softcap, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr):
-    """x of the definition, before the mask, and dx / dlogits."""
+def head_options(windows, decays, slopes, h, DECAY: tl.constexpr, SLOPE: tl.constexpr):
+    """Window, decay and slope of a head."""
+    decay, slope = 0.0, 0.0
+    if DECAY:
+        decay = tl.load(decays + h)
+    if SLOPE:
+        slope = tl.load(slopes + h)
+    return tl.load(windows + h), decay, slope
+
+
+@triton.jit
+def scores(logits, t, j, decay, slope, softcap, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr):
+    """x of the definition, before the mask, and dx / dlogits; t and j are broadcast to the shape of the logits."""
     x = logits
     derivative = tl.full(x.shape, 1.0, tl.float32)
-    distance = tl.abs(t_M[:, None] - j_N[None, :]).to(tl.float32)
+    distance = tl.abs(t - j).to(tl.float32)
     if DECAY:
-        derivative = tl.exp(-decay * distance)
+        derivative = tl.exp2(-decay * LOG2E * distance)
         x = x * derivative
     if SOFTCAP:
         tanh = 2.0 * tl.sigmoid(2.0 * x / softcap) - 1.0
