@@ -15,7 +15,7 @@ SMALL = Shape(batch=2, heads=3, length=150, head_dim=8, window=16)
 
 
 def wrong_by_one_key(shape):
-    return registry._ours("local")(replace(shape, window=shape.window + 1))
+    return registry.ours("local")(replace(shape, window=shape.window + 1))
 
 
 @pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS, ids=lambda i: f"{i.name} {i.work}")

@@ -66,7 +66,7 @@ def test_autocast_takes_fp32_queries_and_keys_beside_half_precision_values(dtype
     q, k = (torch.randn(2, 6, 200, 32, device="cuda", requires_grad=True) for _ in range(2))
     v = torch.randn(2, 6, 200, 32, device="cuda", dtype=dtype, requires_grad=True)
     with torch.autocast("cuda", dtype=dtype):
-        result = attention(q, k, v, LONG_SHORT, stats=True)
+        result = attention(q, k, v, LONG_SHORT, stats=True, backend="blocked")
     assert result.out.dtype == dtype and result.lse.dtype == torch.float32
     result.out.float().sum().backward()
     assert [x.grad.dtype for x in (q, k, v)] == [torch.float32, torch.float32, dtype]
@@ -81,7 +81,7 @@ def test_two_runs_give_equal_bits():
 def test_nan_in_a_key_shows_in_its_head_alone():
     q, k, v = torch.randn(3, 2, 6, 200, 32, device="cuda", dtype=torch.bfloat16).unbind()
     k[1, 0, 40, 0] = torch.nan
-    result = attention(q, k, v, LONG_SHORT, stats=True)
+    result = attention(q, k, v, LONG_SHORT, stats=True, backend="blocked")
     for nan in (result.out.isnan().any(-1), result.lse.isnan()):
         assert nan[1, 0, 40:].all()
         assert not nan[0].any() and not nan[1, 1:].any()
@@ -90,7 +90,7 @@ def test_nan_in_a_key_shows_in_its_head_alone():
 
 def test_compiled_call_without_graph_breaks_equals_eager():
     def step(q, k, v):
-        result = attention(q, k, v, LONG_SHORT, stats=True)
+        result = attention(q, k, v, LONG_SHORT, stats=True, backend="blocked")
         return result.out, result.lse, result.logits.abs_max
 
     compiled = torch.compile(step, fullgraph=True, dynamic=True)

@@ -10,8 +10,9 @@ import gc
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from longshort.bench.registry import CPU_IMPLEMENTATIONS, CPU_SHAPES, Attend, Implementation, Shape
 from longshort.files import write_atomically, write_json
+from longshort.heads import HeadPlan
 from longshort.ops import attention
 
 _TOLERANCE = 2e-5
@@ -68,7 +70,7 @@ def run(
                 Row(str(shape), i.work, i.name, direction, ms, error)
                 for (i, _), ms, error in zip(built, times, errors, strict=True)
             ]
-            rows += [_compared(row, measured) for row in measured]
+            rows += [compared(row, measured) for row in measured]
     return {"machine": machine(), "rounds": rounds, "dtype": "float32", "rows": [asdict(row) for row in rows]}
 
 
@@ -87,11 +89,7 @@ def check(implementation: Implementation, shape: Shape) -> float:
     )
     with torch.no_grad():
         q, k, v = _inputs(shape, implementation.work)
-        out = implementation.build(shape)(q, k, v)
-        few = min(64, shape.length)
-        first = attention(q[:, :, :few], k[:, :, :few], v[:, :, :few], plan, backend="reference").out
-        last = attention(q[:, :, -few:], k, v, plan, backend="reference").out
-        pairs += [(out[:, :, :few], first), (out[:, :, -few:], last)]
+        pairs += both_ends(implementation.build(shape)(q, k, v), q, k, v, plan)
     error = max((a - b).abs().max().item() for a, b in pairs)
     if not error <= _TOLERANCE:
         raise RuntimeError(
@@ -100,9 +98,21 @@ def check(implementation: Implementation, shape: Shape) -> float:
     return error
 
 
-def machine() -> dict[str, Any]:
-    """What a reader needs to place the numbers."""
-    return {
+def both_ends(out: Tensor, q: Tensor, k: Tensor, v: Tensor, plan: HeadPlan) -> list[tuple[Tensor, Tensor]]:
+    """The first and the last rows of the output, each beside the reference: all rows would not fit in memory."""
+    few = min(64, q.shape[2])
+    first = attention(q[:, :, :few], k[:, :, :few], v[:, :, :few], plan, backend="reference").out
+    last = attention(q[:, :, -few:], k, v, plan, backend="reference").out
+    return [(out[:, :, :few], first), (out[:, :, -few:], last)]
+
+
+def machine(device: str = "cpu") -> dict[str, Any]:
+    """What a reader needs to place the numbers; on a GPU, its name and the versions that its speed depends on."""
+    gpu: dict[str, Any] = {}
+    if device != "cpu":
+        triton = import_module("triton").__version__
+        gpu = {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "triton": triton}
+    return gpu | {
         "processor": _processor(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -154,7 +164,7 @@ def _take_turns(tasks: list[Callable[[], None]], rounds: int) -> list[list[float
     return times
 
 
-def _compared(row: Row, measured: list[Row]) -> Row:
+def compared(row: Row, measured: Sequence[Row]) -> Row:
     """Ours against the peer that matters: LS against full attention, local heads against the fastest local peer."""
     if row.name != "longshort":
         return row
@@ -162,8 +172,12 @@ def _compared(row: Row, measured: list[Row]) -> Row:
     if not peers:
         return row
     peer = min(peers, key=lambda p: statistics.median(p.milliseconds))
-    ratios = [theirs / ours for ours, theirs in zip(row.milliseconds, peer.milliseconds, strict=True)]
-    return replace(row, speedup=statistics.median(ratios), against=peer.name)
+    return replace(row, speedup=median_ratio(peer.milliseconds, row.milliseconds), against=peer.name)
+
+
+def median_ratio(times: Sequence[float], others: Sequence[float]) -> float:
+    """The median over rounds of the ratio within the round: what slows the machine in one round slows both."""
+    return statistics.median(a / b for a, b in zip(times, others, strict=True))
 
 
 def table(results: dict[str, Any]) -> str:

@@ -1,13 +1,13 @@
 """What is benchmarked: implementations of attention, and the shapes they are measured at.
 
 An implementation does one kind of work: `full` causal attention over all heads, LS-attention (`ls`: one global head,
-the rest local), or the `local` heads of that alone. Rows of one kind compute the same thing and are checked to; `full`
-is what a model without LS-attention would pay.
+the rest local), or the `local` heads or the `global` head of that alone. Rows of one kind compute the same thing and
+are checked to; `full` is what a model without LS-attention would pay. `gpu_peers` has the implementations for GPUs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -39,7 +39,7 @@ class Shape:
         if work == "full":
             return HeadPlan.full(self.heads)
         plan = HeadPlan.long_short(n_heads=self.heads, n_global=1, window=self.window)
-        return plan if work == "ls" else plan[1:]
+        return {"ls": plan, "local": plan[1:], "global": plan[:1]}[work]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Implementation:
 
     name: str
     work: str
-    """'full', 'ls' or 'local'."""
+    """'full', 'ls', 'local' or 'global'."""
     build: Callable[[Shape], Attend]
     """Given the shape, masks and the like are made here, outside the timing."""
     missing: Callable[[], str | None] = lambda: None
@@ -62,11 +62,40 @@ CPU_SHAPES = (
     Shape(batch=1, heads=12, length=8192, head_dim=64, window=128),
 )
 
+GPU_SHAPES = (
+    Shape(batch=32, heads=6, length=2048, head_dim=32, window=50),
+    Shape(batch=8, heads=6, length=8192, head_dim=32, window=100),
+    Shape(batch=8, heads=12, length=2048, head_dim=64, window=128),
+    Shape(batch=2, heads=12, length=8192, head_dim=64, window=128),
+    Shape(batch=1, heads=12, length=32768, head_dim=64, window=128),
+    Shape(batch=1, heads=32, length=8192, head_dim=128, window=128),
+    Shape(batch=1, heads=32, length=32768, head_dim=128, window=128),
+)
 
-def _ours(work: str) -> Callable[[Shape], Attend]:
+
+def chosen(shapes: Sequence[Shape], numbers: str | None) -> tuple[Shape, ...]:
+    """The shapes of these numbers, counted from 0 and separated by commas; all if None.
+
+    >>> [str(shape) for shape in chosen(CPU_SHAPES, "1")]
+    ['B1 H6 T8192 D32 w100']
+    """
+    if numbers is None:
+        return tuple(shapes)
+    try:
+        picked = [int(number) for number in numbers.split(",")]
+    except ValueError:
+        picked = [-1]
+    if not all(0 <= number < len(shapes) for number in picked):
+        raise ValueError(f"shapes must be numbers from 0 to {len(shapes) - 1}, separated by commas, got {numbers!r}")
+    return tuple(shapes[number] for number in picked)
+
+
+def ours(work: str, *, backend: str = "blocked", stats: bool = False) -> Callable[[Shape], Attend]:
+    """The package's own op."""
+
     def build(shape: Shape) -> Attend:
         plan = shape.plan(work)
-        return lambda q, k, v: attention(q, k, v, plan, backend="blocked").out
+        return lambda q, k, v: attention(q, k, v, plan, stats=stats, backend=backend).out
 
     return build
 
@@ -103,8 +132,8 @@ def _local_attention_missing() -> str | None:
 
 CPU_IMPLEMENTATIONS = (
     Implementation(name="sdpa causal", work="full", build=_sdpa),
-    Implementation(name="longshort", work="ls", build=_ours("ls")),
-    Implementation(name="longshort", work="local", build=_ours("local")),
+    Implementation(name="longshort", work="ls", build=ours("ls")),
+    Implementation(name="longshort", work="local", build=ours("local")),
     Implementation(name="sdpa band mask", work="local", build=_sdpa_band_mask),
     Implementation(name="local-attention", work="local", build=_local_attention, missing=_local_attention_missing),
 )

@@ -19,6 +19,7 @@ from longshort.ops import schema
 from longshort.ops.reference import reference
 
 BACKENDS = ("auto", "reference", "blocked", "triton")
+_TRITON = find_spec("triton") is not None
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -132,12 +133,14 @@ def _choose(backend: str, q: Tensor) -> str:
         why = _triton_cannot(q)
         if why is not None:
             raise ValueError(f'backend="triton" cannot serve this call: {why}')
-    return "blocked" if backend == "auto" else backend
+    if backend != "auto":
+        return backend
+    return "triton" if q.device.type == "cuda" and _triton_cannot(q) is None else "blocked"
 
 
 def _triton_cannot(q: Tensor) -> str | None:
     """Why the Triton kernels cannot run, or None. TRITON_INTERPRET=1 runs them on the CPU, slowly, for tests."""
-    if find_spec("triton") is None:
+    if not _TRITON:
         return "the package triton is not installed"
     if q.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"it needs a CUDA GPU, and q is on {q.device}"

@@ -1,9 +1,7 @@
 """The forward kernel: output, log-sum-exp and logit extremes of heads of any reach, in one launch.
 
-A program takes query rows of one head. Long heads (global, or with a window of many tiles) come first, their longest
-rows first: one tile of rows a program, in a loop over the keys it sees. A program of a short head takes a run of row
-tiles; the few key tiles that each sees are unrolled, so the loop over row tiles fetches the next one's while this one
-is computed.
+A program takes M query rows of one head and walks over the keys they see, N at a time. While the last rows of a lone
+long head are computed most of the GPU would wait: such walks are cut into parts, which a second kernel joins.
 """
 
 # mypy: ignore-errors
@@ -18,119 +16,142 @@ from longshort.ops.triton.scores import (
     NEVER,
     SIZES,
     head_options,
+    keys_of,
     load_rows,
+    own_part,
+    own_tile,
+    partial_rows,
     scores,
-    slab,
     store_rows,
     visible,
-    visible_range,
 )
 
 
 @triton.jit(do_not_specialize=SIZES)
 def forward_kernel(
-    q, k, v, out, lse, extremes, heads, windows, decays, slopes, segments,
+    q, k, v, out, lse, extremes, partial, numbers, heads, windows, decays, slopes, segments,
     sq_b, sq_h, sq_t, sk_b, sk_h, sk_t, sv_b, sv_h, sv_t, so_b, so_h, so_t,
-    scale, softcap, B, H, T, S, n_long, n_short, n_partial,
+    scale, softcap, B, H, T, S, n_long, parts,
     GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
-    FOLD: tl.constexpr, STATS: tl.constexpr, PRECISION: tl.constexpr,
-    LONG: tl.constexpr, LONG_M: tl.constexpr, LONG_N: tl.constexpr, LONG_STAGES: tl.constexpr,
-    SHORT: tl.constexpr, SHORT_M: tl.constexpr, SHORT_N: tl.constexpr, SHORT_STAGES: tl.constexpr,
-    RUN: tl.constexpr, TILES: tl.constexpr, AHEAD: tl.constexpr, FAR: tl.constexpr, NEAR: tl.constexpr,
+    FOLD: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, SPLIT: tl.constexpr, STATS: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    pid = tl.program_id(0)
-    past = S - T
-    columns = tl.arange(0, WIDTH)
-    long_tiles = tl.cdiv(T, LONG_M)
-    long_programs = long_tiles * B * n_long
-    if LONG and (not SHORT or pid < long_programs):
-        tile = long_tiles - 1 - pid // (B * n_long)
-        b, h = pid % (B * n_long) // n_long, tl.load(heads + pid % n_long)
-        window, decay, slope = head_options(windows, decays, slopes, h, DECAY, SLOPE)
-        ids = segments + b.to(tl.int64) * S
-        keys, values = slab(k, sk_b, sk_h, b, h // GROUP), slab(v, sv_b, sv_h, b, h // GROUP)
-        row = tile * LONG_M
-        t_M = row + past + tl.arange(0, LONG_M)
-        q_MD = load_rows(slab(q, sq_b, sq_h, b, h), sq_t, row, columns, T, LONG_M, D, WIDTH)
-        largest, total, weighted, top, bottom = nothing_seen(LONG_M, WIDTH)
-        first, clear_last = visible_range(row + past, window, S, CAUSAL)
-        clear_first, last = visible_range(row + past + LONG_M - 1, window, S, CAUSAL)
-        for start in tl.range(first // LONG_N * LONG_N, tl.minimum(last + 1, S), LONG_N, num_stages=LONG_STAGES):
-            k_ND = load_rows(keys, sk_t, start, columns, S, LONG_N, D, WIDTH)
-            v_ND = load_rows(values, sv_t, start, columns, S, LONG_N, D, WIDTH)
-            largest, total, weighted, top, bottom = see(
-                q_MD, k_ND, v_ND, largest, total, weighted, top, bottom, t_M, start + tl.arange(0, LONG_N),
-                (start < clear_first) | (start + LONG_N - 1 > clear_last),
-                ids, window, decay, slope, scale, softcap, S,
-                CAUSAL, DECAY, SLOPE, SOFTCAP, SEGMENTS, FOLD, STATS, PRECISION,
-            )  # fmt: skip
-        top, bottom, broken = finish(
-            slab(out, so_b, so_h, b, h), so_t, lse + (b * H + h).to(tl.int64) * T, row, columns, T,
-            largest, total, weighted, top, bottom, scale, D, WIDTH, LONG_M, FOLD,
+    tile, part, slot, b, h = own_tile(tl.cdiv(T, M), B, H, n_long, parts, heads, True)
+    window, decay, slope = head_options(windows, decays, slopes, h, DECAY, SLOPE)
+    ids = segments + b.to(tl.int64) * S
+    row = tile * M
+    t_M = row + S - T + tl.arange(0, M)
+    largest, total, weighted, top, bottom = nothing_seen(M, WIDTH)
+    start, stop = keys_of(row, window, T, S, M, N, CAUSAL)
+    if SPLIT:
+        start, stop = own_part(start, stop, part, parts, slot, N)
+    q_MD = load_rows(q, sq_b, sq_h, sq_t, b, h, row, T, M, D, WIDTH, TMA)
+    for key in tl.range(start, stop, N, num_stages=STAGES):
+        k_ND = load_rows(k, sk_b, sk_h, sk_t, b, h // GROUP, key, S, N, D, WIDTH, TMA)
+        v_ND = load_rows(v, sv_b, sv_h, sv_t, b, h // GROUP, key, S, N, D, WIDTH, TMA)
+        largest, total, weighted, top, bottom = see(
+            q_MD, k_ND, v_ND, largest, total, weighted, top, bottom, t_M, key + tl.arange(0, N),
+            ids, window, decay, slope, scale, softcap, S,
+            CAUSAL, DECAY, SLOPE, SOFTCAP, SEGMENTS, FOLD, STATS, PRECISION,
         )  # fmt: skip
+    total, bottom = tl.sum(total, 1), tl.min(bottom, 1)
+    if SPLIT and slot >= 0:
+        at, real = partial_rows(partial, slot, part, parts, T, row, M, WIDTH)
+        tl.store(at, weighted, mask=real)
+        at, step = numbers + (slot * parts + part).to(tl.int64) * T + row, B.to(tl.int64) * n_long * parts * T
+        rows = tl.arange(0, M)
+        tl.store(at + rows, largest, mask=rows < T - row)
+        tl.store(at + step + rows, total, mask=rows < T - row)
         if STATS:
-            write_extremes(extremes, n_partial, (b * H + h) * n_partial + tile, B * H, top, bottom, broken)
-    if SHORT and (not LONG or pid >= long_programs):
-        if LONG:
-            pid -= long_programs
-        short_tiles = tl.cdiv(T, SHORT_M)
-        runs = tl.cdiv(short_tiles, RUN)
-        run, which = pid % runs, pid // runs
-        b, h = which // n_short, tl.load(heads + n_long + which % n_short)
-        window, decay, slope = head_options(windows, decays, slopes, h, DECAY, SLOPE)
-        ids = segments + b.to(tl.int64) * S
-        keys, values = slab(k, sk_b, sk_h, b, h // GROUP), slab(v, sv_b, sv_h, b, h // GROUP)
-        queries, outs = slab(q, sq_b, sq_h, b, h), slab(out, so_b, so_h, b, h)
-        run_top, run_bottom = extremes_of_none(SHORT_M)
-        run_broken = tl.zeros((SHORT_M,), tl.int32)
-        for tile in tl.range(run * RUN, tl.minimum(run * RUN + RUN, short_tiles), num_stages=SHORT_STAGES):
-            row = tile * SHORT_M
-            t_M = row + past + tl.arange(0, SHORT_M)
-            q_MD = load_rows(queries, sq_t, row, columns, T, SHORT_M, D, WIDTH)
-            largest, total, weighted, top, bottom = nothing_seen(SHORT_M, WIDTH)
-            for p in tl.static_range(TILES):
-                start = row + past + SHORT_M + (AHEAD - TILES + p) * SHORT_N
-                k_ND = load_rows(keys, sk_t, start, columns, S, SHORT_N, D, WIDTH)
-                v_ND = load_rows(values, sv_t, start, columns, S, SHORT_N, D, WIDTH)
-                largest, total, weighted, top, bottom = see(
-                    q_MD, k_ND, v_ND, largest, total, weighted, top, bottom, t_M, start + tl.arange(0, SHORT_N),
-                    p < FAR or p >= TILES - NEAR or (start < 0) | (start + SHORT_N > S),
-                    ids, window, decay, slope, scale, softcap, S,
-                    CAUSAL, DECAY, SLOPE, SOFTCAP, SEGMENTS, FOLD, STATS, PRECISION,
-                )  # fmt: skip
-            top, bottom, broken = finish(
-                outs, so_t, lse + (b * H + h).to(tl.int64) * T, row, columns, T,
-                largest, total, weighted, top, bottom, scale, D, WIDTH, SHORT_M, FOLD,
-            )  # fmt: skip
-            if STATS:
-                run_top, run_bottom = tl.maximum(run_top, top), tl.minimum(run_bottom, bottom)
-                run_broken = run_broken | broken
-        if STATS:
-            write_extremes(extremes, n_partial, (b * H + h) * n_partial + run, B * H, run_top, run_bottom, run_broken)
+            tl.store(at + 2 * step + rows, top, mask=rows < T - row)
+            tl.store(at + 3 * step + rows, bottom, mask=rows < T - row)
+    else:
+        finish(
+            out, so_b, so_h, so_t, lse, extremes, largest, total, weighted, top, bottom,
+            tile, b, h, scale, B, H, T, D, WIDTH, M, FOLD, STATS,
+        )  # fmt: skip
 
 
-@triton.jit
-def extremes_of_none(M: tl.constexpr):
-    return tl.full((M,), float("-inf"), tl.float32), tl.full((M,), float("inf"), tl.float32)
+@triton.jit(do_not_specialize=SIZES)
+def join_parts_kernel(
+    out, lse, extremes, partial, numbers, heads, so_b, so_h, so_t, scale, B, H, T, n_long, parts,
+    D: tl.constexpr, WIDTH: tl.constexpr, FOLD: tl.constexpr, STATS: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """The rows of long heads from what their parts saw."""
+    tile, slot = tl.program_id(0), tl.program_id(1)
+    b, h = slot // n_long, tl.load(heads + slot % n_long)
+    largest, total, weighted, top, bottom = nothing_seen(M, WIDTH)
+    total, bottom = tl.sum(total, 1), tl.min(bottom, 1)
+    rows = tile * M + tl.arange(0, M)
+    factor = 1.0
+    if FOLD:
+        factor = scale * LOG2E
+    step = B.to(tl.int64) * n_long * parts * T
+    for part in range(parts):
+        at, real = partial_rows(partial, slot, part, parts, T, tile * M, M, WIDTH)
+        also = tl.load(at, mask=real, other=0.0)
+        at = numbers + (slot * parts + part).to(tl.int64) * T + rows
+        theirs = tl.load(at, mask=rows < T, other=NEVER)
+        above = tl.maximum(largest, theirs)
+        fade, rise = tl.exp2((largest - above) * factor), tl.exp2((theirs - above) * factor)
+        total = total * fade + tl.load(at + step, mask=rows < T, other=0.0) * rise
+        weighted = weighted * fade[:, None] + also * rise[:, None]
+        largest = above
+        if STATS:
+            top = tl.maximum(top, tl.load(at + 2 * step, mask=rows < T, other=float("-inf")))
+            bottom = tl.minimum(bottom, tl.load(at + 3 * step, mask=rows < T, other=float("inf")))
+    finish(
+        out, so_b, so_h, so_t, lse, extremes, largest, total, weighted, top, bottom,
+        tile, b, h, scale, B, H, T, D, WIDTH, M, FOLD, STATS,
+    )  # fmt: skip
 
 
 @triton.jit
 def nothing_seen(M: tl.constexpr, WIDTH: tl.constexpr):
-    """Running maximum, sum and weighted values of M rows, and the extremes of their logits."""
-    top, bottom = extremes_of_none(M)
-    largest, total = tl.full((M,), NEVER, tl.float32), tl.zeros((M,), tl.float32)
+    """Largest score, total weight (by lane), weighted values, highest and lowest logit (by lane) of M rows."""
+    largest, top = tl.full((M,), NEVER, tl.float32), tl.full((M,), float("-inf"), tl.float32)
+    total, bottom = tl.zeros((M, 8), tl.float32), tl.full((M, 8), float("inf"), tl.float32)
     return largest, total, tl.zeros((M, WIDTH), tl.float32), top, bottom
 
 
 @triton.jit
+def finish(
+    out, so_b, so_h, so_t, lse, extremes, largest, total, weighted, top, bottom, tile, b, h, scale, B, H, T,
+    D: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, FOLD: tl.constexpr, STATS: tl.constexpr,
+):  # fmt: skip
+    """Write the rows of a tile, and the extremes of their logits."""
+    rows = tile * M + tl.arange(0, M)
+    blind = total == 0.0
+    store_rows(
+        out, so_b, so_h, so_t, b, h, tile * M, T, weighted / tl.where(blind, 1.0, total)[:, None], M, D, WIDTH
+    )  # fmt: skip
+    log_total = tl.log2(tl.where(blind, 1.0, total))
+    if FOLD:
+        row_lse = largest * scale + log_total * LN2
+        top, bottom = largest * scale, bottom * scale
+    else:
+        row_lse = (largest + log_total) * LN2
+    tl.store(lse + (b * H + h).to(tl.int64) * T + rows, tl.where(blind, float("-inf"), row_lse), mask=rows < T)
+    if STATS:
+        counts = (rows < T) & (total != 0.0)
+        top = tl.max(tl.where(counts, top, float("-inf")), 0)
+        bottom = tl.min(tl.where(counts, bottom, float("inf")), 0)
+        # tl.max and tl.min drop a NaN, but it is in the row's total; so it is after an infinite logit, no NaN itself.
+        broken = tl.max(((total != total) & (largest < float("inf"))).to(tl.int32), 0) > 0
+        at = (b * H + h) * tl.cdiv(T, M) + tile
+        tl.store(extremes + at, tl.where(broken, float("nan"), top))
+        tl.store(extremes + B * H * tl.cdiv(T, M) + at, tl.where(broken, float("nan"), bottom))
+
+
+@triton.jit
 def see(
-    q_MD, k_ND, v_ND, largest, total, weighted, top, bottom, t_M, j_N, edge,
+    q_MD, k_ND, v_ND, largest, total, weighted, top, bottom, t_M, j_N,
     ids, window, decay, slope, scale, softcap, S,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
     FOLD: tl.constexpr, STATS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The rows' state after one more tile of keys. Only an `edge` tile holds pairs that may not see each other."""
+    """The rows' state after one more tile of keys."""
     logits = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
     if FOLD:
         factor = scale * LOG2E
@@ -140,67 +161,42 @@ def see(
         logits = logits * scale
         x, _ = scores(logits, t_M[:, None], j_N[None, :], decay, slope, softcap, DECAY, SLOPE, SOFTCAP)
         x = x * LOG2E
-    if SEGMENTS or edge:
-        seen = visible(t_M[:, None], j_N[None, :], window, ids, S, CAUSAL, SEGMENTS)
-        if STATS:
-            bottom = tl.minimum(bottom, tl.min(tl.where(seen, logits, float("inf")), 1))
-            if not FOLD:
-                top = tl.maximum(top, tl.max(tl.where(seen, logits, float("-inf")), 1))
-        x = tl.where(seen, x, float("-inf"))
-    elif STATS:
-        bottom = tl.minimum(bottom, tl.min(logits, 1))
-        if not FOLD:
-            top = tl.maximum(top, tl.max(logits, 1))
+    seen = visible(t_M[:, None], j_N[None, :], window, ids, S, CAUSAL, SEGMENTS)
+    x = tl.where(seen, x, float("-inf"))
     above = tl.maximum(largest, tl.max(x, 1))
-    p = tl.exp2(x * factor - (above * factor)[:, None])
+    y = x * factor - (above * factor)[:, None]
+    if STATS and FOLD:
+        # y <= 0: its bits grow as it falls. Hopper takes the largest of three unsigned numbers in one instruction.
+        lowest = tl.max(by_lane(tl.where(seen, y, 0.0).to(tl.uint32, bitcast=True)), 1).to(tl.float32, bitcast=True)
+        base = tl.where(above == NEVER, float("inf"), above)
+        bottom = tl.minimum(bottom, lowest * (1.0 / factor) + base[:, None])
+    elif STATS:
+        top = tl.maximum(top, tl.max(tl.where(seen, logits, float("-inf")), 1))
+        bottom = tl.minimum(bottom, tl.min(by_lane(tl.where(seen, logits, float("inf"))), 1))
+    p = tl.exp2(y)
     fade = tl.exp2((largest - above) * factor)
-    total = total * fade + tl.sum(p, 1)
+    total = total * fade[:, None] + tl.sum(by_lane(p), 1)
     weighted = tl.dot(p.to(v_ND.dtype), v_ND, weighted * fade[:, None], input_precision=PRECISION)
     return above, total, weighted, top, bottom
 
 
 @triton.jit
-def finish(
-    out, stride, lse, row, columns, T, largest, total, weighted, top, bottom, scale,
-    D: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, FOLD: tl.constexpr,
-):  # fmt: skip
-    """Write the rows; returns the extremes of their logits, and which rows hold a NaN (tl.max and tl.min drop it)."""
-    rows = row + tl.arange(0, M)
-    blind = total == 0.0
-    store_rows(out, stride, row, columns, T, weighted / tl.where(blind, 1.0, total)[:, None], M, D, WIDTH)
-    log_total = tl.log2(tl.where(blind, 1.0, total))
-    if FOLD:
-        row_lse = largest * scale + log_total * LN2
-        top, bottom = largest * scale, bottom * scale
-    else:
-        row_lse = (largest + log_total) * LN2
-    tl.store(lse + rows, tl.where(blind, float("-inf"), row_lse), mask=rows < T)
-    counts = (rows < T) & (total != 0.0)
-    broken = (total != total) & (largest < float("inf"))
-    return tl.where(counts, top, float("-inf")), tl.where(counts, bottom, float("inf")), broken.to(tl.int32)
-
-
-@triton.jit
-def write_extremes(extremes, n_partial, at, n_slabs, top, bottom, broken):
-    bad = tl.max(broken, 0) > 0
-    tl.store(extremes + at, tl.where(bad, float("nan"), tl.max(top, 0)))
-    tl.store(extremes + n_slabs * n_partial + at, tl.where(bad, float("nan"), tl.min(bottom, 0)))
+def by_lane(x):
+    """(M, N) -> (M, N/8, 8): a thread holds pairs of every 8 columns, so sums over the middle need no other thread."""
+    return tl.reshape(x, (x.shape[0], x.shape[1] // 8, 8))
 
 
 @triton.jit(do_not_specialize=SIZES)
-def reduce_extremes_kernel(
-    extremes, is_short, high, low, B, H, n_partial, long_tiles, short_runs, BLOCK: tl.constexpr
-):  # fmt: skip
-    """(2, B, H, partials) -> (2, H); a NaN stays visible."""
+def reduce_extremes_kernel(extremes, high, low, B, H, tiles, BLOCK: tl.constexpr):
+    """(2, B, H, tiles) -> (H,) maxima and minima; a NaN stays visible."""
     h, lanes = tl.program_id(0), tl.arange(0, BLOCK)
-    count = tl.where(tl.load(is_short + h) != 0, short_runs, long_tiles)
-    top, bottom = extremes_of_none(BLOCK)
+    top, bottom = tl.full((BLOCK,), float("-inf"), tl.float32), tl.full((BLOCK,), float("inf"), tl.float32)
     broken = tl.zeros((BLOCK,), tl.int32)
-    for i in range(0, B * count, BLOCK):
-        b, partial = (i + lanes) // count, (i + lanes) % count
-        at = extremes + (b * H + h) * n_partial + partial
+    for i in range(0, B * tiles, BLOCK):
+        b, tile = (i + lanes) // tiles, (i + lanes) % tiles
+        at = extremes + (b * H + h) * tiles + tile
         highs = tl.load(at, mask=b < B, other=float("-inf"))
-        lows = tl.load(at + B * H * n_partial, mask=b < B, other=float("inf"))
+        lows = tl.load(at + B * H * tiles, mask=b < B, other=float("inf"))
         top, bottom, broken = tl.maximum(top, highs), tl.minimum(bottom, lows), broken | (highs != highs).to(tl.int32)
     bad = tl.max(broken, 0) > 0
     tl.store(high + h, tl.where(bad, float("nan"), tl.max(top, 0)))

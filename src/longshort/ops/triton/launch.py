@@ -8,14 +8,19 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from longshort.ops.groups import dense_rows, without_padding
-from longshort.ops.triton.backward_kernels import grad_kv_kernel, grad_q_kernel
-from longshort.ops.triton.forward_kernel import forward_kernel, reduce_extremes_kernel
-from longshort.ops.triton.tiles import TileShape, tile_shape
+from longshort.ops.triton.backward_kernels import add_parts_kernel, grad_kv_kernel, grad_q_kernel
+from longshort.ops.triton.forward_kernel import forward_kernel, join_parts_kernel, reduce_extremes_kernel
+from longshort.ops.triton.tiles import TileShape, parts_for, tile_shape
 
 _EVERYTHING = 1 << 30
 """The window of a global head in the kernels' tables."""
+_PAD = 128
+"""No tile of rows is larger; the numbers of a row's end are followed by as many as one may read."""
+_LONG = 1024
+"""A head that sees at least so far back is scheduled before the others."""
 
 
 def forward(
@@ -32,34 +37,34 @@ def forward(
     stats: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Implements longshort::triton_forward."""
-    (batch, n_heads, n_queries, head_dim), n_keys = q.shape, k.shape[2]
+    batch, n_heads, n_queries, head_dim = q.shape
     out, lse = torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:3], dtype=torch.float32)
-    if out.numel() == 0:
-        nothing = [q.new_full((n_heads if stats else 0,), x, dtype=torch.float32) for x in (-torch.inf, torch.inf)]
-        return out, lse, nothing[0], nothing[1]
-    q, k, v = without_padding(segments, q, k, v)
-    shape = tile_shape("forward", head_dim, q.dtype)
-    plan = _planned(tuple(windows), 1, shape.short_rows, shape.short_columns, causal, shape.most_tiles, q.device)
-    long_tiles, short_runs = triton.cdiv(n_queries, shape.long_rows), _runs(n_queries, shape.short_rows, shape)
-    n_partial = max(long_tiles if plan.has_long else 0, short_runs if plan.has_short else 0)
-    extremes = q.new_empty((2, batch, n_heads, n_partial) if stats else (0,), dtype=torch.float32)
-    tables, options = _shared(q, k, plan.windows, decays, slopes, scale, causal, softcap, segments)
-    for launch in plan.launches:
-        grid = batch * (launch.n_long * long_tiles + launch.n_short * short_runs)
-        forward_kernel[(grid,)](
-            *(q, k, v, out, lse, extremes, launch.heads, *tables),
-            *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3]),
-            *(*options.scalars, batch, n_heads, n_queries, n_keys, launch.n_long, launch.n_short, n_partial),
-            STATS=stats,
-            **options.flags,
-            **_tiling(shape, launch),
-        )
     high, low = (q.new_empty(n_heads if stats else 0, dtype=torch.float32) for _ in range(2))
-    if not stats:
-        return out, lse, high, low
-    reduce_extremes_kernel[(n_heads,)](
-        extremes, plan.is_short, high, low, batch, n_heads, n_partial, long_tiles, short_runs, BLOCK=1024, num_warps=4
+    if out.numel() == 0:
+        return out, lse, high.fill_(-torch.inf), low.fill_(torch.inf)
+    q, k, v = without_padding(segments, q, k, v)
+    call = _call(q, k, windows, decays, slopes, scale, causal, softcap, segments)
+    shape = tile_shape("forward", q, call.windows)
+    cut = _cut(shape, call, 1, batch, n_queries, shape.rows, k.shape[2], shape.columns, q.device)
+    extremes = q.new_empty((2, batch, n_heads, cut.tiles) if stats else (0,), dtype=torch.float32)
+    partial = q.new_empty((cut.slots, cut.parts, n_queries, _width(head_dim)), dtype=torch.float32)
+    numbers = q.new_empty((4, cut.slots, cut.parts, n_queries), dtype=torch.float32)
+    tma = _descriptors_serve(q, k, v)
+    forward_kernel[(cut.programs,)](
+        *_tiled((q, k, v), (shape.rows, shape.columns, shape.columns), tma),
+        *(out, lse, extremes, partial, numbers, cut.heads, *call.tables),
+        *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *call.scalars, cut.n_long, cut.parts),
+        **{"STATS": stats, "TMA": tma, "SPLIT": cut.parts > 1, **call.flags, **_tiling(shape)},
     )
+    if cut.parts > 1:
+        join_parts_kernel[(cut.tiles, batch * cut.n_long)](
+            *(out, lse, extremes, partial, numbers, cut.heads, *out.stride()[:3], call.scalars[0]),
+            *(batch, n_heads, n_queries, cut.n_long, cut.parts),
+            **{name: call.flags[name] for name in ("D", "WIDTH", "FOLD")},
+            **{"STATS": stats, "M": shape.rows, "num_warps": 4},
+        )
+    if stats:
+        reduce_extremes_kernel[(n_heads,)](extremes, high, low, batch, n_heads, cut.tiles, BLOCK=1024, num_warps=4)
     return out, lse, high, low
 
 
@@ -79,170 +84,234 @@ def backward(
     segments: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Implements longshort::triton_backward."""
-    (batch, n_heads, n_queries, head_dim), (_, n_kv, n_keys, _) = q.shape, k.shape
-    if grad.numel() == 0:
-        return torch.zeros(q.shape).to(q), torch.zeros(k.shape).to(k), torch.zeros(v.shape).to(v)
     grad_q, grad_k, grad_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    if grad.numel() == 0:
+        return grad_q.zero_(), grad_k.zero_(), grad_v.zero_()
     q, k, v = without_padding(segments, q, k, v)
     grad = dense_rows(grad)
     if segments is not None:
-        grad = grad.masked_fill((segments[:, n_keys - n_queries :] < 0)[:, None, :, None], 0)
-    delta = torch.empty_like(lse)
-    strides = (*grad.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
-
-    shape = tile_shape("grad_q", head_dim, q.dtype)
-    plan = _planned(tuple(windows), 1, shape.short_rows, shape.short_columns, causal, shape.most_tiles, q.device)
-    tables, options = _shared(q, k, plan.windows, decays, slopes, scale, causal, softcap, segments)
-    sizes = (*options.scalars, batch, n_heads, n_queries, n_keys)
-    for launch in plan.launches:
-        grid = batch * (
-            launch.n_long * triton.cdiv(n_queries, shape.long_rows)
-            + launch.n_short * _runs(n_queries, shape.short_rows, shape)
-        )
-        grad_q_kernel[(grid,)](
-            *(grad, q, k, v, out, lse, delta, grad_q, launch.heads, *tables),
-            *(*strides, *out.stride()[:3], *sizes, launch.n_long, launch.n_short),
-            **options.flags,
-            **_tiling(shape, launch),
-        )
-    shape = tile_shape("grad_kv", head_dim, q.dtype)
-    plan = _planned(
-        tuple(windows), n_heads // n_kv, shape.short_columns, shape.short_rows, causal, shape.most_tiles, q.device
-    )
-    for launch in plan.launches:
-        grid = batch * (
-            launch.n_long * triton.cdiv(n_keys, shape.long_columns)
-            + launch.n_short * _runs(n_keys, shape.short_columns, shape)
-        )
-        grad_kv_kernel[(grid,)](
-            *(grad, q, k, v, lse, delta, grad_k, grad_v, launch.heads, *tables),
-            *(*strides, *grad_k.stride()[:3], *sizes, launch.n_long, launch.n_short),
-            **options.flags,
-            **_tiling(shape, launch),
-        )
+        grad = grad.masked_fill((segments[:, k.shape[2] - q.shape[2] :] < 0)[:, None, :, None], 0)
+    call = _call(q, k, windows, decays, slopes, scale, causal, softcap, segments)
+    padded = triton.cdiv(q.shape[2] + _PAD - 1, _PAD) * _PAD
+    numbers = torch.empty((2, *lse.shape[:2], padded), dtype=torch.float32, device=q.device)
+    _query_gradients(call, grad, q, k, v, out, lse, numbers, grad_q)
+    _key_value_gradients(call, grad, q, k, v, numbers, grad_k, grad_v)
     return grad_q, grad_k, grad_v
 
 
-def _runs(length: int, rows: int, shape: TileShape) -> int:
-    return int(triton.cdiv(triton.cdiv(length, rows), shape.run))
-
-
-class Launch(NamedTuple):
-    """Heads computed by one launch: short ones that meet equally many tiles, and with the first of these all long."""
-
-    heads: Tensor
-    """(n_long + n_short,) int32."""
-    n_long: int
-    n_short: int
-    tiles: int
-    """Tiles of the other side that a tile of a short head meets; of these ..."""
-    ahead: int
-    """... so many lie wholly ahead of it (two-sided form), ..."""
-    far: int
-    """... so many at the far end cross the edge of a window, ..."""
-    near: int
-    """... and so many at the near end the diagonal."""
-
-
-class Planned(NamedTuple):
-    """The launches for a list of windows, and the tables they read."""
-
-    launches: tuple[Launch, ...]
-    windows: Tensor
-    """(H,) int32."""
-    is_short: Tensor
-    """(H,) int32, 1 for a short head."""
-    has_long: bool
-    has_short: bool
-
-
-@lru_cache(maxsize=256)
-def _planned(
-    windows: tuple[int, ...], group: int, own: int, other: int, causal: bool, most_tiles: int, device: torch.device
-) -> Planned:
-    """Sort heads into launches (KV heads of `group` query heads each); `own` positions of one meet tiles of `other`.
-
-    The tables are kept on the device: a call copies nothing to it, so CUDA graphs can hold it.
-    """
-    reach = [w or _EVERYTHING for w in windows]
-    members = [reach[i : i + group] for i in range(0, len(reach), group)]
-    long: list[int] = []
-    alike: dict[tuple[int, int], list[int]] = {}
-    for head, mine in enumerate(members):
-        tiles, ahead = _span(max(mine), own, other, causal)
-        if tiles > most_tiles:
-            long.append(head)
-        else:
-            alike.setdefault((tiles, ahead), []).append(head)
-    launches: list[Launch] = []
-    for (tiles, ahead), short in sorted(alike.items(), key=lambda item: -len(item[1])) or [((1, 0), [])]:
-        together = long if not launches else []
-        narrowest = min((min(members[head]) for head in short), default=1)
-        far, near = _masked(tiles, ahead, narrowest, own, other, causal)
-        heads = torch.tensor(together + short, dtype=torch.int32, device=device)
-        launches.append(Launch(heads, len(together), len(short), tiles, ahead, far, near))
-    is_short = [int(head not in long) for head in range(len(members))]
-    tables = [torch.tensor(x, dtype=torch.int32, device=device) for x in (reach, is_short)]
-    return Planned(tuple(launches), tables[0], tables[1], bool(long), bool(alike))
-
-
-def _span(window: int, own: int, other: int, causal: bool) -> tuple[int, int]:
-    """How many tiles `own` positions meet, the last one ending where they end, and how many of them lie ahead."""
-    ahead = 0 if causal else -(-(window - 1) // other)
-    return ahead - (-(own + window - 1) // other), ahead
-
-
-def _masked(tiles: int, ahead: int, narrowest: int, own: int, other: int, causal: bool) -> tuple[int, int]:
-    """How many tiles at the far and at the near end hold invisible pairs."""
-    first = [(tiles - ahead - p) * other - own for p in range(tiles)]  # t - j of the first pair of tile p
-    far = sum(distance + own - 1 >= narrowest for distance in first)
-    near = sum(distance - (other - 1) < (0 if causal else 1 - narrowest) for distance in first)
-    return far, near
-
-
-@lru_cache(maxsize=256)
-def _rates(rates: tuple[float, ...], device: torch.device) -> Tensor:
-    return torch.tensor(rates, dtype=torch.float32, device=device)
-
-
-class _Options(NamedTuple):
-    scalars: tuple[float, float]
-    flags: dict[str, Any]
-
-
-def _shared(
+def _query_gradients(
+    call: _Call,
+    grad: Tensor,
     q: Tensor,
     k: Tensor,
-    windows: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    numbers: Tensor,
+    grad_q: Tensor,
+) -> None:
+    """Fills grad_q and the two numbers of each row that the other kernel reads."""
+    batch, _, n_queries, head_dim = q.shape
+    shape = tile_shape("grad_q", q, call.windows)
+    cut = _cut(shape, call, 1, batch, n_queries, shape.rows, k.shape[2], shape.columns, q.device)
+    partial = q.new_empty((cut.slots, cut.parts, n_queries, _width(head_dim)), dtype=torch.float32)
+    tma = _descriptors_serve(grad, q, k, v)
+    grad_q_kernel[(cut.programs,)](
+        *_tiled((grad, q, k, v), (shape.rows, shape.rows, shape.columns, shape.columns), tma),
+        *(out, lse, numbers, grad_q, partial, cut.heads, *call.tables),
+        *(*grad.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3]),
+        *(*call.scalars, cut.n_long, cut.parts, numbers.shape[3]),
+        **{"TMA": tma, "SPLIT": cut.parts > 1, "PAD": _PAD, **call.flags, **_tiling(shape)},
+    )
+    _add_parts(partial, grad_q, cut, call.scalars[0])
+
+
+def _key_value_gradients(
+    call: _Call,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    numbers: Tensor,
+    grad_k: Tensor,
+    grad_v: Tensor,
+) -> None:
+    """Fills grad_k and grad_v."""
+    (batch, n_heads, n_queries, head_dim), (_, n_kv, n_keys, _) = q.shape, k.shape
+    shape = tile_shape("grad_kv", q, call.windows)
+    cut = _cut(shape, call, n_heads // n_kv, batch, n_keys, shape.columns, n_queries, shape.rows, q.device)
+    size = (cut.slots, cut.parts, n_keys, _width(head_dim))
+    partial_k, partial_v = (q.new_empty(size, dtype=torch.float32) for _ in range(2))
+    tma = _descriptors_serve(grad, q, k, v)
+    grad_kv_kernel[(cut.programs,)](
+        *_tiled((grad, q, k, v), (shape.rows, shape.rows, shape.columns, shape.columns), tma),
+        *_tiled(tuple(numbers), (shape.rows, shape.rows), tma),
+        *(grad_k, grad_v, partial_k, partial_v, cut.heads, *call.tables),
+        *(*grad.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *grad_k.stride()[:3]),
+        *(*call.scalars, cut.n_long, cut.parts, numbers.shape[3]),
+        **{"TMA": tma, "SPLIT": cut.parts > 1, **call.flags, **_tiling(shape)},
+    )
+    _add_parts(partial_k, grad_k, cut, call.scalars[0])
+    _add_parts(partial_v, grad_v, cut, 1.0)
+
+
+def _add_parts(partial: Tensor, grad: Tensor, cut: _Cut, factor: float) -> None:
+    if cut.parts == 1:
+        return
+    length, head_dim = grad.shape[2:]
+    add_parts_kernel[(triton.cdiv(length, 32), partial.shape[0])](
+        *(partial, grad, cut.heads, *grad.stride()[:3], factor, cut.n_long, cut.parts, length),
+        **{"D": head_dim, "WIDTH": _width(head_dim), "ROWS": 32, "num_warps": 4},
+    )
+
+
+class _Cut(NamedTuple):
+    """How a launch divides its work."""
+
+    heads: Tensor
+    """Of the side that owns tiles, the long ones first."""
+    n_long: int
+    tiles: int
+    """That each head owns."""
+    parts: int
+    """Of the walk of a long head."""
+    slots: int
+    """Long heads of all batch rows whose walks are cut; 0 if they are whole."""
+    programs: int
+
+
+def _cut(
+    shape: TileShape,
+    call: _Call,
+    group: int,
+    batch: int,
+    owned: int,
+    own: int,
+    passed: int,
+    other: int,
+    device: torch.device,
+) -> _Cut:
+    """`owned` positions in tiles of `own`, which walk over `passed` positions in tiles of `other`."""
+    by_reach = _by_reach(call.windows, group, device)
+    tiles, steps = triton.cdiv(owned, own), triton.cdiv(passed, other)
+    parts = 1
+    if by_reach.n_long:
+        sizes = {"batch": batch, "tiles": tiles, "steps": steps, "other": other, "head_dim": call.flags["D"]}
+        parts = shape.parts or parts_for(
+            by_reach.reach, **sizes, causal=call.flags["CAUSAL"], processors=_processors(device)
+        )
+    n_heads = len(by_reach.reach)
+    programs = batch * tiles * (n_heads + (parts - 1) * by_reach.n_long)
+    return _Cut(by_reach.heads, by_reach.n_long, tiles, parts, batch * by_reach.n_long * (parts > 1), programs)
+
+
+def _tiling(shape: TileShape) -> dict[str, Any]:
+    return {
+        **{"M": shape.rows, "N": shape.columns, "STAGES": shape.stages},
+        **{"num_warps": shape.warps, "maxnreg": shape.registers},
+    }
+
+
+def _tiled(tensors: tuple[Tensor, ...], rows: tuple[int, ...], tma: bool) -> list[Any]:
+    """The tensors, or descriptors by which Hopper's copy engine fetches tiles of so many positions."""
+    if not tma:
+        return list(tensors)
+    return [
+        TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, n, _width(x.shape[3])])
+        if x.ndim == 4
+        else TensorDescriptor(x, [x.numel()], [1], [n])  # numbers of rows
+        for x, n in zip(tensors, rows, strict=True)
+    ]
+
+
+def _descriptors_serve(*tensors: Tensor) -> bool:
+    """The copy engine wants addresses and strides in multiples of 16 bytes; before Hopper there is none."""
+    if tensors[0].device.type == "cuda" and _capability(tensors[0].device) < (9, 0):
+        return False
+    return all(x.data_ptr() % 16 == 0 and all(s * x.itemsize % 16 == 0 for s in x.stride()[:3]) for x in tensors)
+
+
+@lru_cache(maxsize=64)
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+@lru_cache(maxsize=64)
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def _width(head_dim: int) -> int:
+    return max(16, int(triton.next_power_of_2(head_dim)))
+
+
+class _ByReach(NamedTuple):
+    heads: Tensor
+    """(H,) int32, the long heads first."""
+    n_long: int
+    reach: tuple[int, ...]
+    """Of each head; 0 for all keys."""
+
+
+@lru_cache(maxsize=256)
+def _by_reach(windows: tuple[int, ...], group: int, device: torch.device) -> _ByReach:
+    """Of KV heads of `group` query heads. Tables stay on the device: a call copies nothing, so CUDA graphs hold it."""
+    windows = tuple(min(w or _EVERYTHING, _EVERYTHING) for w in windows)
+    reach = [max(windows[i : i + group]) for i in range(0, len(windows), group)]
+    heads = sorted(range(len(reach)), key=lambda head: reach[head] < _LONG)
+    on_device = torch.tensor(heads, dtype=torch.int32, device=device)
+    return _ByReach(on_device, sum(w >= _LONG for w in reach), tuple(0 if w == _EVERYTHING else w for w in reach))
+
+
+@lru_cache(maxsize=256)
+def _table(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(numbers, dtype=dtype, device=device)
+
+
+def _tf32_allowed() -> bool:
+    try:
+        return torch.backends.cuda.matmul.allow_tf32
+    except RuntimeError:  # set through the newer name, which forbids reading the older
+        return torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+class _Call(NamedTuple):
+    """What all kernels are told, in the order of their arguments."""
+
+    tables: tuple[Tensor, ...]
+    scalars: tuple[float, ...]
+    flags: dict[str, Any]
+    windows: tuple[int, ...]
+    """Of each query head; 0 for a global one."""
+
+
+def _call(
+    q: Tensor,
+    k: Tensor,
+    windows: list[int],
     decays: list[float] | None,
     slopes: list[float] | None,
     scale: float | None,
     causal: bool,
     softcap: float | None,
     segments: Tensor | None,
-) -> tuple[tuple[Tensor, ...], _Options]:
-    """The per-head tables, and what all kernels are told. A table that is not used is stood in for by another."""
-    head_dim = q.shape[3]
+) -> _Call:
+    """A table that is not used is stood in for by another."""
+    (batch, n_heads, n_queries, head_dim), n_keys = q.shape, k.shape[2]
     scale = head_dim**-0.5 if scale is None else float(scale)
-    rates = [None if r is None or not any(r) else _rates(tuple(r), q.device) for r in (decays, slopes)]
-    ids = windows if segments is None else segments.to(torch.int64).contiguous()
-    tables = (windows, *(windows if r is None else r for r in rates), ids)
-    exact = not (q.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32)
+    reach = _table(tuple(min(w or _EVERYTHING, _EVERYTHING) for w in windows), torch.int32, q.device)
+    rates = [_table(tuple(r), torch.float32, q.device) if r is not None and any(r) else None for r in (decays, slopes)]
+    ids = reach if segments is None else segments.to(torch.int64).contiguous()
     flags = {
-        **{"GROUP": q.shape[1] // k.shape[1], "D": head_dim, "WIDTH": max(16, triton.next_power_of_2(head_dim))},
+        **{"GROUP": n_heads // k.shape[1], "D": head_dim, "WIDTH": _width(head_dim)},
         **{"CAUSAL": causal, "DECAY": rates[0] is not None, "SLOPE": rates[1] is not None},
         **{"SOFTCAP": softcap is not None, "SEGMENTS": segments is not None},
         "FOLD": scale > 0 and softcap is None and rates[0] is None and rates[1] is None,
-        "PRECISION": "ieee" if exact else "tf32",
+        "PRECISION": "tf32" if q.dtype == torch.float32 and q.device.type == "cuda" and _tf32_allowed() else "ieee",
     }
-    return tables, _Options((scale, 1.0 if softcap is None else float(softcap)), flags)
-
-
-def _tiling(shape: TileShape, launch: Launch) -> dict[str, Any]:
-    return {
-        **{"LONG": launch.n_long > 0, "LONG_M": shape.long_rows, "LONG_N": shape.long_columns},
-        **{"SHORT": launch.n_short > 0, "SHORT_M": shape.short_rows, "SHORT_N": shape.short_columns},
-        **{"LONG_STAGES": shape.long_stages, "SHORT_STAGES": shape.short_stages, "RUN": shape.run},
-        **{"TILES": launch.tiles, "AHEAD": launch.ahead, "FAR": launch.far, "NEAR": launch.near},
-        **{"num_warps": shape.warps, "maxnreg": shape.registers},
-    }
+    return _Call(
+        (reach, *(reach if r is None else r for r in rates), ids),
+        (scale, 1.0 if softcap is None else float(softcap), batch, n_heads, n_queries, n_keys),
+        flags,
+        tuple(windows),
+    )

@@ -1,37 +1,120 @@
-"""Tile shapes: how many rows and columns a program takes at a time, chosen by a small table and never at run time."""
+"""Tile shapes: how many rows and columns a program takes at a time, by a small table and never by a search at run time.
+
+The table is `tile_table.json`, made by `longshort bench --tune` on the GPUs it names; LONGSHORT_TILES may name another
+such file, whose rows come first. Everything that was not tuned gets shapes that fit a GPU with 99 KB of shared memory.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import json
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
+KERNELS = ("forward", "grad_q", "grad_kv")
+
 
 class TileShape(NamedTuple):
-    """How one kernel cuts its work: rows are queries, columns keys; long and short heads have shapes of their own."""
+    """How one kernel cuts its work: rows are queries, columns keys."""
 
-    long_rows: int
-    long_columns: int
-    long_stages: int
-    """Depth of the software pipeline over the tiles of a long head."""
-    short_rows: int
-    short_columns: int
-    short_stages: int
-    run: int
-    """Tiles that one program of a short head owns."""
+    rows: int
+    columns: int
+    stages: int
+    """Depth of the software pipeline over the tiles that pass by."""
     warps: int
     registers: int | None = None
     """The most that a thread may have; None leaves it to the compiler."""
-    most_tiles: int = 6
-    """A head whose window spans more tiles than this is long: its tiles are a loop, not unrolled."""
+    parts: int = 0
+    """Into how many parts the walk of a long head is cut; 0 leaves it to `parts_for`."""
 
 
-_override: dict[str, TileShape] = {}
+_given: dict[str, TileShape] = {}
 
 
-def tile_shape(kernel: str, head_dim: int, dtype: torch.dtype) -> TileShape:
-    if kernel in _override:
-        return _override[kernel]
+@contextmanager
+def use(shapes: dict[str, TileShape]) -> Iterator[None]:
+    """Within this, kernels named here have these shapes: for the search that makes the table, and for tests."""
+    before = dict(_given)
+    _given.update(shapes)
+    try:
+        yield
+    finally:
+        _given.clear()
+        _given.update(before)
+
+
+def tile_shape(kernel: str, q: torch.Tensor, windows: tuple[int, ...]) -> TileShape:
+    """The shape for a call with these queries and windows (0: global)."""
+    if kernel in _given:
+        return _given[kernel]
+    return _looked_up(kernel, q.dtype, q.shape[3], max(windows), q.shape[2], q.device)
+
+
+@lru_cache(maxsize=1024)
+def _looked_up(
+    kernel: str, dtype: torch.dtype, head_dim: int, window: int, length: int, device: torch.device
+) -> TileShape:
+    rows = [] if device.type != "cuda" or dtype == torch.float32 else _table(torch.cuda.get_device_name(device))
+    return choose(rows, kernel, head_dim, window, length) or untuned(kernel, dtype, head_dim)
+
+
+def choose(rows: list[dict[str, Any]], kernel: str, head_dim: int, window: int, length: int) -> TileShape | None:
+    """The row of the smallest head dim that is large enough, nearest in window and length; None if there is none."""
+    fitting = [row for row in rows if row["kernel"] == kernel and head_dim <= row["head_dim"] < 2 * max(head_dim, 32)]
+    if not fitting:
+        return None
+
+    def distance(row: dict[str, Any]) -> tuple[float, float]:
+        apart = abs(math.log2((1 + row["window"]) / (1 + window))) + abs(math.log2(row["length"] / max(1, length)))
+        return row["head_dim"], apart
+
+    return TileShape(*min(fitting, key=distance)["shape"])
+
+
+def untuned(kernel: str, dtype: torch.dtype, head_dim: int) -> TileShape:
     if dtype == torch.float32:
-        return TileShape(32, 32, 1, 32, 32, 1, 4, 4) if head_dim > 64 else TileShape(64, 32, 1, 64, 32, 1, 4, 4)
-    return TileShape(64, 64, 2, 64, 64, 1, 4, 4)
+        return TileShape(16, 16, 1, 4) if head_dim > 128 else TileShape(32 if head_dim > 64 else 64, 32, 1, 4)
+    if head_dim > 128:
+        return TileShape(32 if kernel == "grad_kv" else 64, 32, 2 if kernel == "forward" else 1, 4)
+    return TileShape(64, 64, 2, 4)
+
+
+@lru_cache(maxsize=16)
+def _table(device_name: str) -> list[dict[str, Any]]:
+    files = [Path(__file__).with_name("tile_table.json")]
+    if os.environ.get("LONGSHORT_TILES"):
+        files.insert(0, Path(os.environ["LONGSHORT_TILES"]))
+    rows = [row for file in files for row in json.loads(file.read_text(encoding="utf-8"))["rows"]]
+    return [row for row in rows if row["device"] == device_name]
+
+
+def parts_for(
+    reach: tuple[int, ...],
+    *,
+    batch: int,
+    tiles: int,
+    steps: int,
+    other: int,
+    head_dim: int,
+    causal: bool,
+    processors: int,
+) -> int:
+    """Into how many parts to cut the walks of long heads: two where the longest would outlast a fair share of the work.
+
+    More parts never paid on an H200, nor did two at head dim 128, where a part's sums are large (docs/kernel-notes.md).
+
+    Args:
+        reach: keys that each head sees; 0 for all.
+        tiles: tiles that a head owns.
+        steps: tiles of `other` positions that a global head's longest walk passes.
+        processors: of the GPU; about three programs share one.
+    """
+    walks = [min(steps, -(-w // other) + 1) if w else steps for w in reach]
+    work = sum(tiles * walk * (0.5 if causal and walk == steps else 1.0) for walk in walks) * batch
+    return 2 if head_dim <= 64 and max(walks) >= 16 and max(walks) > 1.2 * work / (3 * processors) else 1

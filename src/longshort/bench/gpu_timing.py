@@ -1,0 +1,107 @@
+"""How calls on a GPU are timed: replayed in a CUDA graph, which has no cost of Python in it, or eagerly between events.
+
+Every timer returns a function that gives the milliseconds of one call, the median of some; a few tens of milliseconds
+each, so that many implementations can take turns. On the CPU a clock stands in, for the tests.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import torch
+
+Call = Callable[[], object]
+Sample = Callable[[], float]
+
+_GRAPH_MS, _REPLAYS = 10.0, 5
+"""What the calls of one graph would take eagerly, and how often a sample replays it."""
+_WARMUP_MS, _EAGER_MS = 5, 20
+"""What a sample between events takes."""
+
+
+def repeated(calls: Sequence[Call], device: str, *, stream: torch.cuda.Stream | None = None) -> tuple[Sample, str]:
+    """A timer for calls that do the same work on different inputs, and its kind: graph, or events where that fails.
+
+    A backward call must be captured in the stream that its forward ran in.
+
+    The calls take turns, so that together they can be larger than the cache; between events it is emptied instead.
+    """
+    if device == "cpu":
+        return clocked(calls[0]), "clock"
+    try:
+        return graphed(calls, stream=stream), "graph"
+    except Exception:  # capture fails in many ways; if the call itself is broken, it fails again below
+        torch.cuda.synchronize()
+        calls[0]()
+        return eager(calls[0], device), "events"
+
+
+def graphed(calls: Sequence[Call], *, stream: torch.cuda.Stream | None = None) -> Sample:
+    """Replays of a CUDA graph of the calls; raises where they cannot be captured."""
+    stream, start, end = stream or torch.cuda.Stream(), _event(), _event()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        for call in calls:
+            call()  # what is compiled or tuned at the first call must not be captured
+        start.record()
+        for call in calls:
+            call()
+        end.record()
+    torch.cuda.synchronize()
+    turns = max(1, round(_GRAPH_MS / max(start.elapsed_time(end), 1e-3)))
+    graph = torch.cuda.CUDAGraph()
+    outputs: deque[object] = deque(maxlen=len(calls))  # kept, so that outputs take turns in memory too
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(turns):
+            for call in calls:
+                outputs.append(call())
+    outputs.clear()
+    torch.cuda.synchronize()
+
+    def sample() -> float:
+        graph.replay()  # after another implementation's turn
+        times = []
+        for _ in range(_REPLAYS):
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) / (turns * len(calls)))
+        return statistics.median(times)
+
+    return sample
+
+
+def eager(call: Call, device: str) -> Sample:
+    """Single calls between events, the cache emptied before each."""
+    if device == "cpu":
+        return clocked(call)
+    from triton.testing import do_bench
+
+    return lambda: float(do_bench(call, warmup=_WARMUP_MS, rep=_EAGER_MS, return_mode="median"))
+
+
+def clocked(call: Call) -> Sample:
+    """One call by the clock of the host."""
+
+    def sample() -> float:
+        start = time.perf_counter()
+        call()
+        return 1e3 * (time.perf_counter() - start)
+
+    return sample
+
+
+def copy_bandwidth(device: str, *, size: int = 1 << 31) -> float:
+    """Bytes per second, read and written, of a copy of `size` bytes within the device's memory."""
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    sample = eager(lambda: target.copy_(source), device)
+    return 2e3 * size / statistics.median(sample() for _ in range(3))
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)
