@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,12 +46,16 @@ def plan_arms(config: TrainConfig, variants: Sequence[str], seeds: Iterable[int]
     unknown = [name for name in variants if name not in VARIANTS]
     if unknown or not variants:
         raise ConfigError(f"variants must be among {', '.join(VARIANTS)}, got {', '.join(unknown) or 'none'}")
+    return arms_of({name: VARIANTS[name](config) for name in variants}, seeds, out)
+
+
+def arms_of(configs: Mapping[str, TrainConfig], seeds: Iterable[int], out: Path) -> list[Arm]:
+    """Every named configuration with every seed, seed by seed, each with a folder of its own."""
     arms = []
     for seed in seeds:
-        for name in dict.fromkeys(variants):
-            changed = VARIANTS[name](config)
-            run = replace(changed.run, variant=name, seed=seed, out=str(out / f"{name}-seed{seed}"))
-            arms.append(Arm(name, seed, replace(changed, run=run)))
+        for name, config in configs.items():
+            run = replace(config.run, variant=name, seed=seed, out=str(out / f"{name}-seed{seed}"))
+            arms.append(Arm(name, seed, replace(config, run=run)))
     return arms
 
 

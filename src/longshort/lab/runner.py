@@ -7,6 +7,7 @@ A process takes one configuration file: `python -m longshort.lab.runner RUN/conf
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from longshort.train import TrainConfig, train
 from longshort.train.log import METRICS
 
 CONFIG, OUTPUT = "config.json", "output.txt"
+MODULE = "longshort.lab.runner"
+"""What a process runs."""
 
 
 class RunFailed(RuntimeError):
@@ -61,27 +64,36 @@ def run_all(
     threads: int | None = None,
     watch: Callable[[dict[str, Follower]], None] = lambda followers: None,
     poll_seconds: float = 0.5,
+    module: str = MODULE,
+    until: float = math.inf,
+    failed: Callable[[RunFailed], None] | None = None,
 ) -> bool:
     """Train all, `jobs` at a time with `threads` CPU threads each; True if all finished, False if interrupted.
 
-    More threads than cores make every run several times slower: by default the cores are shared out.
+    More threads than cores make every run several times slower: by default the cores are shared out. At `until`, by
+    time.monotonic, the runs save and end. With `failed`, which is told of it, a failing run does not stop the others.
     """
     threads = threads or max(1, (os.cpu_count() or 1) // jobs)
-    waiting, running = list(configs), dict[str, subprocess.Popen[bytes]]()
+    waiting, running, stopped = list(configs), dict[str, subprocess.Popen[bytes]](), False
     followers = {config.run.out: Follower(Path(config.run.out)) for config in configs}
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
                 config = waiting.pop(0)
-                running[config.run.out] = _start(config, threads)
+                running[config.run.out] = _start(config, threads, module)
             time.sleep(poll_seconds)
             for follower in followers.values():
                 follower.update()
             watch(followers)
-            for out, process in list(running.items()):
-                if process.poll() is not None:
-                    del running[out]
-                    _check_end(out, process.returncode)
+            for out in [out for out, process in running.items() if process.poll() is not None]:
+                code = running.pop(out).returncode
+                if not stopped:  # a run that was stopped before it could listen ends with a signal's code
+                    _check_end(out, code, failed)
+            if time.monotonic() >= until and not stopped:
+                stopped = True
+                waiting.clear()
+                for process in running.values():
+                    process.terminate()  # they save and end
     except KeyboardInterrupt:  # the terminal sent it to the runs too: they save and end
         for process in running.values():
             process.wait()
@@ -95,25 +107,32 @@ def run_all(
     return all(follower.latest.get("end", {}).get("status") == "finished" for follower in followers.values())
 
 
-def _start(config: TrainConfig, threads: int) -> subprocess.Popen[bytes]:
+def _start(config: TrainConfig, threads: int, module: str) -> subprocess.Popen[bytes]:
     out = Path(config.run.out)
     write_json(out / CONFIG, config.to_dict())
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     with (out / OUTPUT).open("ab") as output:
-        command = [sys.executable, "-m", "longshort.lab.runner", str(out / CONFIG)]
+        command = [sys.executable, "-m", module, str(out / CONFIG)]
         return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
 
 
-def _check_end(out: str, code: int) -> None:
+def _check_end(out: str, code: int, failed: Callable[[RunFailed], None] | None) -> None:
     if code:
         words = (Path(out) / OUTPUT).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        raise RunFailed(f"the run {out} failed: {words[-1] if words else f'exit code {code}'}")
+        failure = RunFailed(f"the run {out} failed: {words[-1] if words else f'exit code {code}'}")
+        if failed is None:
+            raise failure
+        failed(failure)
+
+
+def named_config() -> TrainConfig:
+    """The configuration in the file that this process was started with."""
+    return TrainConfig.from_dict(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
 
 
 def main() -> None:
-    config = TrainConfig.from_dict(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    train(config)
+    train(named_config())
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import triton.language as tl
 from longshort.ops.triton.scores import (
     LOG2E,
     SIZES,
+    at_edge,
     head_options,
     keys_of,
     load_numbers,
@@ -68,7 +69,8 @@ def grad_q_kernel(
         k_ND = load_rows(k, sk_b, sk_h, sk_t, b, h // GROUP, key, S, N, D, WIDTH, TMA)
         v_ND = load_rows(v, sv_b, sv_h, sv_t, b, h // GROUP, key, S, N, D, WIDTH, TMA)
         total = grad_rows(
-            q_MD, grad_MD, k_ND, v_ND, lse_M, delta_M, total, rows + S - T, key + tl.arange(0, N),
+            q_MD, grad_MD, k_ND, v_ND, lse_M, delta_M, total,
+            rows + S - T, key + tl.arange(0, N), at_edge(row, key, window, T, S, M, N, CAUSAL),
             ids, window, decay, slope, scale, softcap, S, CAUSAL, DECAY, SLOPE, SOFTCAP, SEGMENTS, FOLD, PRECISION,
         )  # fmt: skip
     if SPLIT and slot >= 0:
@@ -94,7 +96,7 @@ def weights(
 
 @triton.jit
 def grad_rows(
-    q_MD, grad_MD, k_ND, v_ND, lse_M, delta_M, total, t_M, j_N,
+    q_MD, grad_MD, k_ND, v_ND, lse_M, delta_M, total, t_M, j_N, edge,
     ids, window, decay, slope, scale, softcap, S,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
     FOLD: tl.constexpr, PRECISION: tl.constexpr,
@@ -104,7 +106,8 @@ def grad_rows(
     p, derivative = weights(
         logits, lse_M[:, None], t_M[:, None], j_N[None, :], decay, slope, scale, softcap, DECAY, SLOPE, SOFTCAP, FOLD
     )
-    p = tl.where(visible(t_M[:, None], j_N[None, :], window, ids, S, CAUSAL, SEGMENTS), p, 0.0)
+    if SEGMENTS or edge:
+        p = tl.where(visible(t_M[:, None], j_N[None, :], window, ids, S, CAUSAL, SEGMENTS), p, 0.0)
     inner = tl.dot(grad_MD, tl.trans(v_ND), input_precision=PRECISION)
     grad_logits = p * (inner - delta_M[:, None])
     if not FOLD:
@@ -142,7 +145,8 @@ def grad_kv_kernel(
             lse_M = load_numbers(lse, (b * H + h) * padded + row, M, TMA)
             delta_M = load_numbers(delta, (b * H + h) * padded + row, M, TMA)
             total_k, total_v = grad_columns(
-                q_MD, grad_MD, k_ND, v_ND, lse_M, delta_M, total_k, total_v, row + S - T + tl.arange(0, M), j_N,
+                q_MD, grad_MD, k_ND, v_ND, lse_M, delta_M, total_k, total_v,
+                row + S - T + tl.arange(0, M), j_N, at_edge(row, begin, window, T, S, M, N, CAUSAL),
                 ids, window, decay, slope, scale, softcap, S, CAUSAL, DECAY, SLOPE, SOFTCAP, SEGMENTS, FOLD, PRECISION,
             )  # fmt: skip
     if SPLIT and slot >= 0:
@@ -157,7 +161,7 @@ def grad_kv_kernel(
 
 @triton.jit
 def grad_columns(
-    q_MD, grad_MD, k_ND, v_ND, lse_M, delta_M, total_k, total_v, t_M, j_N,
+    q_MD, grad_MD, k_ND, v_ND, lse_M, delta_M, total_k, total_v, t_M, j_N, edge,
     ids, window, decay, slope, scale, softcap, S,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
     FOLD: tl.constexpr, PRECISION: tl.constexpr,
@@ -167,7 +171,8 @@ def grad_columns(
     p, derivative = weights(
         logits, lse_M[None, :], t_M[None, :], j_N[:, None], decay, slope, scale, softcap, DECAY, SLOPE, SOFTCAP, FOLD
     )
-    p = tl.where(visible(t_M[None, :], j_N[:, None], window, ids, S, CAUSAL, SEGMENTS), p, 0.0)
+    if SEGMENTS or edge:
+        p = tl.where(visible(t_M[None, :], j_N[:, None], window, ids, S, CAUSAL, SEGMENTS), p, 0.0)
     total_v = tl.dot(p.to(grad_MD.dtype), grad_MD, total_v, input_precision=PRECISION)
     inner = tl.dot(v_ND, tl.trans(grad_MD), input_precision=PRECISION)
     grad_logits = p * (inner - delta_M[None, :])

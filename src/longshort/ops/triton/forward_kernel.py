@@ -15,6 +15,7 @@ from longshort.ops.triton.scores import (
     LOG2E,
     NEVER,
     SIZES,
+    at_edge,
     head_options,
     keys_of,
     load_rows,
@@ -51,7 +52,8 @@ def forward_kernel(
         k_ND = load_rows(k, sk_b, sk_h, sk_t, b, h // GROUP, key, S, N, D, WIDTH, TMA)
         v_ND = load_rows(v, sv_b, sv_h, sv_t, b, h // GROUP, key, S, N, D, WIDTH, TMA)
         largest, total, weighted, top, bottom = see(
-            q_MD, k_ND, v_ND, largest, total, weighted, top, bottom, t_M, key + tl.arange(0, N),
+            q_MD, k_ND, v_ND, largest, total, weighted, top, bottom,
+            t_M, key + tl.arange(0, N), at_edge(row, key, window, T, S, M, N, CAUSAL),
             ids, window, decay, slope, scale, softcap, S,
             CAUSAL, DECAY, SLOPE, SOFTCAP, SEGMENTS, FOLD, STATS, PRECISION,
         )  # fmt: skip
@@ -146,12 +148,12 @@ def finish(
 
 @triton.jit
 def see(
-    q_MD, k_ND, v_ND, largest, total, weighted, top, bottom, t_M, j_N,
+    q_MD, k_ND, v_ND, largest, total, weighted, top, bottom, t_M, j_N, edge,
     ids, window, decay, slope, scale, softcap, S,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
     FOLD: tl.constexpr, STATS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The rows' state after one more tile of keys."""
+    """The rows' state after one more tile of keys; only an edge tile needs its mask."""
     logits = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
     if FOLD:
         factor = scale * LOG2E
@@ -161,18 +163,22 @@ def see(
         logits = logits * scale
         x, _ = scores(logits, t_M[:, None], j_N[None, :], decay, slope, softcap, DECAY, SLOPE, SOFTCAP)
         x = x * LOG2E
-    seen = visible(t_M[:, None], j_N[None, :], window, ids, S, CAUSAL, SEGMENTS)
-    x = tl.where(seen, x, float("-inf"))
+    if SEGMENTS or edge:
+        seen = visible(t_M[:, None], j_N[None, :], window, ids, S, CAUSAL, SEGMENTS)
+        if STATS:
+            bottom = tl.minimum(bottom, tl.min(by_lane(tl.where(seen, logits, float("inf"))), 1))
+            if not FOLD:
+                top = tl.maximum(top, tl.max(tl.where(seen, logits, float("-inf")), 1))
+        x = tl.where(seen, x, float("-inf"))
+    elif STATS and not FOLD:
+        bottom = tl.minimum(bottom, tl.min(by_lane(logits), 1))
+        top = tl.maximum(top, tl.max(logits, 1))
     above = tl.maximum(largest, tl.max(x, 1))
     y = x * factor - (above * factor)[:, None]
-    if STATS and FOLD:
+    if STATS and FOLD and not SEGMENTS:
         # y <= 0: its bits grow as it falls. Hopper takes the largest of three unsigned numbers in one instruction.
-        lowest = tl.max(by_lane(tl.where(seen, y, 0.0).to(tl.uint32, bitcast=True)), 1).to(tl.float32, bitcast=True)
-        base = tl.where(above == NEVER, float("inf"), above)
-        bottom = tl.minimum(bottom, lowest * (1.0 / factor) + base[:, None])
-    elif STATS:
-        top = tl.maximum(top, tl.max(tl.where(seen, logits, float("-inf")), 1))
-        bottom = tl.minimum(bottom, tl.min(by_lane(tl.where(seen, logits, float("inf"))), 1))
+        lowest = tl.max(by_lane(y.to(tl.uint32, bitcast=True)), 1).to(tl.float32, bitcast=True)
+        bottom = tl.minimum(bottom, tl.where(edge, float("inf"), lowest * (1.0 / factor) + above[:, None]))
     p = tl.exp2(y)
     fade = tl.exp2((largest - above) * factor)
     total = total * fade[:, None] + tl.sum(by_lane(p), 1)

@@ -104,6 +104,14 @@ def keys_of(row, window, T, S, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.cons
 
 
 @triton.jit
+def at_edge(row, key, window, T, S, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr):
+    """Does a tile hold pairs that may not see each other? Else the work of masking it is skipped."""
+    _, clear_last = visible_range(row + S - T, window, S, CAUSAL)
+    clear_first, _ = visible_range(row + S - T + M - 1, window, S, CAUSAL)
+    return (key < clear_first) | (key + N - 1 > clear_last)
+
+
+@triton.jit
 def queries_of(begin, window, T, S, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr):
     """Range of rows that see keys begin .. begin+N, from a multiple of M."""
     first = begin - (S - T)
@@ -132,11 +140,7 @@ def visible_range(t, window, S, CAUSAL: tl.constexpr):
 
 @triton.jit
 def visible(t, j, window, ids, S, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr):
-    """May the query at position t see the key at position j? Both broadcast; `ids` are the segments of a batch row.
-
-    Asked of every tile. A branch around it, for tiles that need no mask, the compiler turns into one more select; a
-    loop of their own saves long heads less than it costs short ones (docs/kernel-notes.md).
-    """
+    """May the query at position t see the key at position j? Both broadcast; `ids` are the segments of a batch row."""
     first, last = visible_range(t, window, S, CAUSAL)
     seen = (j >= first) & (j <= last)
     if SEGMENTS:
