@@ -78,11 +78,12 @@ class _Entrant:
             calls = [partial(self.attend, q, k, v) for q, k, v, _ in self.drawn]
             self.sample, self.timing = timing.repeated(calls, device)
             return
-        q, k, v, upstream = self.drawn[0]
+        *inputs, upstream = self.drawn[0]
         stream = torch.cuda.Stream() if device != "cpu" else None
         with torch.cuda.stream(stream) if stream is not None else nullcontext():
-            out = self.attend(q, k, v)
-        call = partial(torch.autograd.grad, out, (q, k, v), upstream, retain_graph=True)
+            leaves = [x.detach().requires_grad_() for x in inputs]  # whose graph belongs to this stream from the start
+            out = self.attend(*leaves)
+        call = partial(torch.autograd.grad, out, leaves, upstream, retain_graph=True)
         self.sample, self.timing = timing.repeated([call], device, stream=stream)
 
     def run(self) -> None:

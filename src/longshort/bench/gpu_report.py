@@ -26,10 +26,10 @@ COLUMNS = (
 )
 _HOLDS = {"<": operator.lt, "<=": operator.le, ">=": operator.ge}
 _EXPLANATION = """\
-Microseconds, forward / backward; all take turns within a round. Forward is replayed in a CUDA graph (* timed between
-events, where it cannot be captured), backward is eager and timed between events. `ls` is one global head and the rest
-local, `local` those local heads alone, `global` that global head alone, `full` causal attention over all heads. Ratios
-are ours to theirs, the median of the rounds' ratios. Every implementation was first checked against the reference."""
+Microseconds, forward / backward alone; all take turns within a round, replayed in CUDA graphs (* timed between events,
+where a call cannot be captured). `ls` is one global head and the rest local, `local` those local heads alone, `global`
+that global head alone, `full` causal attention over all heads. Ratios are ours to theirs, the median of the rounds'
+ratios. Every implementation was first checked against the reference."""
 
 Rows = Sequence[dict[str, Any]]
 

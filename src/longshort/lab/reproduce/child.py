@@ -1,0 +1,69 @@
+"""The process of one run: train, then look into the trained model while it is there, since weights do not travel.
+
+`python -m longshort.lab.reproduce.child RUN/config.json` writes `RUN/after.json` beside the metrics.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+from longshort.bench.gpu_peers import sdpa
+from longshort.bench.training import attending
+from longshort.files import write_json
+from longshort.heads import HeadPlan
+from longshort.lab.anatomy import anatomy
+from longshort.lab.reproduce.measures import AFTER, count_spikes
+from longshort.lab.runner import named_config
+from longshort.ops import AttentionResult, attention
+from longshort.train import TrainConfig, load_model, train
+from longshort.train.corpus import Corpus
+from longshort.train.distributed import choose_device
+from longshort.train.evaluation import autocast
+from longshort.train.log import read_log
+
+FLASH_ARM = "plain-flash"
+"""Its layers call PyTorch's FlashAttention. A configuration cannot say so, since the op has no such backend."""
+ROWS = 2
+"""Of the validation split, to look at the attention of."""
+
+
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, plan: HeadPlan, **options: Any) -> AttentionResult:
+    """PyTorch's FlashAttention for plain attention; logit statistics, where asked for, by our op on the same inputs."""
+    if plan.n_global != plan.n_heads or options.get("softcap") or options.get("segments") is not None:
+        raise ValueError(f"the flash arm serves plain attention only, got {plan} and {options}")
+    wants_stats = options.pop("stats", False)
+    out = sdpa(SDPBackend.FLASH_ATTENTION)(q, k, v)
+    logits = None
+    if wants_stats:
+        logits = attention(q.detach(), k.detach(), v.detach(), plan, stats=True, **options).logits
+    return AttentionResult(out, q.new_empty(0), logits)
+
+
+def train_and_look(config: TrainConfig) -> None:
+    """Train one arm; if that came to its end, and is no mere timing, write what is to be known of the model."""
+    kernel: Callable[..., AttentionResult] | None = flash_attention if config.run.variant == FLASH_ARM else None
+    with attending(kernel) if kernel is not None else contextlib.nullcontext():
+        result = train(config)
+    if result.status == "finished" and config.telemetry.logits_every:
+        write_json(result.out / AFTER, look(config, result.out))
+
+
+def look(config: TrainConfig, out: Path) -> dict[str, Any]:
+    """The anatomy of the newest checkpoint's attention, and the spikes of the whole log."""
+    device = choose_device(config.run.device)
+    model, _ = load_model(out, device)
+    tokens = Corpus.open(config).stream("validation", seed=0).batch(0).tokens[:ROWS].to(device)
+    with autocast(config.run.precision, device):
+        found = anatomy(model, tokens)
+    losses = [record["loss"] for record in read_log(out) if record["kind"] == "train"]
+    return {"anatomy": found, "spikes": count_spikes(losses)}
+
+
+if __name__ == "__main__":
+    train_and_look(named_config())

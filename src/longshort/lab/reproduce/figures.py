@@ -1,0 +1,112 @@
+"""Pieces of the recipes' figures: charts with their data inside, in the report's colours, and the picture of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from longshort.files import write_atomically
+from longshort.lab.report.charts import drawing, log_ticks
+from longshort.lab.report.theme import DASHES, LIGHT, vega_config
+
+SIZE = 250
+"""Pixels of one panel's width."""
+MOST_TICKS = 8
+
+
+def frame(rows: Iterable[dict[str, Any]]) -> Any:
+    """Rows as a chart's own data."""
+    return drawing().Chart(drawing().Data(values=list(rows)))
+
+
+def lines(
+    rows: Sequence[dict[str, Any]],
+    *,
+    x: str,
+    y: str,
+    x_title: str,
+    y_title: str,
+    names: Sequence[str],
+    log: bool = False,
+    log_x: bool = False,
+    points: bool = False,
+    title: str = "",
+    width: int = SIZE,
+    height: int = 200,
+) -> Any:
+    """One line for each `series` (with `detail` apart, such as seeds); a row without a finite `y` leaves a gap."""
+    alt = drawing()
+    palette = len(LIGHT["category"])
+    dashes = [DASHES[(i // palette) % len(DASHES)] for i in range(len(names))]
+    legend = alt.Legend(title=None, orient="right", symbolType="stroke")
+    encoding = {
+        "x": alt.X(f"{x}:Q", title=x_title, scale=_scale(log_x), axis=_axis(rows, x, log_x)),
+        "y": alt.Y(f"{y}:Q", title=y_title, scale=_scale(log), axis=_axis(rows, y, log)),
+        "color": alt.Color("series:N", scale=alt.Scale(domain=list(names)), legend=legend),
+        "detail": "detail:N",
+    }
+    if len(names) > palette:
+        scale = alt.Scale(domain=list(names), range=dashes)
+        encoding["strokeDash"] = alt.StrokeDash("series:N", scale=scale, legend=legend)
+    chart = frame(rows).mark_line(point={"size": 30} if points else False, strokeWidth=1.8).encode(**encoding)
+    return chart.properties(width=width, height=height, title=title)
+
+
+def heat(
+    rows: Sequence[dict[str, Any]],
+    *,
+    x: str,
+    y: str,
+    value: str,
+    value_title: str,
+    x_title: str,
+    y_title: str,
+    title: str = "",
+    log: bool = True,
+    text: str | None = None,
+    width: int = SIZE,
+    height: int = 200,
+    domain: tuple[float, float] | None = None,
+) -> Any:
+    """A cell for each row, in the order in which the rows come; with `text`, its number written in it."""
+    alt = drawing()
+    scale = alt.Scale(type="log" if log else "linear", **({"domain": list(domain)} if domain else {}))
+    base = frame(rows).encode(
+        x=alt.X(f"{x}:O", title=x_title, sort=None, axis=alt.Axis(labelAngle=0)),
+        y=alt.Y(f"{y}:O", title=y_title, sort=None),
+    )
+    legend = alt.Legend(title=value_title, gradientLength=height - 30, format=".3~s")
+    cells = base.mark_rect().encode(color=alt.Color(f"{value}:Q", scale=scale, legend=legend))
+    if text is None:
+        return cells.properties(width=width, height=height, title=title)
+    numbers = [row[value] for row in rows if row[value] is not None]
+    middle = (max(numbers) * min(numbers)) ** 0.5 if log else (max(numbers) + min(numbers)) / 2
+    ink = alt.condition(f"datum['{value}'] > {middle}", alt.value("white"), alt.value(LIGHT["ink"]))
+    label = base.mark_text(fontSize=10).encode(text=alt.Text(f"{value}:Q", format=text), color=ink)
+    return (cells + label).properties(width=width, height=height, title=title)
+
+
+def picture(chart: Any, path: Path, *, title: str) -> Path:
+    """The chart as PNG, light, at twice its size."""
+    import vl_convert
+
+    alt = drawing()
+    spec = chart.properties(title=alt.TitleParams(title, anchor="start", offset=14)).to_dict()
+    spec["config"] = vega_config(LIGHT) | {"background": LIGHT["card"], "padding": 20}
+    version = str(alt.SCHEMA_VERSION).lstrip("v").rpartition(".")[0]
+    return write_atomically(path, vl_convert.vegalite_to_png(spec, vl_version=version, scale=2))
+
+
+def _axis(rows: Sequence[dict[str, Any]], field: str, log: bool) -> Any:
+    """Ticks at the values themselves where they are few, else at round numbers; on a log scale no lines between."""
+    numbers = sorted({row[field] for row in rows if row[field] is not None})
+    if not log or not numbers:
+        return drawing().Axis(format="~s", tickCount=5)
+    few = len(numbers) <= MOST_TICKS and all(isinstance(n, int) or n < 0.1 for n in numbers)
+    ticks = numbers if few else log_ticks(numbers[0], numbers[-1] * 1.001, (1, 2, 5))
+    return drawing().Axis(format="~g", values=ticks)
+
+
+def _scale(log: bool) -> Any:
+    return drawing().Scale(type="log" if log else "linear", zero=False, nice=False)

@@ -1,0 +1,190 @@
+"""The full forward pass at inference: LS-attention against plain attention by FlashAttention 2 and by cuDNN."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend
+
+from longshort.bench.attention import machine
+from longshort.bench.gpu_peers import sdpa
+from longshort.bench.gpu_timing import eager
+from longshort.bench.training import attending, standing_in
+from longshort.files import write_json
+from longshort.heads import HeadPlan
+from longshort.lab.reproduce import figures, measures
+from longshort.lab.reproduce.recipe import FAILS, HOLDS, PARTLY, Claim, Finding, Options, Recipe, Summary
+from longshort.lab.reproduce.sweep import remember_command
+from longshort.model import GPT, GPTConfig
+from longshort.train.distributed import choose_device
+from longshort.train.evaluation import autocast
+
+PRESETS = ("paper-6m", "paper-12l-768")
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+TOKENS = 32768
+"""Of one forward pass, so that a row of any length fills the GPU; a batch of one from 32,768 on."""
+ROUNDS = 3
+ARMS = ("ls", "plain", "plain-flash", "plain-cudnn")
+RESULTS = "results.json"
+CLAIM = 0.36
+
+
+def forward(preset: str, arm: str, length: int, rows: int, device: str, **changes: Any) -> Callable[[], object]:
+    """One forward pass of a model to the logits of its last position, as an arm computes attention; bf16."""
+    on_gpu = device.startswith("cuda")
+    config = GPTConfig.preset(preset, context=length, backend="triton" if on_gpu else "auto", **changes)
+    if arm != "ls":
+        plan = HeadPlan.full(config.n_heads)
+        config = GPTConfig.preset(preset, context=length, backend=config.backend, plan=plan, **changes)
+    torch.manual_seed(0)
+    model = GPT(config).to(device).eval()
+    tokens = torch.randint(config.vocab_size, (rows, length), device=device)
+    kernels = {"plain-flash": SDPBackend.FLASH_ATTENTION, "plain-cudnn": SDPBackend.CUDNN_ATTENTION}
+    attention = standing_in(sdpa(kernels[arm])) if arm in kernels else None
+    targets = tokens.clone()  # the loss is chunked: full logits of 32,768 tokens would be timed otherwise
+
+    @torch.inference_mode()
+    def call() -> object:
+        with attending(attention), autocast("auto", tokens.device):
+            return model(tokens, targets).loss
+
+    return call
+
+
+def measure(options: Options, message: Callable[[str], None]) -> None:
+    """Every model, length and arm; arms take turns, and a row is the median over rounds."""
+    device = choose_device(options.device)
+    if device.type != "cuda" and not options.quick:
+        raise ValueError(f"latency needs a CUDA GPU, and --device is {device}; --quick runs a small version on a CPU")
+    presets, lengths = (("tiny",), (128, 256)) if options.quick else (PRESETS, LENGTHS)
+    arms = [arm for arm in ARMS if device.type == "cuda" or arm != "plain-cudnn"]
+    remember_command(options.out)
+    rows = []
+    for preset in presets:
+        for length in lengths:
+            batch = 1 if options.quick else max(1, TOKENS // length)
+            samples = {arm: eager(_warm(forward(preset, arm, length, batch, device.type)), device.type) for arm in arms}
+            times: dict[str, list[float]] = {arm: [] for arm in arms}
+            for _ in range(ROUNDS):
+                for arm, sample in samples.items():
+                    times[arm].append(sample())
+            rows += [
+                {"model": preset, "n": length, "rows": batch, "arm": a, "milliseconds": t} for a, t in times.items()
+            ]
+            message(
+                f"{preset}, n {length}: " + ", ".join(f"{a} {statistics.median(t):.2f} ms" for a, t in times.items())
+            )
+    write_json(options.out / RESULTS, {"machine": machine(device.type), "rows": rows})
+
+
+def _warm(call: Callable[[], object]) -> Callable[[], object]:
+    for _ in range(2):
+        call()
+    return call
+
+
+def summarise(folder: Path) -> Summary:
+    """Medians, and what LS saves against the faster of the two plain kernels."""
+    path = folder / RESULTS
+    if not path.is_file():
+        raise ValueError(f"{folder} holds no {RESULTS}; run `longshort reproduce latency` first")
+    results = measures.read_json(path)
+    cells: dict[tuple[str, int], dict[str, float]] = {}
+    for row in results["rows"]:
+        cells.setdefault((row["model"], row["n"]), {})[row["arm"]] = statistics.median(row["milliseconds"])
+    rows = [
+        {"model": model, "n": n, "milliseconds": times, "saved": _saved(times)} for (model, n), times in cells.items()
+    ]
+    commands = folder / "commands.json"
+    made = {"machine": results["machine"], "commands": measures.read_json(commands) if commands.is_file() else []}
+    data = {"provenance": made, "rows": rows, "measured": results["rows"]}
+    return Summary(data=data, table=_table(rows), sentences=_sentences(rows), findings=_findings(rows))
+
+
+def _saved(times: dict[str, float]) -> dict[str, float]:
+    """The share of each plain arm's time that LS does not take."""
+    return {arm: 1 - times["ls"] / ms for arm, ms in times.items() if arm != "ls"}
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    arms = list(rows[0]["milliseconds"])
+    header = ("model", "n", *(f"{arm}, ms" for arm in arms), *(f"saved against {arm}" for arm in arms if arm != "ls"))
+    return measures.markdown(
+        header,
+        [
+            (
+                row["model"],
+                row["n"],
+                *(measures.shown(ms, 4) for ms in row["milliseconds"].values()),
+                *(f"{share:.0%}" for share in row["saved"].values()),
+            )
+            for row in rows
+        ],
+    )
+
+
+def _against(row: dict[str, Any]) -> float:
+    """Saved against FlashAttention 2, the paper's peer."""
+    return float(row["saved"]["plain-flash"])
+
+
+def _sentences(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    said = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        of_model = [row for row in rows if row["model"] == model]
+        best = max(of_model, key=_against)
+        gains = [row["n"] for row in of_model if _against(row) > 0]
+        said.append(
+            f"{model}: LS saves at most {_against(best):.0%} of the forward pass with FlashAttention 2 "
+            f"(n {best['n']:,}), and is faster at {len(gains)} of {len(of_model)} lengths."
+        )
+    return tuple(said)
+
+
+def _findings(rows: Sequence[dict[str, Any]]) -> dict[str, Finding]:
+    best = max(rows, key=_against)
+    ours = f"at most {_against(best):.0%} lower ({best['model']}, n {best['n']:,})"
+    verdict = HOLDS if _against(best) >= CLAIM else PARTLY if _against(best) > 0.05 else FAILS
+    return {"latency": Finding(ours=ours, verdict=verdict)}
+
+
+def figure(data: dict[str, Any]) -> Any:
+    """Milliseconds of a forward pass against n, a panel a model."""
+    from longshort.lab.report.charts import drawing
+
+    panels = []
+    for model in dict.fromkeys(row["model"] for row in data["rows"]):
+        points = [
+            {"series": arm, "detail": "", "n": row["n"], "ms": ms}
+            for row in data["rows"]
+            if row["model"] == model
+            for arm, ms in row["milliseconds"].items()
+        ]
+        axes: dict[str, Any] = {"x": "n", "y": "ms", "x_title": "n", "y_title": "forward pass, ms", "title": model}
+        panels.append(figures.lines(points, names=ARMS, log=True, log_x=True, points=True, width=320, **axes))
+    return drawing().hconcat(*panels)
+
+
+RECIPE = Recipe(
+    name="latency",
+    question="How much time does a full forward pass save?",
+    method=(
+        "Forward and loss of the paper's 6-layer and 12-layer models, bf16, 32,768 tokens a pass, eager, no compile, "
+        "cache emptied before each; plain attention by our kernel, FlashAttention 2 and cuDNN (PyTorch's SDPA)."
+    ),
+    cost="H200: about 3 minutes; CPU --quick: seconds",
+    claims={
+        "latency": Claim(
+            text="inference latency of the full forward pass, LS against FlashAttention 2",
+            paper="up to 36 % lower (44 % in a later version)",
+            rule=f"largest saving over models and lengths: holds from {CLAIM:.0%}, partly above 5 %",
+        ),
+    },
+    summarise=summarise,
+    figure=figure,
+    measure=measure,
+)

@@ -1,0 +1,170 @@
+"""The paper's tables: every stabilizer at equal steps and at equal GPU time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from longshort.lab.reproduce import equal_time, figures, measures
+from longshort.lab.reproduce.recipe import FAILS, HOLDS, PARTLY, Arms, Claim, Finding, Recipe, Summary
+from longshort.lab.variants import VARIANTS
+from longshort.train import TrainConfig
+
+NAMES = (
+    *("plain", "plain-flash", "plain-fp32", "qk-norm-head", "qk-norm-width", "qk-norm-plain", "softcap"),
+    *("sigma-reparam", "qk-clip", "z-loss", "adagc", "all-local", "layer-wise", "ls"),
+)
+
+
+def arms(base: TrainConfig) -> Arms:
+    """Every variant, and plain attention by PyTorch's FlashAttention and in fp32."""
+    chosen = {name: VARIANTS[name](base) for name in NAMES if name in VARIANTS}
+    plain = chosen["plain"]
+    chosen["plain-flash"] = plain  # the process of the run takes another kernel by this name
+    chosen["plain-fp32"] = replace(plain, run=replace(plain.run, precision="fp32"))
+    return {name: chosen[name] for name in NAMES}
+
+
+def summarise(folder: Path) -> Summary:
+    """Perplexity at equal steps, at equal time, and time to fixed perplexities."""
+    found = measures.outcomes(folder)
+    grouped, seconds = measures.by_arm(found, NAMES), measures.step_seconds(folder)
+    rows = [measures.row(name, runs) for name, runs in grouped.items()]
+    timed = [row for row in rows if row["arm"] in seconds]
+    budget = min((max(row["steps"]) * seconds[row["arm"]] for row in timed), default=None)
+    for row in rows:
+        runs, step = grouped[row["arm"]], seconds.get(row["arm"])
+        row["step_seconds"] = step
+        row["perplexity_at_equal_time"] = (
+            None if step is None or budget is None else equal_time.perplexity_at(runs, budget / step)
+        )
+        row["seconds_to"] = {f"{target:g}": equal_time.seconds_to(runs, target, step) for target in equal_time.TARGETS}
+    data = {
+        "provenance": measures.provenance(found, folder),
+        "rows": rows,
+        "time_budget_seconds": budget,
+        "curves": [measures.curves(name, outcome) for name, runs in grouped.items() for outcome in runs],
+    }
+    table = measures.standard_table(rows) + "\n" + equal_time.table(rows, budget)
+    by_name = {row["arm"]: row for row in rows}
+    return Summary(data=data, table=table, sentences=_sentences(rows, budget), findings=_findings(by_name))
+
+
+def _sentences(rows: Sequence[dict[str, Any]], budget: float | None) -> tuple[str, ...]:
+    shown = measures.shown
+    ranked = sorted((r for r in rows if r["final_perplexity"] is not None), key=lambda r: float(r["final_perplexity"]))
+    if not ranked:
+        return ("No arm ended with a finite loss.",)
+    first = ", ".join(f"{r['arm']} {shown(r['final_perplexity'])}" for r in ranked[:3])
+    said = [f"At equal steps the lowest final perplexities are {first}; the highest is {ranked[-1]['arm']} with "]
+    said[0] += f"{shown(ranked[-1]['final_perplexity'])}."
+    timed = sorted((r for r in rows if r["perplexity_at_equal_time"]), key=lambda r: r["perplexity_at_equal_time"])
+    if budget is not None and timed:
+        lowest = ", ".join(f"{r['arm']} {shown(r['perplexity_at_equal_time'])}" for r in timed[:3])
+        said.append(f"At equal GPU time ({budget:.0f} s of steps) they are {lowest}.")
+    wild = [f"{r['arm']} ({shown(r['max_logit'], 3)})" for r in rows if (r["max_logit"] or math.inf) > 400]
+    broken = [r["arm"] for r in rows if r["diverged"]]
+    said.append(f"Largest |logit| above 400: {', '.join(wild) or 'no arm'}; diverged: {', '.join(broken) or 'none'}.")
+    return tuple(said)
+
+
+def _findings(rows: dict[str, dict[str, Any]]) -> dict[str, Finding]:
+    found, ls = {}, rows.get("ls")
+    if ls is None:
+        return {}
+    norm, local, slow, plain = (rows.get(name) for name in ("qk-norm-head", "all-local", "plain-fp32", "plain"))
+    if norm is not None:
+        found["quality"] = _ratio(ls, norm, "QK-norm (head)", holds=0.5, partly=0.98)
+    if local is not None:
+        found["global"] = _ratio(ls, local, "all local", holds=0.93, partly=0.995)
+    if plain is not None and ls["max_logit"] and plain["max_logit"]:
+        ours = f"{ls['max_logit']:.3g} against {plain['max_logit']:.3g}"
+        good = ls["max_logit"] < 50 and plain["max_logit"] > 200
+        verdict = HOLDS if good else PARTLY if ls["max_logit"] < plain["max_logit"] / 2 else FAILS
+        found["logits"] = Finding(ours=ours, verdict=verdict)
+    if slow is not None:
+        pairs = [(t, ls["seconds_to"][t], slow["seconds_to"][t]) for t in ls["seconds_to"]]
+        reached = [(t, a, b) for t, a, b in pairs if a is not None and b is not None]
+        if reached:
+            target, mine, theirs = reached[-1]
+            share = mine / theirs
+            ours = f"{mine:.0f} s against {theirs:.0f} s of plain fp32 to perplexity {target}: 1/{1 / share:.1f}"
+            verdict = HOLDS if share <= 0.1 else PARTLY if share <= 0.5 else FAILS
+            found["time"] = Finding(ours=ours, verdict=verdict)
+    return found
+
+
+def _ratio(ls: dict[str, Any], other: dict[str, Any], name: str, *, holds: float, partly: float) -> Finding:
+    mine, theirs = ls["final_perplexity"], other["final_perplexity"]
+    ours = f"{measures.shown(mine)} against {measures.shown(theirs)} ({name})"
+    share = math.inf if mine is None else 0.0 if theirs is None else mine / theirs
+    return Finding(ours=ours, verdict=HOLDS if share <= holds else PARTLY if share <= partly else FAILS)
+
+
+def figure(data: dict[str, Any]) -> Any:
+    """Validation perplexity and the largest |logit| over steps; perplexity at the end."""
+    from longshort.lab.report.charts import drawing
+
+    names = [row["arm"] for row in data["rows"]]
+    common: dict[str, Any] = {"x": "step", "x_title": "step", "names": names, "log": True, "width": 420, "height": 300}
+    validation = [
+        {
+            "series": c["arm"],
+            "detail": str(c["seed"]),
+            "step": step,
+            "perplexity": None if loss is None else math.exp(loss),
+        }
+        for c in data["curves"]
+        for step, loss in c["validation"]
+    ]
+    logits = [
+        {"series": c["arm"], "detail": str(c["seed"]), "step": step, "logit": value}
+        for c in data["curves"]
+        for step, value in c["logits"]
+    ]
+    return drawing().hconcat(
+        figures.lines(validation, y="perplexity", y_title="validation perplexity", **common),
+        figures.lines(logits, y="logit", y_title="max |logit|", **common),
+    )
+
+
+RECIPE = Recipe(
+    name="stabilizers",
+    question="Which stabilizer is best at equal steps, and at equal GPU time?",
+    method=(
+        "The author's model on rows of 2,048 tokens, 16 rows a step, at 5 times the author's learning rate, where the "
+        "effect shows within minutes; one kernel and bf16 for all arms but plain-flash (PyTorch's FlashAttention) and "
+        "plain-fp32. Step times come from `--time-steps`, one arm alone on the GPU; runs that share it give no time."
+    ),
+    cost="H200: about 15 minutes a seed, seven at a time, and 4 for --time-steps; CPU --quick: a minute",
+    claims={
+        "quality": Claim(
+            text="LS-attention against QK-norm: perplexity",
+            paper="about 38 vs about 112 (nearly 2/5)",
+            rule="final perplexities at equal steps: holds if LS is at most 0.5 of QK-norm (head), partly below 0.98",
+        ),
+        "time": Claim(
+            text="GPU hours to equal perplexity, against a second method (most likely full-precision attention)",
+            paper="1/20",
+            rule="to the lowest listed perplexity that LS and plain-fp32 both reach: holds at 1/10, partly at 1/2",
+        ),
+        "logits": Claim(
+            text="largest |logit|, LS against plain",
+            paper="< 50 vs > 200",
+            rule="holds if LS < 50 and plain > 200; partly if LS is below half of plain",
+        ),
+        "global": Claim(
+            text="without a global head perplexity is worse",
+            paper="about 36 -> about 42",
+            rule="final perplexities: holds if LS is at most 0.93 of all-local, partly below 0.995",
+        ),
+    },
+    summarise=summarise,
+    figure=figure,
+    arms=arms,
+    settings={"optimizer.lr": 3e-3},
+    steps=4000,
+)

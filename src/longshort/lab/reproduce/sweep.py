@@ -1,0 +1,174 @@
+"""Running the arms of a recipe: which runs there are, how long they take, all of them at once, and steps alone."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from longshort.files import write_json
+from longshort.lab.compare import Arm, arms_of
+from longshort.lab.reproduce.base import base_config, on_cuda, token_folder
+from longshort.lab.reproduce.measures import AFTER, STEP_TIMES, read_json
+from longshort.lab.reproduce.recipe import Options, Recipe
+from longshort.lab.runner import Follower, RunFailed, run_all
+from longshort.model import GPT
+from longshort.train import ConfigError
+from longshort.train.flops import flops_per_token
+from longshort.train.log import largest_logit, read_log
+
+CHILD = "longshort.lab.reproduce.child"
+COMMANDS = "commands.json"
+Message = Callable[[str], None]
+_FLOPS = {True: 1.4e14, False: 3e10}
+"""Of training a second. CUDA: six runs of our pilot sharing one H200, 7,250 steps of 32,768 tokens in 430 s. CPU: one
+core of a Xeon in the demo's setting."""
+_TIMED_STEPS, _WARMUP_STEPS = 30, 20
+_REPORT_SECONDS = 30.0
+
+
+def plan_sweep(recipe: Recipe, options: Options, *, data: Path | None) -> list[Arm]:
+    """The runs that a call is about: the arms that were asked for, with every seed."""
+    assert recipe.arms is not None
+    named = recipe.arms(base_config(recipe, options, data=data))
+    wanted = options.arms or ("*",)
+    for pattern in wanted:
+        if not any(fnmatchcase(name, pattern) for name in named):
+            raise ConfigError(f"--arms must be among {', '.join(named)}, or patterns of them; got {pattern!r}")
+    chosen = {name: config for name, config in named.items() if any(fnmatchcase(name, p) for p in wanted)}
+    return arms_of(chosen, options.seeds, options.out)
+
+
+def estimate(arms: Sequence[Arm], options: Options) -> float:
+    """Seconds that the runs would take together, from their arithmetic and the speed of earlier runs; a rough guess."""
+    flops = 0.0
+    for arm in arms:
+        with torch.device("meta"):
+            model = GPT(arm.config.model)
+        tokens = arm.config.run.steps * arm.config.data.batch_size * arm.config.length
+        flops += tokens * flops_per_token(model, arm.config.length)
+    return flops / _FLOPS[on_cuda(options.device)]
+
+
+def describe(recipe: Recipe, options: Options) -> list[str]:
+    """The plan of a call, one line a run; needs no data."""
+    arms = plan_sweep(recipe, options, data=None)
+    lines = [
+        f"{arm.out}: {arm.config.run.steps} steps of {arm.config.data.batch_size} x {arm.config.length} tokens, "
+        f"lr {arm.config.optimizer.lr:g}{'' if is_left(arm) else ', done'}"
+        for arm in arms
+    ]
+    left = [arm for arm in arms if is_left(arm)]
+    minutes = estimate(left, options) / 60
+    return [*lines, f"{len(left)} of {len(arms)} runs to do, about {minutes:.1f} minutes in all on this kind of device"]
+
+
+def is_left(arm: Arm) -> bool:
+    """Is there anything left to do for this run?"""
+    return not (arm.is_finished and (arm.out / AFTER).is_file())
+
+
+def run_sweep(recipe: Recipe, options: Options, message: Message) -> bool:
+    """Train what is left; True if all is done, False if time or the user stopped it. A failed run stops no other."""
+    arms = plan_sweep(recipe, options, data=token_folder(recipe, options))
+    left = [arm for arm in arms if is_left(arm)]
+    message(f"{len(arms)} runs, {len(left)} to do, {options.parallel} at a time, in {options.out}")
+    if not left:
+        return True
+    remember_command(options.out)
+    failures: list[RunFailed] = []
+
+    def failed(failure: RunFailed) -> None:
+        failures.append(failure)
+        message(str(failure))
+
+    done = run_all(
+        [arm.config for arm in left],
+        jobs=min(options.parallel, len(left)),
+        watch=_Lines(left, message),
+        module=CHILD,
+        until=math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes,
+        failed=failed,
+    )
+    if failures:
+        raise RunFailed(f"{len(failures)} of {len(left)} runs failed; the first: {failures[0]}")
+    return done
+
+
+def time_steps(recipe: Recipe, options: Options, message: Message) -> Path:
+    """Seconds of a step of each arm, one arm at a time, without telemetry; into step_times.json, beside earlier ones.
+
+    Nothing else may run on the device meanwhile. QK-clip reads logits at every step all the same: that is its cost.
+    """
+    arms = plan_sweep(recipe, replace(options, seeds=(0,)), data=token_folder(recipe, options))
+    path = options.out / STEP_TIMES
+    times: dict[str, Any] = read_json(path) if path.is_file() else {}
+    remember_command(options.out)
+    for arm in arms:
+        run = replace(
+            arm.config.run,
+            out=str(options.out / "timing" / f"{arm.variant}-{time.time_ns()}"),
+            steps=_WARMUP_STEPS + _TIMED_STEPS,
+            eval_every=0,
+            eval_batches=1,
+        )
+        config = replace(arm.config, run=run, telemetry=replace(arm.config.telemetry, logits_every=0))
+        run_all([config], jobs=1, poll_seconds=0.1, module=CHILD)
+        clock = {r["step"]: r["seconds"] for r in read_log(Path(run.out)) if r["kind"] == "train"}
+        seconds = (clock[run.steps] - clock[_WARMUP_STEPS]) / _TIMED_STEPS
+        device = read_log(Path(run.out))[0]["device"]
+        shutil.rmtree(run.out)
+        times[arm.variant] = {"seconds": seconds, "steps": _TIMED_STEPS, "device": device}
+        write_json(path, times)
+        message(f"{arm.variant}: {1e3 * seconds:.1f} ms a step")
+    return path
+
+
+def remember_command(out: Path) -> None:
+    """Note how the results in this folder were made."""
+    path = out / COMMANDS
+    entry = {
+        "command": shlex.join(["longshort", *sys.argv[1:]]),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    write_json(path, [*(read_json(path) if path.is_file() else []), entry])
+
+
+class _Lines:
+    """Says every now and then how far the runs are, in one line for each that is under way."""
+
+    def __init__(self, arms: Sequence[Arm], message: Message) -> None:
+        self._arms, self._message, self._last = arms, message, time.monotonic()
+
+    def __call__(self, followers: dict[str, Follower]) -> None:
+        if time.monotonic() - self._last < _REPORT_SECONDS:
+            return
+        self._last = time.monotonic()
+        ended = 0
+        for arm in self._arms:
+            latest = followers[str(arm.out)].latest
+            step = latest.get("train", {}).get("step", 0)
+            over = latest.get("end", {}).get("step", -1) >= step  # an earlier call's end may still stand there
+            ended += over
+            if step and not over:
+                self._message(_line(arm, latest))
+        self._message(f"{ended} of {len(self._arms)} runs ended")
+
+
+def _line(arm: Arm, latest: dict[str, dict[str, Any]]) -> str:
+    step, logits, evaluation = latest["train"], latest.get("logits"), latest.get("eval")
+    peak = largest_logit(logits) if logits else None
+    parts = [f"{arm.out.name}: step {step['step']}/{arm.config.run.steps}, loss {step['loss'] or math.nan:.3f}"]
+    parts.append(f"validation {(evaluation or {}).get('loss') or math.nan:.3f}")
+    parts.append(f"max |logit| {peak or math.nan:.4g}, {step['tokens_per_second']:,.0f} tokens/s")
+    return ", ".join(parts)

@@ -1,0 +1,161 @@
+"""Every recipe: its runs are valid, and its results can be summarised, drawn and published."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from longshort import GPT
+from longshort.lab.report.runs import ReportError
+from longshort.lab.reproduce import call
+from longshort.lab.reproduce.catalogue import RECIPES
+from longshort.lab.reproduce.explosion import RATES, arm_name
+from longshort.lab.reproduce.figures import picture
+from longshort.lab.reproduce.lr_sensitivity import edge
+from longshort.lab.reproduce.publish import END, START, claims_table, publish, write_index
+from longshort.lab.reproduce.recipe import FAILS, HOLDS, NOT_RUN, PARTLY, Options
+from longshort.lab.reproduce.sweep import describe, plan_sweep
+from longshort.train import TrainConfig
+
+from .made_up import made_up_sweep
+
+SWEEPS = [name for name, recipe in RECIPES.items() if recipe.arms is not None]
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_run_is_a_valid_configuration_in_a_folder_of_its_own(name, quick, tmp_path):
+    arms = plan_sweep(RECIPES[name], Options(out=tmp_path, seeds=(0, 1), quick=quick), data=None)
+    assert len({arm.out for arm in arms}) == len(arms)
+    for arm in arms:
+        assert TrainConfig.from_dict(json.loads(json.dumps(arm.config.to_dict()))) == arm.config
+        with torch.device("meta"):
+            GPT(arm.config.model)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("explosion", 6), ("stabilizers", 14), ("lr-sensitivity", 20), ("heads-and-window", 78), ("positions", 10)],
+)
+def test_a_sweep_has_the_arms_that_its_question_needs(name, count, tmp_path):
+    assert len(plan_sweep(RECIPES[name], Options(out=tmp_path), data=None)) == count
+
+
+def test_explosion_differs_from_the_author_in_the_batch_and_the_learning_rates_only(tmp_path):
+    config = plan_sweep(RECIPES["explosion"], Options(out=tmp_path), data=None)[0].config
+    assert (config.optimizer.lr, config.optimizer.betas, config.optimizer.weight_decay) == (6e-4, (0.9, 0.95), 0.1)
+    assert (config.length, config.data.batch_size, config.model.vocab_size) == (2048, 16, 10_000)
+    assert RATES == (6e-4, 3e-3, 9.6e-3)
+
+
+def test_arms_of_stabilizers_share_the_precision_but_for_one(tmp_path):
+    arms = plan_sweep(RECIPES["stabilizers"], Options(out=tmp_path, device="cpu"), data=None)
+    assert [arm.variant for arm in arms if arm.config.run.precision == "fp32"] == ["plain-fp32"]
+    assert len({arm.config.model.backend for arm in arms}) == 1
+
+
+def test_rows_of_other_lengths_have_as_many_tokens_a_step(tmp_path):
+    arms = plan_sweep(RECIPES["heads-and-window"], Options(out=tmp_path), data=None)
+    assert {arm.config.data.batch_size * arm.config.length for arm in arms} == {32768}
+    assert {arm.config.length for arm in arms} == {512, 1024, 2048, 4096, 8192, 16384}
+
+
+def test_scale_is_gpt2_small_at_4096(tmp_path):
+    model = plan_sweep(RECIPES["scale"], Options(out=tmp_path), data=None)[0].config.model
+    assert (model.n_layers, model.width, model.n_heads, model.context, model.bias) == (12, 768, 12, 4096, True)
+
+
+def test_the_plan_counts_the_runs_that_are_left(tmp_path):
+    made_up_sweep(RECIPES["endurance"], tmp_path, arms=("ls",))
+    lines = describe(RECIPES["endurance"], Options(out=tmp_path, device="cpu"))
+    assert lines[-1].startswith("2 of 2 runs to do")  # a made-up run of other steps is none of this plan
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_results_are_summarised_drawn_and_published(name, tmp_path):
+    recipe = RECIPES[name]
+    made_up_sweep(recipe, tmp_path / "runs")
+    paths = publish(recipe, tmp_path / "runs", tmp_path / "docs")
+    assert [path.name for path in paths] == [f"{name}.json", f"{name}.md", f"{name}.png", "README.md"]
+    assert paths[2].stat().st_size > 10_000
+    document, page = json.loads(paths[0].read_text()), paths[1].read_text()
+    assert document["findings"].keys() <= recipe.claims.keys()
+    assert {found["verdict"] for found in document["findings"].values()} <= {HOLDS, PARTLY, FAILS, NOT_RUN}
+    assert all(sentence in page for sentence in document["sentences"]) and document["sentences"]
+    for found in document["findings"].values():
+        assert f"{found['ours']} | {found['verdict']}" in paths[3].read_text().replace("\\|", "|")
+
+
+@pytest.mark.parametrize("name", ["stabilizers", "positions", "heads-and-window"])
+def test_part_of_a_sweep_is_summarised_too(name, tmp_path):
+    recipe = RECIPES[name]
+    arms = {"stabilizers": ("plain",), "positions": ("ls-rotary",), "heads-and-window": ("g0-w8", "n512-w16")}[name]
+    summary = recipe.summarise(made_up_sweep(recipe, tmp_path, arms=arms))
+    assert [row["arm"] for row in summary.data["rows"]] == list(arms)
+    assert summary.findings == {}
+    picture(recipe.figure(summary.data), tmp_path / "figure.png", title="part")
+
+
+def test_explosion_says_nothing_of_a_claim_before_all_rates_have_run(tmp_path):
+    recipe = RECIPES["explosion"]
+    part = tuple(arm_name(kind, rate) for kind in ("plain", "ls") for rate in RATES[:2])
+    assert recipe.summarise(made_up_sweep(recipe, tmp_path, arms=part)).findings == {}
+    findings = recipe.summarise(made_up_sweep(recipe, tmp_path)).findings
+    assert {key: found.verdict for key, found in findings.items()} == {
+        "calm": HOLDS,  # the made-up logits stay below 10
+        "explodes": HOLDS,  # at every rate a made-up logit of plain attention is not finite
+        "sparse": FAILS,  # half of the far mass is on the far keys, not more
+    }
+
+
+def test_equal_time_counts_steps_times_the_time_of_a_step_alone(tmp_path):
+    recipe = RECIPES["stabilizers"]
+    made_up_sweep(recipe, tmp_path, arms=("plain", "ls"), steps=100)
+    times = {"plain": {"seconds": 0.1}, "ls": {"seconds": 0.05}}
+    (tmp_path / "step_times.json").write_text(json.dumps(times))
+    plain, ls = recipe.summarise(tmp_path).data["rows"]
+    assert recipe.summarise(tmp_path).data["time_budget_seconds"] == pytest.approx(5.0)
+    assert ls["perplexity_at_equal_time"] == pytest.approx(ls["final_perplexity"])
+    assert plain["perplexity_at_equal_time"] > plain["final_perplexity"]  # half its steps
+
+
+def test_the_edge_ends_at_the_first_rate_that_is_worse():
+    assert edge({1e-3: 4.0, 3e-3: 4.5, 1e-2: 4.05}) == 1e-3
+    assert edge({1e-3: None}) is None
+
+
+def test_claims_without_data_are_not_run_yet(tmp_path):
+    table = claims_table(tmp_path)
+    claims = [claim.text for recipe in RECIPES.values() for claim in recipe.claims.values()]
+    rows = table.splitlines()[2:]
+    assert len(rows) == len(claims) and all(NOT_RUN in row for row in rows)
+    assert {row.replace("\\|", "").count("|") for row in rows} == {7}  # the bars of |logit| end no cell
+
+
+def test_the_table_of_claims_goes_between_its_marks_and_nowhere_else(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text(f"before\n{START}\noutdated\n{END}\nafter\n")
+    write_index(tmp_path)
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "outdated" not in text and NOT_RUN in text
+    page.write_text("no place")
+    with pytest.raises(ReportError, match="no place for the claims"):
+        write_index(tmp_path)
+
+
+def test_numbers_need_no_drawing_packages(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "altair", None)
+    said = []
+    recipe = RECIPES["endurance"]
+    options = Options(out=made_up_sweep(recipe, tmp_path))
+    call.read_results(recipe, options, said.append, unpack=None, results=None)
+    assert said[0] == recipe.summarise(tmp_path).table and said[-1].startswith("no report page: a report needs")
+    with pytest.raises(ReportError, match="altair"):
+        publish(recipe, tmp_path, tmp_path / "docs")
+
+
+def test_an_empty_folder_is_an_error(tmp_path):
+    for recipe in RECIPES.values():
+        with pytest.raises(ValueError, match="holds no"):
+            recipe.summarise(tmp_path)

@@ -1,0 +1,131 @@
+"""The verb from end to end on tiny models: run, stop, go on, add arms, time, pack; and what it says when it cannot."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from longshort import HeadPlan
+from longshort.cli import app
+from longshort.lab import runner
+from longshort.lab.reproduce import child, sweep
+from longshort.lab.reproduce.catalogue import RECIPES
+from longshort.lab.reproduce.recipe import Options
+from longshort.lab.reproduce.sweep import plan_sweep
+from longshort.train import train
+from longshort.train.log import METRICS, read_log
+
+QUICK = ("--quick", "--device", "cpu", "--steps", "2")
+
+
+def reproduce(*arguments):
+    return CliRunner().invoke(app, ["reproduce", *(str(argument) for argument in arguments)])
+
+
+def assert_one_line_error(shown, *words):
+    assert shown.exit_code == 1, shown.output
+    (line,) = shown.stderr.strip().splitlines()
+    assert line.startswith("error: ") and all(word in line for word in words), line
+
+
+def arms_in(folder):
+    return sorted(path.parent.name for path in folder.glob(f"*/{METRICS}"))
+
+
+def test_runs_are_trained_once_arms_are_added_and_a_pack_holds_them_all(corpus, tmp_path, monkeypatch):
+    out, archive = tmp_path / "out", tmp_path / "results.tar.gz"
+    common = ("explosion", *QUICK, "--data", corpus, "--out", out, "--parallel", 2)
+    shown = reproduce(*common, "--arms", "*-6e-4")
+    assert shown.exit_code == 0, shown.output
+    assert arms_in(out) == ["ls-6e-4-seed0", "plain-6e-4-seed0"]
+    after = json.loads((out / "ls-6e-4-seed0" / "after.json").read_text())
+    assert len(after["anatomy"]["near_mass"]) == 2 and after["spikes"] == 0
+    assert "| ls-6e-4 | 1 | 2 |" in shown.output and (out / "report.html").is_file()
+
+    logs = {path: path.read_bytes() for path in out.glob(f"*/{METRICS}")}
+    shown = reproduce(*common, "--arms", "plain-6e-4,ls-3e-3", "--pack", archive)
+    assert shown.exit_code == 0 and "2 runs, 1 to do" in shown.output, shown.output
+    assert arms_in(out) == ["ls-3e-3-seed0", "ls-6e-4-seed0", "plain-6e-4-seed0"]
+    assert all(path.read_bytes() == content for path, content in logs.items())
+
+    monkeypatch.setattr(runner.subprocess, "Popen", None)
+    shown = reproduce("explosion", "--out", tmp_path / "here", "--unpack", archive)
+    assert shown.exit_code == 0, shown.output
+    rows = RECIPES["explosion"].summarise(tmp_path / "here").data["rows"]
+    assert [row["arm"] for row in rows] == ["plain-6e-4", "ls-6e-4", "ls-3e-3"]
+    assert len(json.loads((tmp_path / "here" / "commands.json").read_text())) == 2
+
+
+def test_a_sweep_that_ran_out_of_time_goes_on_with_the_same_command(corpus, tmp_path):
+    common = ("endurance", *QUICK, "--data", corpus, "--out", tmp_path, "--arms", "ls", "--pack", tmp_path / "r.tar.gz")
+    shown = reproduce(*common, "--minutes", 0)
+    assert shown.exit_code == 0 and "stopped; the same command goes on" in shown.output, shown.output
+    assert (tmp_path / "r.tar.gz").is_file()
+    shown = reproduce(*common)
+    assert shown.exit_code == 0, shown.output
+    assert read_log(tmp_path / "ls-seed0")[-1]["status"] == "finished"
+
+
+def test_a_failing_run_stops_no_other_and_is_told_at_the_end(corpus, tmp_path):
+    common = ("positions", *QUICK, "--data", corpus, "--out", tmp_path, "--arms", "ls-none,plain-none")
+    blocked = tmp_path / "plain-none-seed0" / "checkpoints"
+    blocked.parent.mkdir()
+    blocked.write_text("a file where the run wants a folder")
+    assert_one_line_error(reproduce(*common), "1 of 2 runs failed", "plain-none-seed0")
+    assert read_log(tmp_path / "ls-none-seed0")[-1]["status"] == "finished"
+
+
+def test_steps_are_timed_one_arm_after_the_other_and_times_are_kept(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "_TIMED_STEPS", 2)
+    monkeypatch.setattr(sweep, "_WARMUP_STEPS", 1)
+    for arm in ("ls", "plain"):
+        options = ("--data", corpus, "--out", tmp_path, "--time-steps", "--arms", arm)
+        shown = reproduce("endurance", "--quick", "--device", "cpu", *options)
+        assert shown.exit_code == 0, shown.output
+    times = json.loads((tmp_path / "step_times.json").read_text())
+    assert set(times) == {"ls", "plain"} and all(entry["seconds"] > 0 for entry in times.values())
+    assert arms_in(tmp_path) == [] and not list((tmp_path / "timing").iterdir())
+
+
+def test_the_flash_arm_trains_as_plain_attention_does_and_reports_its_logits(corpus, tmp_path):
+    options = Options(out=tmp_path, arms=("plain", "plain-flash"), quick=True, steps=3, device="cpu")
+    plain, flash = (arm.config for arm in plan_sweep(RECIPES["stabilizers"], options, data=corpus))
+    train(plain)
+    child.train_and_look(flash)
+    mine, theirs = (
+        [r for r in read_log(tmp_path / f"{name}-seed0") if r["kind"] == "train"] for name in ("plain-flash", "plain")
+    )
+    assert [r["loss"] for r in mine] == pytest.approx([r["loss"] for r in theirs], rel=1e-4)
+    assert mine[0]["logit_max"][0] == pytest.approx(theirs[0]["logit_max"][0], rel=1e-3)
+
+
+def test_the_flash_arm_refuses_local_heads():
+    with pytest.raises(ValueError, match="plain attention only"):
+        child.flash_attention(None, None, None, HeadPlan(windows=(None, 4)))
+
+
+def test_overrides_reach_every_run(corpus, tmp_path):
+    shown = reproduce("explosion", "data.batch_size=32", "--plan", "--out", tmp_path, "--device", "cpu")
+    assert shown.exit_code == 0 and shown.output.count("32 x 2048 tokens") == 6, shown.output
+
+
+def test_the_list_names_every_experiment_and_its_cost():
+    shown = reproduce("--list")
+    assert shown.exit_code == 0
+    assert all(recipe.name in shown.output and recipe.cost in shown.output for recipe in RECIPES.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["explode"], ["NAME must be one of explosion", "'explode'"]),
+        (["explosion"], ["needs --data", "longshort data --out"]),
+        (["explosion", "--data", "nowhere"], ["nowhere holds no train.tokens", "longshort data --out"]),
+        (["explosion", "--quick", "--arms", "lss"], ["--arms must be among plain-6e-4", "'lss'"]),
+        (["explosion", "--quick", "--seeds", "a"], ["--seeds must be numbers", "'a'"]),
+        (["explosion", "--quick", "run.step=3"], ["run has no key 'step'"]),
+        (["explosion", "--results", "docs"], ["holds no run yet"]),
+    ],
+)
+def test_bad_input_ends_in_one_line(arguments, words, tmp_path):
+    assert_one_line_error(reproduce(*arguments, "--device", "cpu", "--out", tmp_path / "out"), *words)
