@@ -1,7 +1,7 @@
 """The backward kernels: query gradients, then key and value gradients. Each program owns what it writes.
 
-No atomics, so two runs give equal bits. Walks are as in the forward kernel; in the
-second kernel keys and queries change places.
+No atomics, so two runs give equal bits. Walks are as in the forward kernel; in the second kernel keys and queries
+change places.
 """
 
 # mypy: ignore-errors
@@ -10,11 +10,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from longshort.ops.triton.scores import (
-    LOG2E,
+from longshort.ops.triton.scores import LOG2E, head_options, scores, visible
+from longshort.ops.triton.walks import (
     SIZES,
     at_edge,
-    head_options,
     keys_of,
     load_numbers,
     load_rows,
@@ -22,9 +21,7 @@ from longshort.ops.triton.scores import (
     own_tile,
     partial_rows,
     queries_of,
-    scores,
     store_rows,
-    visible,
 )
 
 

@@ -10,21 +10,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from longshort.ops.triton.scores import (
-    LN2,
-    LOG2E,
-    NEVER,
+from longshort.ops.triton.scores import LN2, LOG2E, NEVER, head_options, scores, visible
+from longshort.ops.triton.walks import (
     SIZES,
     at_edge,
-    head_options,
     keys_of,
     load_rows,
     own_part,
     own_tile,
     partial_rows,
-    scores,
     store_rows,
-    visible,
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -42,7 +42,7 @@ def forward(
     high, low = (q.new_empty(n_heads if stats else 0, dtype=torch.float32) for _ in range(2))
     if out.numel() == 0:
         return out, lse, high.fill_(-torch.inf), low.fill_(torch.inf)
-    q, k, v = without_padding(segments, q, k, v)
+    q, k, v = (_addressable(x) for x in without_padding(segments, q, k, v))
     call = _call(q, k, windows, decays, slopes, scale, causal, softcap, segments)
     shape = tile_shape("forward", q, call.windows)
     cut = _cut(shape, call, 1, batch, n_queries, shape.rows, k.shape[2], shape.columns, q.device)
@@ -87,8 +87,8 @@ def backward(
     grad_q, grad_k, grad_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     if grad.numel() == 0:
         return grad_q.zero_(), grad_k.zero_(), grad_v.zero_()
-    q, k, v = without_padding(segments, q, k, v)
-    grad = dense_rows(grad)
+    q, k, v = (_addressable(x) for x in without_padding(segments, q, k, v))
+    grad = _addressable(dense_rows(grad))
     if segments is not None:
         grad = grad.masked_fill((segments[:, k.shape[2] - q.shape[2] :] < 0)[:, None, :, None], 0)
     call = _call(q, k, windows, decays, slopes, scale, causal, softcap, segments)
@@ -241,6 +241,11 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
+def _addressable(x: Tensor) -> Tensor:
+    """Within a tile the kernels count in 32 bits: positions that lie further apart than this are copied together."""
+    return x if x.stride(2) < 1 << 24 else x.contiguous()
+
+
 def _width(head_dim: int) -> int:
     return max(16, int(triton.next_power_of_2(head_dim)))
 
@@ -253,9 +258,9 @@ class _ByReach(NamedTuple):
     """Of each head; 0 for all keys."""
 
 
-@lru_cache(maxsize=256)
+@cache  # a captured CUDA graph reads the table for as long as it lives
 def _by_reach(windows: tuple[int, ...], group: int, device: torch.device) -> _ByReach:
-    """Of KV heads of `group` query heads. Tables stay on the device: a call copies nothing, so CUDA graphs hold it."""
+    """Of KV heads of `group` query heads. The table stays on the device: a call copies nothing to it."""
     windows = tuple(min(w or _EVERYTHING, _EVERYTHING) for w in windows)
     reach = [max(windows[i : i + group]) for i in range(0, len(windows), group)]
     heads = sorted(range(len(reach)), key=lambda head: reach[head] < _LONG)
@@ -263,7 +268,7 @@ def _by_reach(windows: tuple[int, ...], group: int, device: torch.device) -> _By
     return _ByReach(on_device, sum(w >= _LONG for w in reach), tuple(0 if w == _EVERYTHING else w for w in reach))
 
 
-@lru_cache(maxsize=256)
+@cache  # a captured CUDA graph reads the table for as long as it lives
 def _table(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(numbers, dtype=dtype, device=device)
 

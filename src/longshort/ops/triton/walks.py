@@ -1,0 +1,123 @@
+"""How a program finds its work and fetches it: its tile, the range it walks over, loads and stores.
+
+Letters: B batch, H heads, T queries, S keys; M query rows and N key columns of a tile, D head dimension.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from longshort.ops.triton.scores import visible_range
+
+SIZES = ("B", "H", "T", "S", "n_long", "parts", "tiles", "length", "padded")
+"""Arguments whose value must not lead to another compilation."""
+
+
+@triton.jit
+def slab(base, stride_b, stride_h, b, h):
+    """Where (b, h) of a (B, H, T, D) tensor begins; 64-bit, since B*H*T*D passes 2^31 at sizes people use."""
+    return base + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h
+
+
+@triton.jit
+def load_rows(
+    x, stride_b, stride_h, stride_t, b, h, first, length,
+    ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr,
+):  # fmt: skip
+    """(ROWS, WIDTH) positions first .. first+ROWS of (b, h), zeros outside; with TMA, x is a tensor descriptor."""
+    if TMA:
+        tile = tl.reshape(x.load([b, h, first, 0]), (ROWS, WIDTH))
+    else:
+        rows, columns = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+        at = slab(x, stride_b, stride_h, b, h) + tl.cast(first, tl.int64) * stride_t
+        inside = ((rows >= -first) & (rows < length - first))[:, None]
+        if WIDTH != D:
+            inside = inside & (columns < D)[None, :]
+        tile = tl.load(at + (rows[:, None] * stride_t + columns[None, :]), mask=inside, other=0.0)
+    return tile
+
+
+@triton.jit
+def load_numbers(x, first, ROWS: tl.constexpr, TMA: tl.constexpr):
+    """(ROWS,) fp32 from position `first` on; with TMA, x is a tensor descriptor."""
+    return x.load([first]) if TMA else tl.load(x + first + tl.arange(0, ROWS))
+
+
+@triton.jit
+def store_rows(
+    x, stride_b, stride_h, stride_t, b, h, first, length, values,
+    ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    at = slab(x, stride_b, stride_h, b, h) + tl.cast(first, tl.int64) * stride_t
+    inside = (rows < length - first)[:, None]
+    if WIDTH != D:
+        inside = inside & (columns < D)[None, :]
+    tl.store(at + (rows[:, None] * stride_t + columns[None, :]), values.to(x.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def own_tile(tiles, B, n_heads, n_long, parts, heads, DESCENDING: tl.constexpr):
+    """Tile, part, slot (-1 for a short head), batch row and head of this program.
+
+    Long heads come first, their longest tiles before the others, each in `parts`; so the last programs to end are
+    short ones. Short heads come tile by tile, so that neighbours share keys in the cache.
+    """
+    pid = tl.program_id(0)
+    slots = B * n_long
+    long_programs = tiles * parts * slots
+    if pid < long_programs:
+        tile, part, slot = pid // (parts * slots), pid % (parts * slots) // slots, pid % slots
+        if DESCENDING:
+            tile = tiles - 1 - tile
+        b, which = slot // n_long, slot % n_long
+    else:
+        rest = pid - long_programs
+        tile, part, slot = rest % tiles, 0, -1
+        b, which = rest // tiles // (n_heads - n_long), n_long + rest // tiles % (n_heads - n_long)
+    return tile, part, slot, b, tl.load(heads + which)
+
+
+@triton.jit
+def own_part(start, stop, part, parts, slot, N: tl.constexpr):
+    """An equal share, in tiles of N, of a long head's range."""
+    if slot >= 0:
+        share = tl.cdiv(tl.cdiv(stop - start, N), parts) * N
+        start += part * share
+        stop = tl.minimum(stop, start + share)
+    return start, stop
+
+
+@triton.jit
+def keys_of(row, window, T, S, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr):
+    """Range of keys that rows row .. row+M see, from a multiple of N."""
+    first, _ = visible_range(row + S - T, window, S, CAUSAL)
+    _, last = visible_range(row + S - T + M - 1, window, S, CAUSAL)
+    return first // N * N, tl.minimum(last + 1, S)
+
+
+@triton.jit
+def at_edge(row, key, window, T, S, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr):
+    """Does a tile hold pairs that may not see each other? Else the work of masking it is skipped."""
+    _, clear_last = visible_range(row + S - T, window, S, CAUSAL)
+    clear_first, _ = visible_range(row + S - T + M - 1, window, S, CAUSAL)
+    return (key < clear_first) | (key + N - 1 > clear_last)
+
+
+@triton.jit
+def queries_of(begin, window, T, S, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr):
+    """Range of rows that see keys begin .. begin+N, from a multiple of M."""
+    first = begin - (S - T)
+    if not CAUSAL:
+        first = first - window + 1
+    return tl.maximum(0, first) // M * M, tl.minimum(T, begin + N - 1 + window - (S - T))
+
+
+@triton.jit
+def partial_rows(partial, slot, part, parts, length, first, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Pointers into a (slots, parts, length, WIDTH) fp32 tensor, and which of the rows exist."""
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    at = partial + ((slot * parts + part).to(tl.int64) * length + first) * WIDTH
+    return at + (rows[:, None] * WIDTH + columns[None, :]), (rows < length - first)[:, None]
