@@ -6,7 +6,6 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -92,7 +91,7 @@ def backward(
     if segments is not None:
         grad = grad.masked_fill((segments[:, k.shape[2] - q.shape[2] :] < 0)[:, None, :, None], 0)
     call = _call(q, k, windows, decays, slopes, scale, causal, softcap, segments)
-    padded = triton.cdiv(q.shape[2] + _PAD - 1, _PAD) * _PAD
+    padded = _tiles_in(q.shape[2] + _PAD - 1, _PAD) * _PAD
     numbers = torch.empty((2, *lse.shape[:2], padded), dtype=torch.float32, device=q.device)
     _query_gradients(call, grad, q, k, v, out, lse, numbers, grad_q)
     _key_value_gradients(call, grad, q, k, v, numbers, grad_k, grad_v)
@@ -159,7 +158,7 @@ def _add_parts(partial: Tensor, grad: Tensor, cut: _Cut, factor: float) -> None:
     if cut.parts == 1:
         return
     length, head_dim = grad.shape[2:]
-    add_parts_kernel[(triton.cdiv(length, 32), partial.shape[0])](
+    add_parts_kernel[(_tiles_in(length, 32), partial.shape[0])](
         *(partial, grad, cut.heads, *grad.stride()[:3], factor, cut.n_long, cut.parts, length),
         **{"D": head_dim, "WIDTH": _width(head_dim), "ROWS": 32, "num_warps": 4},
     )
@@ -193,7 +192,7 @@ def _cut(
 ) -> _Cut:
     """`owned` positions in tiles of `own`, which walk over `passed` positions in tiles of `other`."""
     by_reach = _by_reach(call.windows, group, device)
-    tiles, steps = triton.cdiv(owned, own), triton.cdiv(passed, other)
+    tiles, steps = _tiles_in(owned, own), _tiles_in(passed, other)
     parts = 1
     if by_reach.n_long:
         sizes = {"batch": batch, "tiles": tiles, "steps": steps, "other": other, "head_dim": call.flags["D"]}
@@ -246,8 +245,13 @@ def _addressable(x: Tensor) -> Tensor:
     return x if x.stride(2) < 1 << 24 else x.contiguous()
 
 
+def _tiles_in(length: int, size: int) -> int:
+    return -(-length // size)  # Triton's own takes microseconds
+
+
 def _width(head_dim: int) -> int:
-    return max(16, int(triton.next_power_of_2(head_dim)))
+    """The power of two that a tile is wide."""
+    return max(16, 1 << (head_dim - 1).bit_length())
 
 
 class _ByReach(NamedTuple):
