@@ -13,7 +13,7 @@ import longshort
 from longshort.cli import app
 from longshort.lab import selfcheck
 
-PUBLIC_NAMES = ["HeadPlan", "attention", "LSAttention", "GPT", "GPTConfig", "generate"]
+PUBLIC_NAMES = ["HeadPlan", "attention", "LSAttention", "GPT", "GPTConfig", "LSCache", "generate"]
 LOADED_ON_DEMAND = ["triton", "transformers", "tokenizers", "typer", "rich", "yaml", "altair", "longshort.lab"]
 
 

@@ -7,10 +7,20 @@ if TYPE_CHECKING:
     from longshort.generation import generate
     from longshort.heads import HeadPlan
     from longshort.model import GPT, GPTConfig
-    from longshort.nn import LSAttention
+    from longshort.nn import LSAttention, LSCache
     from longshort.ops import AttentionResult, LogitStats, attention
 
-__all__ = ["GPT", "AttentionResult", "GPTConfig", "HeadPlan", "LSAttention", "LogitStats", "attention", "generate"]
+__all__ = [
+    "GPT",
+    "AttentionResult",
+    "GPTConfig",
+    "HeadPlan",
+    "LSAttention",
+    "LSCache",
+    "LogitStats",
+    "attention",
+    "generate",
+]
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -18,6 +28,7 @@ _HOMES = {
     "GPT": "longshort.model",
     "GPTConfig": "longshort.model",
     "LSAttention": "longshort.nn",
+    "LSCache": "longshort.nn",
     "AttentionResult": "longshort.ops",
     "LogitStats": "longshort.ops",
     "attention": "longshort.ops",

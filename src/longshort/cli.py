@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -346,29 +347,22 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most probable token.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(min=1, help="Among the k most probable only.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Among the most probable of this joint probability.")] = 0.95,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; repeatable.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes the text repeatable.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Write text from a checkpoint, as it is drawn.
+    """Write text from a checkpoint, as it is drawn; tokens/s go to standard error.
 
     Example: longshort generate runs/mine --prompt "def " --tokens 100
     """
-    from longshort.lab.sample import stream_text
+    from longshort.lab.sample import text_stream
 
+    options = {"max_new_tokens": tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     with _one_line_errors():
-        pieces = stream_text(
-            checkpoint,
-            prompt,
-            tokens=tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            device=device,
-        )
-        for piece in pieces:
+        stream = text_stream(checkpoint, prompt, device=device, stop_strings=stop or (), **options)
+        for piece in chain((prompt,), stream, ("\n",)):
             typer.echo(piece, nl=False)
-    typer.echo()
+    typer.echo(f"{stream.n_tokens} tokens, {stream.tokens_per_second:.0f} tokens/s", err=True)
 
 
 @app.command()

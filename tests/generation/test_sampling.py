@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from longshort import GPT, GPTConfig
-from longshort.generation import generate, next_token
+from longshort.generation import Sampling, generate, next_token
 
 LOGITS = torch.tensor([[0.0, 3.0, 1.0, 2.0, -1.0], [5.0, 0.0, 4.0, 4.5, 1.0]])
 
@@ -75,6 +75,26 @@ def test_top_p_acts_after_the_temperature():
     assert drawn(top_p=0.6, temperature=0.1) == [{1}, {0}]
 
 
+def test_min_p_leaves_what_is_at_least_so_many_times_as_probable_as_the_best():
+    # Of row 0, relative to the best: 3: 0.37, 2: 0.14; of row 1: 3: 0.61, 2: 0.37.
+    assert drawn(min_p=0.5) == [{1}, {0, 3}]
+    assert drawn(min_p=0.2) == [{1, 3}, {0, 2, 3}]
+    assert drawn(50, min_p=1.0) == [{1}, {0}]
+
+
+def test_min_p_acts_after_the_temperature():
+    assert drawn(min_p=0.5, temperature=2.0) == [{1, 3}, {0, 2, 3}]
+
+
+def test_the_penalty_divides_positive_logits_of_seen_tokens_and_multiplies_negative_ones():
+    logits = torch.tensor([[2.0, 3.0, -1.0, -1.5]])
+    greedy = Sampling(temperature=0.0, repetition_penalty=2.0)
+    assert greedy.draw(logits, seen=torch.tensor([[False, True, False, False]])).tolist() == [0]
+    assert greedy.draw(logits, seen=torch.tensor([[True, False, False, False]])).tolist() == [1]
+    below = Sampling(temperature=0.0, repetition_penalty=2.0).draw(logits[:, 2:], seen=torch.tensor([[True, False]]))
+    assert below.tolist() == [1]
+
+
 def test_a_seed_makes_the_text_repeatable_whatever_else_is_drawn(model):
     first = text(model, max_new_tokens=12, seed=4)
     torch.rand(7)
@@ -124,6 +144,8 @@ def test_no_graph_is_kept(model):
         (torch.tensor([[1]]), {"temperature": -1.0}, "temperature must be >= 0, got -1"),
         (torch.tensor([[1]]), {"top_k": 0}, "top_k must be None or at least 1, got 0"),
         (torch.tensor([[1]]), {"top_p": 0.0}, "top_p must be None or above 0 and at most 1, got 0"),
+        (torch.tensor([[1]]), {"min_p": 1.5}, "min_p must be None or from 0 to 1, got 1.5"),
+        (torch.tensor([[1]]), {"repetition_penalty": 0.0}, "repetition_penalty must be > 0, got 0"),
         (torch.tensor([[1]]), {"top_p": 1.5}, "top_p must be None or above 0 and at most 1, got 1.5"),
     ],
 )

@@ -1,13 +1,14 @@
 """train, evaluate, generate, compare and demo as a user meets them."""
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
 
 from longshort.cli import app
 from longshort.lab.demo import demo_config, introduction
-from longshort.lab.sample import stream_text
+from longshort.lab.sample import text_stream
 from longshort.train.log import read_log
 
 
@@ -71,15 +72,23 @@ def test_evaluate_and_training_agree_on_what_the_loss_is(trained, tmp_path):
 
 
 def test_generate_writes_on_from_the_prompt_and_repeats_itself_by_seed(trained):
-    texts = [run("generate", trained, "--prompt", "abc", "--tokens", 20, "--seed", seed).output for seed in (1, 1, 2)]
+    texts = [run("generate", trained, "--prompt", "abc", "--tokens", 20, "--seed", seed).stdout for seed in (1, 1, 2)]
     assert all(text.startswith("abc") and len(text) > 4 for text in texts)
     assert texts[0] == texts[1] != texts[2]
 
 
+def test_generate_tells_the_speed_beside_the_text_and_ends_before_a_stop_string(trained):
+    greedy = ("generate", trained, "--prompt", "abc", "--tokens", 20, "--temperature", 0)
+    free = run(*greedy)
+    assert re.fullmatch(r"20 tokens, \d+ tokens/s\n", free.stderr), free.output
+    written = free.stdout.removeprefix("abc").removesuffix("\n")
+    stop = written[4:6]
+    assert run(*greedy, "--stop", stop).stdout == f"abc{written[: written.index(stop)]}\n"
+
+
 def test_text_comes_in_whole_characters(trained):
-    pieces = list(stream_text(trained, "ä", tokens=60, temperature=3.0, top_p=None, seed=0))
-    assert pieces[0] == "ä"
-    assert "".join(pieces).encode()
+    pieces = list(text_stream(trained, "ä", max_new_tokens=60, temperature=3.0, seed=0))
+    assert len(pieces) > 1 and all("\N{REPLACEMENT CHARACTER}" not in piece[-1:] for piece in pieces)
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "generate"])

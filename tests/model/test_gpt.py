@@ -355,7 +355,7 @@ def test_sigma_reparam_covers_the_blocks_and_tracks_training() -> None:
         ({"tokens": draw(2, 5), "segments": torch.zeros(2, 5)}, "segments must be int64 or int32, got torch.float32"),
         ({"tokens": draw(2, 5), "positions": draw(4)}, r"positions must have shape \(5,\), got \(4,\)"),
         ({"tokens": draw(2, 5), "positions": 128 + draw(5)}, "positions must be from 0 to 127"),
-        ({"tokens": draw(2, 5), "cache": object()}, "cache must be None: .* got object"),
+        ({"tokens": draw(2, 5), "cache": object()}, "cache must be an LSCache, got object"),
     ],
 )
 def test_wrong_input_is_a_clear_error(arguments: dict[str, Any], message: str) -> None:

@@ -1,5 +1,7 @@
 """Text from a model."""
 
-from longshort.generation.sampling import generate, next_token
+from longshort.generation.engine import generate
+from longshort.generation.sampling import Sampling, next_token
+from longshort.generation.text import TextStream
 
-__all__ = ["generate", "next_token"]
+__all__ = ["Sampling", "TextStream", "generate", "next_token"]

@@ -1,67 +1,57 @@
-"""Sampling, one token at a time, by a full forward pass over the context for each."""
+"""From logits to a token: what may be drawn, and the draw."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from longshort.model import GPT
 
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is chosen.
 
-def generate(
-    model: GPT,
-    prompt: Tensor,
-    *,
-    max_new_tokens: int = 128,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
-    stop: int | None = None,
-) -> Iterator[Tensor]:
-    """Yield the next token (B,) of each row of the prompt (B, T), again and again.
-
-    Args:
-        temperature: 0 takes the most probable token; above 1 flattens the distribution.
-        top_k: sample among the k most probable tokens only.
-        top_p: sample among the most probable tokens that together have this probability.
-        seed: makes the draw repeatable; the global generator otherwise.
-        stop: end when every row has drawn this token.
-
-    >>> from longshort import GPTConfig
-    >>> model = GPT(GPTConfig.preset("tiny"))
-    >>> tokens = list(generate(model, torch.zeros(1, 1, dtype=torch.long), max_new_tokens=5, seed=0))
-    >>> len(tokens), tokens[0].shape
-    (5, torch.Size([1]))
+    >>> Sampling(temperature=0.0).draw(torch.tensor([[0.0, 5.0, 1.0]]))
+    tensor([1])
     """
-    _check(prompt, max_new_tokens, temperature, top_k, top_p)
-    generator = None if seed is None else torch.Generator(prompt.device).manual_seed(seed)
-    return _draw(model, prompt, max_new_tokens, temperature, top_k, top_p, generator, stop)
 
+    temperature: float = 1.0
+    """0 takes the most probable token; above 1 flattens the distribution."""
+    top_k: int | None = None
+    """Only the k most probable tokens."""
+    top_p: float | None = None
+    """Only the most probable tokens that together have this probability."""
+    min_p: float | None = None
+    """Only tokens at least this many times as probable as the most probable one (arXiv 2407.01082)."""
+    repetition_penalty: float = 1.0
+    """Above 1, tokens seen before are less probable: positive logits are divided by it, negative ones multiplied."""
 
-@torch.no_grad()
-def _draw(
-    model: GPT,
-    tokens: Tensor,
-    count: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    generator: torch.Generator | None,
-    stop: int | None,
-) -> Iterator[Tensor]:
-    stopped = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
-    for _ in range(count):
-        logits = model(tokens[:, -model.config.context :]).logits[:, -1].float()
-        chosen = next_token(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
-        tokens = torch.cat((tokens, chosen[:, None]), dim=1)
-        yield chosen
-        if stop is not None:
-            stopped |= chosen == stop
-            if bool(stopped.all()):
-                return
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature must be >= 0, got {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k must be None or at least 1, got {self.top_k}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be None or above 0 and at most 1, got {self.top_p}")
+        if self.min_p is not None and not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p must be None or from 0 to 1, got {self.min_p}")
+        if not self.repetition_penalty > 0:
+            raise ValueError(f"repetition_penalty must be > 0, got {self.repetition_penalty}")
+
+    def draw(self, logits: Tensor, *, seen: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
+        """One token for each row of logits (B, V); `seen` (B, V) marks the tokens that the penalty meets."""
+        if seen is not None and self.repetition_penalty != 1:
+            penalty = self.repetition_penalty
+            logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+        return next_token(
+            logits,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            generator=generator,
+        )
 
 
 def next_token(
@@ -70,9 +60,10 @@ def next_token(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
+    min_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Draw one token for each row of logits (B, V).
+    """Draw one token for each row of logits (B, V); see `Sampling`.
 
     >>> next_token(torch.tensor([[0.0, 5.0, 1.0]]), temperature=0.0)
     tensor([1])
@@ -89,17 +80,8 @@ def next_token(
         before = probabilities.cumsum(-1) - probabilities
         drop = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before >= top_p)
         logits = logits.masked_fill(drop, -torch.inf)
-    return torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
-
-
-def _check(prompt: Tensor, count: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
-    if prompt.ndim != 2 or prompt.shape[1] < 1:
-        raise ValueError(f"prompt must have shape (batch, at least one token), got {tuple(prompt.shape)}")
-    if count < 1:
-        raise ValueError(f"max_new_tokens must be at least 1, got {count}")
-    if temperature < 0:
-        raise ValueError(f"temperature must be >= 0, got {temperature}")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k must be None or at least 1, got {top_k}")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p must be None or above 0 and at most 1, got {top_p}")
+    probabilities = logits.softmax(-1)
+    if min_p is not None:
+        least = min_p * probabilities.amax(-1, keepdim=True)
+        probabilities = probabilities.masked_fill(probabilities < least, 0)
+    return torch.multinomial(probabilities, 1, generator=generator)[:, 0]

@@ -14,7 +14,7 @@ from longshort.data import default_data
 from longshort.lab.compare import Arm, plan_arms, save_summary
 from longshort.lab.live import Watch
 from longshort.lab.runner import run_all
-from longshort.lab.sample import stream_text
+from longshort.lab.sample import text_stream
 from longshort.train import TrainConfig
 from longshort.train.log import RunLog, read_log
 
@@ -70,7 +70,8 @@ def _sample(arm: Arm) -> str:
     drawn = [record["text"] for record in read_log(arm.out) if record["kind"] == "sample"]
     if drawn:
         return str(drawn[-1])
-    text = "".join(stream_text(arm.out, PROMPT, seed=0))
+    written = text_stream(arm.out, PROMPT, max_new_tokens=200, temperature=0.8, top_p=0.95, seed=0)
+    text = PROMPT + "".join(written)
     log = RunLog(arm.out)
     log.write("sample", step=arm.config.run.steps, text=text)
     log.close()

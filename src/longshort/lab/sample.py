@@ -2,58 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from longshort.data.tokenizer import load_tokenizer
-from longshort.generation import generate
+from longshort.generation import TextStream
 from longshort.train import load_model
 from longshort.train.checkpoint import CheckpointError
 from longshort.train.distributed import choose_device
 
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
-
-def stream_text(
-    checkpoint: Path,
-    prompt: str,
-    *,
-    tokens: int = 200,
-    temperature: float = 0.8,
-    top_k: int | None = None,
-    top_p: float | None = 0.95,
-    seed: int | None = None,
-    device: str = "cpu",
-) -> Iterator[str]:
-    """The prompt, then what the model writes after it; a character comes when all of its bytes are there."""
-    chosen = choose_device(device)
-    model, loaded = load_model(checkpoint, chosen)
-    tokenizer = load_tokenizer(tokenizer_folder(loaded.path))
-    start = tokenizer.encode(prompt).tolist()
-    if not start:
-        raise ValueError("prompt must hold at least one token, got an empty text")
-    written: list[int] = []
-    shown = ""
-    yield prompt
-    for token in generate(
-        model,
-        torch.tensor([start], device=chosen),
-        max_new_tokens=tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        stop=tokenizer.end_of_document,
-    ):
-        if int(token) == tokenizer.end_of_document:
-            return
-        written.append(int(token))
-        text = tokenizer.decode(written)
-        if not text.endswith(_REPLACEMENT):
-            yield text[len(shown) :]
-            shown = text
+def text_stream(checkpoint: Path, prompt: str, *, device: str = "cpu", **options: Any) -> TextStream:
+    """What the checkpoint's model writes after the prompt; `options` are those of `TextStream`."""
+    model, loaded = load_model(checkpoint, choose_device(device))
+    return TextStream(model, load_tokenizer(tokenizer_folder(loaded.path)), prompt, **options)
 
 
 def tokenizer_folder(checkpoint: Path) -> Path:

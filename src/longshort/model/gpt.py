@@ -6,6 +6,7 @@ Shapes: B batch, T tokens in a row, L layers, H heads, V vocabulary.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,17 @@ from torch.utils.checkpoint import checkpoint
 
 from longshort.losses import linear_cross_entropy
 from longshort.model.config import GPTConfig
-from longshort.nn import MLP, Block, LSAttention, LSAttentionResult, RMSNorm, SigmaLinear, segment_positions, sinusoidal
+from longshort.nn import (
+    MLP,
+    Block,
+    LSAttention,
+    LSAttentionResult,
+    LSCache,
+    RMSNorm,
+    SigmaLinear,
+    segment_positions,
+    sinusoidal,
+)
 
 IGNORED_TARGET = -100
 """A target of this value enters neither the loss nor its mean."""
@@ -110,7 +121,7 @@ class GPT(nn.Module):
         embeddings: Tensor | None = None,
         segments: Tensor | None = None,
         positions: Tensor | None = None,
-        cache: Any = None,
+        cache: LSCache | None = None,
         stats: bool = False,
         return_logits: bool | None = None,
     ) -> GPTOutput:
@@ -123,17 +134,50 @@ class GPT(nn.Module):
             segments: (B, T) integers; a token sees its own segment only. A negative id is padding.
             positions: (T,) or (B, T) integers; 0, 1, ... in the row if None, or in each segment with
                 `config.restart_positions`. ALiBi and "none" do not look at them.
-            cache: not served by this version.
+            cache: from `new_cache`: the tokens are appended to it and see what it holds; positions and segments go on
+                from the last cached token if None. No gradients then.
             stats: also return the extremes of the attention logits.
             return_logits: logits of all positions; if None, only without targets. With targets the loss is computed in
                 chunks, and the (B, T, V) logits never exist unless asked for.
         """
         self._check_inputs(tokens, targets, embeddings, segments, positions, cache)
-        hidden, statistics = self._hidden(tokens, embeddings, segments, positions, stats)
-        loss = None if targets is None else self._loss(hidden, targets)
-        wanted = targets is None if return_logits is None else return_logits
-        logits = F.linear(hidden, self.head_weight) if wanted else None
+        with nullcontext() if cache is None else torch.no_grad():
+            hidden, statistics = self._hidden(tokens, embeddings, segments, positions, cache, stats)
+            loss = None if targets is None else self._loss(hidden, targets)
+            wanted = targets is None if return_logits is None else return_logits
+            logits = F.linear(hidden, self.head_weight) if wanted else None
         return GPTOutput(logits, loss, statistics)
+
+    def new_cache(
+        self,
+        batch_size: int = 1,
+        *,
+        max_length: int | None = None,
+        rollback: int = 32,
+        dtype: torch.dtype | None = None,
+    ) -> LSCache:
+        """An empty cache that fits this model, on its device, in its dtype if None; see `LSCache`.
+
+        >>> model = GPT(GPTConfig.preset("tiny"))
+        >>> cache = model.new_cache()
+        >>> model(torch.randint(256, (1, 20)), cache=cache).logits.shape, cache.length
+        (torch.Size([1, 20, 256]), 20)
+        """
+        layers = self._attention_layers()
+        weight = self.embedding.weight
+        return LSCache(
+            [layer.plan for layer in layers],
+            n_kv_heads=layers[0].n_kv_heads,
+            head_dim=layers[0].head_dim,
+            batch_size=batch_size,
+            max_length=max_length,
+            rollback=rollback,
+            dtype=dtype or weight.dtype,
+            device=weight.device,
+        )
+
+    def _attention_layers(self) -> list[LSAttention]:
+        return [block.attention for block in self.blocks]  # type: ignore[misc]
 
     def _hidden(
         self,
@@ -141,19 +185,25 @@ class GPT(nn.Module):
         embeddings: Tensor | None,
         segments: Tensor | None,
         positions: Tensor | None,
+        cache: LSCache | None,
         stats: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """The normalised last hidden state (B, T, width) and the stacked statistics."""
         x = self.embedding(tokens) if embeddings is None else embeddings
+        if cache is not None:
+            segments = cache.record(x.shape[1], segments, positions)
         if positions is None:
             if segments is not None and self.config.restart_positions:
-                positions = segment_positions(segments)
+                positions = segment_positions(segments)[:, segments.shape[1] - x.shape[1] :]
+            elif cache is not None:
+                positions = cache.next_positions(x.shape[1])
             else:
                 positions = torch.arange(x.shape[1], device=x.device)
         x = self.dropout(self._with_positions(x, positions))
         statistics = []
-        for block in self.blocks:
-            x, logits = self._run(block, x, positions=positions, segments=segments, stats=stats)
+        for layer, block in enumerate(self.blocks):
+            options = {} if cache is None else {"cache": cache.layers[layer]}
+            x, logits = self._run(block, x, positions=positions, segments=segments, stats=stats, **options)
             if logits is not None:
                 statistics.append(torch.stack((logits.max, logits.min), dim=-1))
         return self.norm(x), torch.stack(statistics).detach() if stats else None
@@ -188,10 +238,8 @@ class GPT(nn.Module):
         embeddings: Tensor | None,
         segments: Tensor | None,
         positions: Tensor | None,
-        cache: Any,
+        cache: LSCache | None,
     ) -> None:
-        if cache is not None:
-            raise ValueError(f"cache must be None: this version has no cached decoding, got {type(cache).__name__}")
         if (tokens is None) == (embeddings is None):
             raise ValueError(f"give either tokens or embeddings, got {'neither' if tokens is None else 'both'}")
         if tokens is not None:
@@ -214,19 +262,33 @@ class GPT(nn.Module):
             _check_range("targets", targets, self.config.vocab_size, ignored=IGNORED_TARGET)
         if segments is not None:
             _check_integers("segments", segments, shape)
-        self._check_positions(shape, positions)
+        if cache is not None:
+            self._check_cache(shape, cache)
+        self._check_positions(shape, positions, cache)
 
-    def _check_positions(self, shape: torch.Size, positions: Tensor | None) -> None:
+    def _check_cache(self, shape: torch.Size, cache: LSCache) -> None:
+        if not isinstance(cache, LSCache):
+            raise ValueError(f"cache must be an LSCache, got {type(cache).__name__}")
+        layers = self._attention_layers()
+        fits = len(cache.layers) == len(layers) and all(map(LSAttention.fits, layers, cache.layers))
+        if not fits:
+            raise ValueError("cache must have the plans, KV heads and head dim of this model: see new_cache")
+        cache.check(shape[0], shape[1])
+
+    def _check_positions(self, shape: torch.Size, positions: Tensor | None, cache: LSCache | None) -> None:
         if positions is not None:
             _check_integers("positions", positions, shape[1:] if positions.ndim == 1 else shape)
         if self.position_embedding is None:
             return
+        length = shape[1] if cache is None else cache.length + shape[1]
+        if positions is None and cache is not None and cache.next_positions(0).ndim == 2:
+            positions = cache.next_positions(shape[1])
         if positions is not None:
             _check_range("positions", positions, self.config.context)
-        elif shape[1] > self.config.context:
+        elif length > self.config.context:
             raise ValueError(
                 f"rows must be no longer than the context of {self.config.context} that positions are learned for, "
-                f"got length {shape[1]}"
+                f"got length {length}"
             )
 
 

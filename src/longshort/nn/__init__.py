@@ -1,7 +1,8 @@
-"""Modules around the op: the attention layer, its stabilizers and positions, the transformer block."""
+"""Modules around the op: the attention layer, its stabilizers, positions and cache, the transformer block."""
 
 from longshort.nn.attention import LSAttention, LSAttentionResult
 from longshort.nn.block import MLP, Block
+from longshort.nn.cache import LayerCache, LSCache
 from longshort.nn.norms import QKNorm, RMSNorm
 from longshort.nn.positions import rotary, segment_positions, sinusoidal
 from longshort.nn.reparam import SigmaLinear, update_sigma
@@ -11,6 +12,8 @@ __all__ = [
     "Block",
     "LSAttention",
     "LSAttentionResult",
+    "LSCache",
+    "LayerCache",
     "QKNorm",
     "RMSNorm",
     "SigmaLinear",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from longshort.heads import HeadPlan
+from longshort.nn.cache import LayerCache
 from longshort.nn.norms import QKNorm
 from longshort.nn.positions import rotary
 from longshort.nn.reparam import linear
@@ -85,22 +86,50 @@ class LSAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, x: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None, stats: bool = False
+        self,
+        x: Tensor,
+        *,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        cache: LayerCache | None = None,
+        stats: bool = False,
     ) -> LSAttentionResult:
-        """Attend within x (B, T, width).
+        """Attend within x (B, T, width), or with a cache, also to what came before.
 
         Args:
             positions: (T,) or (B, T) integers for the rotary angles; 0, 1, ... if None. Windows and ALiBi go by the
                 distance in the row, whatever the positions.
-            segments: (B, T) integers; a token sees its own segment only, and a negative id is padding.
+            segments: (B, T) integers; a token sees its own segment only, and a negative id is padding. With a cache,
+                of the cached positions too: (B, cache.length + T).
+            cache: one of `LSCache.layers`: x is appended to it, and positions go on from it. No gradients then.
             stats: also return the extremes of the logits.
         """
+        if cache is not None:
+            return self._forward_cached(x, positions, segments, cache, stats)
         q, k, v = self.heads(x, positions)
         result = attention(
             q, k, v, self.plan, softcap=self.softcap, segments=segments, stats=stats, backend=self.backend
         )
         out = self.out(result.out.transpose(1, 2).flatten(-2))
         return LSAttentionResult(self.dropout(out), result.logits)
+
+    @torch.no_grad()
+    def _forward_cached(
+        self, x: Tensor, positions: Tensor | None, segments: Tensor | None, cache: LayerCache, stats: bool
+    ) -> LSAttentionResult:
+        if not self.fits(cache):
+            raise ValueError("cache must have the plan, KV heads and head dim of this layer")
+        if positions is None:
+            positions = torch.arange(cache.length, cache.length + x.shape[1], device=x.device)
+        q, k, v = self.heads(x, positions)
+        attended = cache.attend(q, k, v, softcap=self.softcap, segments=segments, stats=stats, backend=self.backend)
+        out = self.out(attended.out.transpose(1, 2).flatten(-2))
+        return LSAttentionResult(self.dropout(out), attended.logits)
+
+    def fits(self, cache: LayerCache) -> bool:
+        """Is the cache made for a layer like this?"""
+        theirs = (cache.plan, cache.n_kv_heads, cache.head_dim)
+        return theirs == (self.plan, self.n_kv_heads, self.head_dim)
 
     def heads(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, H, T, D), k and v (B, H_kv, T, D) as they enter the op; views of one projection where they can be."""

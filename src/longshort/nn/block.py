@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from longshort.nn.attention import LSAttention, LSAttentionResult
+from longshort.nn.cache import LayerCache
 from longshort.nn.reparam import linear
 
 ACTIVATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
@@ -53,9 +54,17 @@ class Block(nn.Module):
         self.mlp = mlp
 
     def forward(
-        self, x: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None, stats: bool = False
+        self,
+        x: Tensor,
+        *,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        cache: LayerCache | None = None,
+        stats: bool = False,
     ) -> LSAttentionResult:
         """The residual stream (B, T, width) after the block, with the logit statistics of its attention."""
-        attended = self.attention(self.attention_norm(x), positions=positions, segments=segments, stats=stats)
+        attended = self.attention(
+            self.attention_norm(x), positions=positions, segments=segments, cache=cache, stats=stats
+        )
         x = x + attended.out
         return LSAttentionResult(x + self.mlp(self.mlp_norm(x)), attended.logits)

@@ -1,0 +1,226 @@
+"""Prefill and decode: the prompt goes through the model in chunks, then one token a step, with a cache of keys.
+
+Shapes: B rows, L columns of a batch padded on the left, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from longshort.generation.sampling import Sampling
+from longshort.model import GPT
+from longshort.nn import LSCache
+
+if TYPE_CHECKING:
+    from longshort.data.tokenizer import Tokenizer
+
+ENDED = -1
+"""What a row that has ended gives while others go on."""
+_PREFILL = 1024
+"""Tokens of the prompt that go through the model at once."""
+
+Prompt = Tensor | Sequence[Sequence[int] | Tensor]
+
+
+def generate(
+    model: GPT,
+    prompt: Prompt,
+    *,
+    max_new_tokens: int = 128,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    seed: int | None = None,
+    stop: int | Collection[int] | None = None,
+    stop_strings: Sequence[str] = (),
+    tokenizer: Tokenizer | None = None,
+    callback: Callable[[Tensor], object] | None = None,
+    use_cache: bool = True,
+) -> Iterator[Tensor]:
+    """Yield the next token (B,) of each row of the prompt, again and again.
+
+    Past `model.config.context` the model sees the last `context` tokens, counted from position 0 as in training: then
+    each token takes a pass over all of them, cache or not.
+
+    Args:
+        prompt: (B, T) tokens, or B rows of different lengths.
+        temperature, top_k, top_p, min_p, repetition_penalty: see `Sampling`.
+        seed: makes the draw repeatable; the global generator otherwise.
+        stop: a row ends with this token, or any of these; it gives -1 from then on, and all end with the last row.
+        stop_strings: a row ends, too, once the text it has written holds one of these; needs the `tokenizer`.
+        callback: called with each (B,) as it is drawn: everything is then drawn at once, and returned at the end.
+        use_cache: False runs the whole row through the model for every token. Slow, and the same text.
+
+    >>> from longshort import GPTConfig
+    >>> model = GPT(GPTConfig.preset("tiny"))
+    >>> tokens = list(generate(model, torch.zeros(1, 1, dtype=torch.long), max_new_tokens=5, seed=0))
+    >>> len(tokens), tokens[0].shape
+    (5, torch.Size([1]))
+    >>> [row.shape for row in generate(model, [[1, 2, 3], [4]], max_new_tokens=2)]
+    [torch.Size([2]), torch.Size([2])]
+    """
+    sampling = Sampling(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
+    )
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+    if isinstance(stop_strings, str) or not all(stop_strings):
+        raise ValueError(f"stop_strings must be a sequence of texts that are not empty, got {stop_strings!r}")
+    if stop_strings and tokenizer is None:
+        raise ValueError("stop_strings need the tokenizer, got None")
+    text = _Text.of(model, prompt, max_new_tokens, use_cache)
+    stops = [] if stop is None else [stop] if isinstance(stop, int) else list(stop)
+    ends = _Ends(stops, tuple(stop_strings), tokenizer, [[] for _ in range(len(text.tokens))])
+    generator = None if seed is None else torch.Generator(text.tokens.device).manual_seed(seed)
+    drawn = _draw(model, text, max_new_tokens, sampling, generator, ends)
+    if callback is None:
+        return drawn
+    taken = []
+    for token in drawn:
+        callback(token)
+        taken.append(token)
+    return iter(taken)
+
+
+@dataclass
+class _Text:
+    """A batch padded on the left, with room for what is drawn."""
+
+    tokens: Tensor
+    """(B, L): the first `length` columns are filled."""
+    length: int
+    padding: Tensor | None
+    """(B, 1) columns of padding before each row; None if there is none at all."""
+    cache: LSCache | None
+
+    @classmethod
+    def of(cls, model: GPT, prompt: Prompt, count: int, use_cache: bool) -> _Text:
+        rows = _rows(prompt)
+        length = max(len(row) for row in rows)
+        tokens = torch.zeros(len(rows), length + count, dtype=torch.long, device=model.embedding.weight.device)
+        for row, ids in zip(tokens, rows, strict=True):
+            row[length - len(ids) : length] = ids
+        padding = [[length - len(row)] for row in rows]
+        # What lies past the context is never cached, and the last token drawn goes through the model no more.
+        held = min(length + count - 1, model.config.context)
+        usable = use_cache and length <= model.config.context
+        return cls(
+            tokens=tokens,
+            length=length,
+            padding=torch.tensor(padding, device=tokens.device) if any(pad for (pad,) in padding) else None,
+            cache=model.new_cache(len(rows), max_length=held, rollback=0) if usable else None,
+        )
+
+    def append(self, chosen: Tensor) -> None:
+        self.tokens[:, self.length] = chosen
+        self.length += 1
+
+    def seen(self, vocab_size: int) -> Tensor:
+        """(B, V) which tokens the rows hold."""
+        held = torch.zeros(len(self.tokens), vocab_size + 1, dtype=torch.bool, device=self.tokens.device)
+        tokens = self.tokens[:, : self.length]
+        if self.padding is not None:
+            column = torch.arange(self.length, device=tokens.device)
+            tokens = tokens.where(column >= self.padding, vocab_size)
+        return held.scatter_(1, tokens, True)[:, :vocab_size]
+
+    def next_logits(self, model: GPT) -> Tensor:
+        """(B, V) of the token after the last."""
+        context, stop = model.config.context, self.length
+        if self.cache is None or stop > context:
+            logits = model(**self._part(max(0, stop - context), stop, max(0, stop - context))).logits
+        else:
+            # All but the last token need no logits, whose (L, V) would be the largest tensor of all.
+            for first in range(self.cache.length, stop - 1, _PREFILL):
+                part = self._part(first, min(first + _PREFILL, stop - 1), 0)
+                model(**part, cache=self.cache, return_logits=False)
+            logits = model(**self._part(stop - 1, stop, 0), cache=self.cache).logits
+        assert logits is not None
+        return logits[:, -1].float()
+
+    def _part(self, first: int, stop: int, origin: int) -> dict[str, Tensor]:
+        """Columns first to stop as the model takes them, position 0 being in column `origin` or after the padding."""
+        tokens = self.tokens[:, first:stop]
+        if self.padding is None:
+            return {"tokens": tokens}
+        column = torch.arange(first, stop, device=tokens.device)
+        segments = torch.where(column < self.padding, -1, 0)
+        return {
+            "tokens": tokens,
+            "segments": segments,
+            "positions": (column - self.padding.clamp(min=origin)).clamp(min=0),
+        }
+
+
+@dataclass
+class _Ends:
+    """Which rows have ended."""
+
+    tokens: list[int]
+    strings: tuple[str, ...]
+    tokenizer: Tokenizer | None
+    written: list[list[int]]
+    """Tokens drawn, row by row: the end of them is searched for strings."""
+    rows: set[int] = field(default_factory=set)
+
+    @property
+    def all(self) -> bool:
+        return len(self.rows) == len(self.written)
+
+    def mask(self, chosen: Tensor) -> Tensor:
+        """The tokens (B,) with -1 in the rows that ended before."""
+        if not self.rows:
+            return chosen
+        return chosen.index_fill(0, torch.tensor(sorted(self.rows), device=chosen.device), ENDED)
+
+    def note(self, chosen: Tensor) -> None:
+        if not (self.tokens or self.strings):
+            return
+        for row, token in enumerate(chosen.tolist()):
+            if row not in self.rows:
+                self.written[row].append(token)
+                if token in self.tokens or self._holds_string(self.written[row]):
+                    self.rows.add(row)
+
+    def _holds_string(self, written: list[int]) -> bool:
+        """A token writes at least a byte, so a string that just became whole began within as many tokens."""
+        if not self.strings or self.tokenizer is None:
+            return False
+        longest = max(len(string.encode()) for string in self.strings)
+        text = self.tokenizer.decode(written[-longest - 1 :])
+        return any(string in text for string in self.strings)
+
+
+@torch.no_grad()
+def _draw(
+    model: GPT, text: _Text, count: int, sampling: Sampling, generator: torch.Generator | None, ends: _Ends
+) -> Iterator[Tensor]:
+    seen = text.seen(model.config.vocab_size) if sampling.repetition_penalty != 1 else None
+    for _ in range(count):
+        chosen = sampling.draw(text.next_logits(model), seen=seen, generator=generator)
+        text.append(chosen)
+        if seen is not None:
+            seen.scatter_(1, chosen[:, None], True)
+        shown = ends.mask(chosen)
+        ends.note(chosen)
+        yield shown
+        if ends.all:
+            return
+
+
+def _rows(prompt: Prompt) -> list[Tensor]:
+    if isinstance(prompt, Tensor):
+        if prompt.ndim != 2 or prompt.shape[1] < 1:
+            raise ValueError(f"prompt must have shape (batch, at least one token), got {tuple(prompt.shape)}")
+        return list(prompt)
+    rows = [torch.as_tensor(row) for row in prompt]
+    if not rows or any(row.ndim != 1 or not len(row) for row in rows):
+        raise ValueError(f"prompt must be rows of at least one token each, got {[tuple(row.shape) for row in rows]}")
+    return rows

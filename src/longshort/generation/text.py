@@ -1,0 +1,85 @@
+"""From a prompt to text: tokens drawn by the engine, handed on as whole characters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from longshort.generation.engine import generate
+
+if TYPE_CHECKING:
+    from longshort.data.tokenizer import Tokenizer
+    from longshort.model import GPT
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class TextStream:
+    """Iterate over what the model writes after the prompt, in pieces; afterwards ask how fast it was.
+
+    A piece comes when the bytes of its characters are all there and it can no longer begin a stop string. The text ends
+    before the stop string, and at the end of a document. `options` are those of `generate`.
+
+    >>> from longshort import GPT, GPTConfig
+    >>> from longshort.data.tokenizer import ByteTokenizer
+    >>> model = GPT(GPTConfig.preset("tiny", vocab_size=257))
+    >>> stream = TextStream(model, ByteTokenizer(), "def ", max_new_tokens=8, seed=0)
+    >>> text = "".join(stream)
+    >>> stream.n_tokens <= 8, stream.tokens_per_second > 0
+    (True, True)
+    """
+
+    def __init__(
+        self, model: GPT, tokenizer: Tokenizer, prompt: str, *, stop_strings: Sequence[str] = (), **options: Any
+    ) -> None:
+        start = tokenizer.encode(prompt).tolist()
+        if not start:
+            raise ValueError("prompt must hold at least one token, got an empty text")
+        self._tokenizer, self._stop_strings = tokenizer, stop_strings
+        self._tokens = generate(
+            model,
+            [start],
+            stop=tokenizer.end_of_document,
+            stop_strings=stop_strings,
+            tokenizer=tokenizer,
+            **options,
+        )
+        self.n_tokens = 0
+        """Tokens drawn so far."""
+        self.seconds = 0.0
+        """Time they took, the prompt included."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.n_tokens / self.seconds if self.seconds else 0.0
+
+    def __iter__(self) -> Iterator[str]:
+        written: list[int] = []
+        shown, began = 0, time.perf_counter()
+        text = ""
+        for token in self._tokens:
+            written.append(int(token))
+            self.n_tokens += 1
+            self.seconds = time.perf_counter() - began
+            text = self._tokenizer.decode(written)
+            ready = len(text) - self._undecided(text)
+            if ready > shown:
+                yield text[shown:ready]
+                shown = ready
+        ends = [text.index(string) for string in self._stop_strings if string in text]
+        rest = text[shown : min(ends)] if ends else text[shown:].rstrip(_REPLACEMENT)
+        if rest:
+            yield rest
+
+    def _undecided(self, text: str) -> int:
+        """Characters at the end that may change, or that begin a stop string or hold one."""
+        incomplete = len(text) - len(text.rstrip(_REPLACEMENT))
+        for string in self._stop_strings:
+            for length in range(min(len(string), len(text)), 0, -1):
+                if text.endswith(string[:length]):
+                    incomplete = max(incomplete, length)
+                    break
+            if string in text:
+                incomplete = max(incomplete, len(text) - text.index(string))
+        return incomplete

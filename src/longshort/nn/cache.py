@@ -1,0 +1,367 @@
+"""The key/value cache of decoding: global heads keep everything, local heads a ring of the rows they can still see.
+
+A layer has one pool for each distinct reach of its KV heads. Rows are written in place; what a chunk of tokens sees is
+read in order, as a view where the rows lie in order and as a small copy where the ring wraps. Masks, padding and
+statistics are the op's: each pool is one call of it, with more keys than queries.
+
+Shapes: B batch, H query heads, H_kv key/value heads, T new tokens, S cached and new ones, D head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from longshort.heads import HeadPlan
+from longshort.ops import LogitStats, attention
+
+_FIRST_ROWS = 64
+"""Rows of a pool that grows; it doubles from there."""
+
+Heads = slice | list[int]
+
+
+class CachedAttention(NamedTuple):
+    """What `LayerCache.attend` returns."""
+
+    out: Tensor
+    """(B, H, T, D)."""
+    logits: LogitStats | None
+    """Extremes of the logits per head, of these queries; None unless stats=True."""
+
+
+@dataclass
+class _Pool:
+    """Keys and values (B, heads, rows, D) of the KV heads of one reach; position p lies in row p modulo the rows."""
+
+    window: int | None
+    limit: int | None
+    """Rows at most; None: it grows without bound."""
+    plan: HeadPlan
+    """Of the query heads that read this pool."""
+    heads: Heads
+    kv_heads: Heads
+    k: Tensor
+    v: Tensor
+
+    def reserve(self, length: int) -> None:
+        """Room for positions below `length`. A pool below its limit has never wrapped, so growing moves no row."""
+        rows = self.k.shape[2]
+        if length <= rows or rows == self.limit:
+            return
+        wanted = max(2 * rows, length)
+        wanted = wanted if self.limit is None else min(wanted, self.limit)
+        for name in ("k", "v"):
+            old: Tensor = getattr(self, name)
+            new = old.new_empty((*old.shape[:2], wanted, old.shape[3]))
+            new[:, :, :rows] = old
+            setattr(self, name, new)
+
+    def extend(self, start: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Take in new rows from position `start` on and return, in order, every row that they may see, themselves last.
+
+        A chunk too long for the ring to hold beside its past is read before it overwrites that past.
+        """
+        new = k.shape[2]
+        past = start if self.window is None else min(start, self.window - 1)
+        fits = past + new <= self.k.shape[2]
+        if fits:
+            self._write(start, k, v)
+            return self._read(self.k, start - past, start + new), self._read(self.v, start - past, start + new)
+        seen = (
+            torch.cat((self._read(self.k, start - past, start), k.to(self.k.dtype)), dim=2),
+            torch.cat((self._read(self.v, start - past, start), v.to(self.v.dtype)), dim=2),
+        )
+        self._write(start, k, v)
+        return seen
+
+    def _read(self, pool: Tensor, start: int, stop: int) -> Tensor:
+        parts = [pool[:, :, rows] for rows in _rows(start, stop, pool.shape[2])]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+    def _write(self, start: int, k: Tensor, v: Tensor) -> None:
+        stop = start + k.shape[2]
+        first = max(start, stop - self.k.shape[2])
+        taken = first - start
+        for rows in _rows(first, stop, self.k.shape[2]):
+            count = rows.stop - rows.start
+            self.k[:, :, rows] = k[:, :, taken : taken + count]
+            self.v[:, :, rows] = v[:, :, taken : taken + count]
+            taken += count
+
+
+class LayerCache:
+    """The cache of one attention layer; `LSCache` makes them."""
+
+    def __init__(
+        self,
+        plan: HeadPlan,
+        n_kv_heads: int,
+        head_dim: int,
+        *,
+        batch_size: int,
+        max_length: int | None,
+        rollback: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        self.plan, self.n_kv_heads, self.head_dim, self.max_length = plan, n_kv_heads, head_dim, max_length
+        self.length = 0
+        """Positions held."""
+        self.written = 0
+        """One past the last position ever written: what a crop leaves behind has overwritten older rows."""
+        self.pools: list[_Pool] = []
+        reaches = plan.kv_windows(n_kv_heads)
+        for window in dict.fromkeys(reaches):
+            kv_heads = [head for head, reach in enumerate(reaches) if reach == window]
+            group = plan.n_heads // n_kv_heads
+            heads = [kv_head * group + i for kv_head in kv_heads for i in range(group)]
+            limit = _smaller(None if window is None else window + rollback, max_length)
+            rows = _smaller(limit, None if max_length is not None else _FIRST_ROWS)
+            shape = (batch_size, len(kv_heads), rows or _FIRST_ROWS, head_dim)
+            k, v = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
+            self.pools.append(_Pool(window, limit, _part(plan, heads), _as_slice(heads), _as_slice(kv_heads), k, v))
+
+    def check(self, batch_size: int, new: int) -> None:
+        """Raise, before anything is written, where `new` more tokens for each of `batch_size` rows have no place."""
+        rows = self.pools[0].k.shape[0]
+        if batch_size != rows:
+            raise ValueError(f"cache must have the batch size of the input, {batch_size}, got {rows}")
+        if self.max_length is not None and self.length + new > self.max_length:
+            raise ValueError(f"cache has max_length {self.max_length} and holds {self.length}; got {new} more")
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        softcap: float | None = None,
+        segments: Tensor | None = None,
+        stats: bool = False,
+        backend: str = "auto",
+    ) -> CachedAttention:
+        """Append k and v (B, H_kv, T, D) and attend from q (B, H, T, D) over all that each head sees.
+
+        `segments` (B, S) covers the cached positions and the new ones.
+        """
+        self.check(k.shape[0], k.shape[2])
+        stop = self.length + k.shape[2]
+        out = torch.empty_like(q) if len(self.pools) > 1 else q
+        largest = torch.empty(self.plan.n_heads, device=q.device)
+        smallest = torch.empty_like(largest)
+        for pool in self.pools:
+            pool.reserve(stop)
+            keys, values = pool.extend(self.length, k[:, pool.kv_heads], v[:, pool.kv_heads])
+            queries = q[:, pool.heads].to(keys.dtype)
+            ids = None if segments is None else segments[:, stop - keys.shape[2] :]
+            result = attention(
+                queries, keys, values, pool.plan, softcap=softcap, segments=ids, stats=stats, backend=backend
+            )
+            if len(self.pools) == 1:
+                out = result.out.to(q.dtype)
+            else:
+                out[:, pool.heads] = result.out.to(q.dtype)
+            if result.logits is not None:
+                largest[pool.heads], smallest[pool.heads] = result.logits
+        self.length, self.written = stop, max(self.written, stop)
+        return CachedAttention(out, LogitStats(largest, smallest) if stats else None)
+
+
+class LSCache:
+    """Keys and values of every layer, for decoding token by token; `GPT.new_cache` makes one that fits a model.
+
+    A forward pass with `cache=` appends its tokens, one or many, and sees the cached ones. All rows of a batch advance
+    together; rows of different lengths are padded on the left by negative `segments`.
+
+    Args:
+        plans: reach of the query heads, one plan a layer.
+        head_dim: features per head.
+        n_kv_heads: key/value heads a layer; as many as query heads if None.
+        batch_size: rows.
+        max_length: allocate for so many positions at once and refuse more; if None, pools grow by doubling.
+        rollback: tokens that `crop` can take back; a local head keeps window + rollback rows.
+
+    >>> from longshort import GPT, GPTConfig
+    >>> model = GPT(GPTConfig.preset("tiny"))
+    >>> tokens = torch.randint(256, (2, 100))
+    >>> cache = model.new_cache(batch_size=2)
+    >>> parts = [model(part, cache=cache).logits for part in tokens.split((60, 1, 39), dim=1)]
+    >>> cache.length, torch.allclose(torch.cat(parts, dim=1), model(tokens).logits, atol=1e-5)
+    (100, True)
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[HeadPlan],
+        *,
+        head_dim: int,
+        n_kv_heads: int | None = None,
+        batch_size: int = 1,
+        max_length: int | None = None,
+        rollback: int = 32,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        least = {"head_dim": (head_dim, 1), "batch_size": (batch_size, 0), "rollback": (rollback, 0)}
+        if max_length is not None:
+            least["max_length"] = (max_length, 1)
+        for name, (value, bound) in least.items():
+            if value < bound:
+                raise ValueError(f"{name} must be at least {bound}, got {value}")
+        if not plans:
+            raise ValueError("plans must name at least one layer, got none")
+        self.batch_size, self.max_length, self.rollback = batch_size, max_length, rollback
+        self.device = torch.device(device)
+        self.layers = [
+            LayerCache(
+                plan,
+                n_kv_heads or plan.n_heads,
+                head_dim,
+                batch_size=batch_size,
+                max_length=max_length,
+                rollback=rollback,
+                dtype=dtype,
+                device=device,
+            )
+            for plan in plans
+        ]
+        self._segments: Tensor | None = None
+        self._positions: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """Positions held, padding included."""
+        return self.layers[0].length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of every tensor held."""
+        pools = [x for layer in self.layers for pool in layer.pools for x in (pool.k, pool.v)]
+        tables = [x for x in (self._segments, self._positions) if x is not None]
+        return sum(x.nbytes for x in (*pools, *tables))
+
+    def check(self, batch_size: int, new: int) -> None:
+        """As `LayerCache.check`, and that the layers are in step."""
+        if len({layer.length for layer in self.layers}) > 1:
+            raise ValueError("cache was left half-written by a forward pass that failed: call reset()")
+        self.layers[0].check(batch_size, new)
+
+    def next_positions(self, new: int) -> Tensor:
+        """(T,), or (B, T) where positions were given before: the count goes on from the last cached token."""
+        steps = torch.arange(new, device=self.device)
+        if self._positions is None or self.length == 0:
+            return self.length + steps
+        return self._positions[:, self.length - 1 : self.length] + 1 + steps
+
+    def record(self, new: int, segments: Tensor | None, positions: Tensor | None) -> Tensor | None:
+        """Note the segments (B, T) and given positions of new tokens; returns the segments (B, S) so far, if any.
+
+        Tokens without segments go on with the segment of the last cached one, or with 0.
+        """
+        if self._positions is not None or positions is not None:
+            given = self.next_positions(new) if positions is None else positions
+            before = torch.arange(self.length, device=self.device)
+            self._positions = self._noted(self._positions, before, given)
+        if self._segments is None and segments is None:
+            return None
+        if segments is None:
+            segments = torch.zeros(self.batch_size, new, dtype=torch.long, device=self.device)
+            if self._segments is not None and self.length:
+                segments = segments + self._segments[:, self.length - 1 : self.length]
+        before = torch.zeros(self.length, dtype=torch.long, device=self.device)
+        self._segments = self._noted(self._segments, before, segments)
+        return self._segments[:, : self.length + new]
+
+    def crop(self, n: int) -> None:
+        """Take back the last n tokens, as if they had never been seen."""
+        spare = self.length
+        if any(pool.window is not None for layer in self.layers for pool in layer.pools):
+            spare = min(spare, self.rollback - max(layer.written - layer.length for layer in self.layers))
+        if not 0 <= n <= spare:
+            raise ValueError(
+                f"n must be from 0 to {spare} (rollback {self.rollback}, {self.length} tokens held, less what was "
+                f"taken back and not yet replaced), got {n}"
+            )
+        for layer in self.layers:
+            layer.length -= n
+
+    def reset(self) -> None:
+        """Forget everything; the memory is kept for the next use."""
+        for layer in self.layers:
+            layer.length = layer.written = 0
+        self._segments = self._positions = None
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row i becomes a copy of row rows[i], in place, as beam search wants it; rows (B,)."""
+        if rows.shape != (self.batch_size,):
+            raise ValueError(f"rows must have shape ({self.batch_size},), got {tuple(rows.shape)}")
+        self.select(rows)
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows of the batch (n,), in this order; a row may come several times."""
+        if rows.ndim != 1 or rows.dtype != torch.long:
+            raise ValueError(f"rows must be int64 of shape (n,), got {rows.dtype} of shape {tuple(rows.shape)}")
+        if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self.batch_size:
+            raise ValueError(f"rows must be from 0 to {self.batch_size - 1}, got {rows.tolist()}")
+        for layer in self.layers:
+            for pool in layer.pools:
+                pool.k, pool.v = _selected(pool.k, rows), _selected(pool.v, rows)
+        self._segments, self._positions = (
+            None if table is None else _selected(table, rows) for table in (self._segments, self._positions)
+        )
+        self.batch_size = len(rows)
+
+    def repeat(self, n: int) -> None:
+        """Each row n times, the copies side by side, as `torch.repeat_interleave` does."""
+        if n < 1:
+            raise ValueError(f"n must be at least 1, got {n}")
+        self.select(torch.arange(self.batch_size, device=self.device).repeat_interleave(n))
+
+    def _noted(self, table: Tensor | None, before: Tensor, new: Tensor) -> Tensor:
+        """A table (B, rows) of int64 with `new` written after `length` entries, which are `before` in a fresh one."""
+        stop = self.length + new.shape[-1]
+        if table is None or table.shape[1] < stop:
+            rows = self.max_length or max(_FIRST_ROWS, 2 * stop)
+            grown = torch.empty(self.batch_size, rows, dtype=torch.long, device=self.device)
+            grown[:, : self.length] = before if table is None else table[:, : self.length]
+            table = grown
+        table[:, self.length : stop] = new
+        return table
+
+
+def _rows(start: int, stop: int, size: int) -> Iterator[slice]:
+    """Where positions start to stop, at most `size` of them, lie in a ring: one run of rows, or two where it wraps."""
+    first = start % size
+    last = first + stop - start
+    yield slice(first, min(last, size))
+    if last > size:
+        yield slice(0, last - size)
+
+
+def _selected(x: Tensor, rows: Tensor) -> Tensor:
+    chosen = x.index_select(0, rows)
+    return x.copy_(chosen) if chosen.shape == x.shape else chosen
+
+
+def _part(plan: HeadPlan, heads: list[int]) -> HeadPlan:
+    return HeadPlan(
+        windows=tuple(plan.windows[head] for head in heads),
+        decays=plan.decays and tuple(plan.decays[head] for head in heads),
+        slopes=plan.slopes and tuple(plan.slopes[head] for head in heads),
+    )
+
+
+def _as_slice(heads: list[int]) -> Heads:
+    """A slice, which gives views, where the heads are neighbours."""
+    first, last = heads[0], heads[-1]
+    return slice(first, last + 1) if heads == list(range(first, last + 1)) else heads
+
+
+def _smaller(a: int | None, b: int | None) -> int | None:
+    """The smaller of two bounds, None being no bound."""
+    return b if a is None else a if b is None else min(a, b)

@@ -1,0 +1,202 @@
+"""Prefill and decode: the same text with and without a cache, in batches, and where it ends."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from longshort import GPT, GPTConfig, generate
+from longshort.data.tokenizer import ByteTokenizer
+from longshort.generation import TextStream, engine
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+
+
+def build(**options):
+    torch.manual_seed(0)
+    return GPT(GPTConfig.preset("tiny", **{"vocab_size": 257, "init_std": 0.2} | options)).eval()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build()
+
+
+def text(model, prompt, **options):
+    options = {"max_new_tokens": 30, "temperature": 0.0} | options
+    return torch.stack(list(generate(model, prompt, **options))).T.tolist()
+
+
+def calls(model, monkeypatch):
+    """Tokens a row of each forward pass."""
+    sizes, forward = [], model.forward
+    monkeypatch.setattr(
+        model, "forward", lambda tokens, **options: (sizes.append(tokens.shape[1]), forward(tokens, **options))[1]
+    )
+    return sizes
+
+
+PROMPT = torch.tensor([[5, 6, 7, 8, 9], [1, 1, 2, 3, 5]])
+ROWS = [[5, 6, 7, 8, 9, 10, 11], [3], [200, 100, 50]]
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary", "sinusoidal", "alibi", "none"])
+@pytest.mark.parametrize("prompt", [PROMPT, ROWS])
+def test_greedy_text_is_the_same_with_and_without_a_cache(positions, prompt):
+    model = build(positions=positions)
+    cached = text(model, prompt, max_new_tokens=60)
+    assert cached == text(model, prompt, max_new_tokens=60, use_cache=False)
+    assert len({tuple(row) for row in cached}) > 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.1}, {"repetition_penalty": 1.5, "temperature": 0.7}]
+)
+def test_sampled_text_is_the_same_with_and_without_a_cache(model, options):
+    options = {"temperature": 1.0, "seed": 3} | options
+    assert text(model, ROWS, **options) == text(model, ROWS, use_cache=False, **options)
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+@pytest.mark.parametrize("prompt", [PROMPT, ROWS, torch.arange(40)[None]])
+def test_past_the_context_the_text_is_the_same_too(positions, prompt):
+    model = build(positions=positions, context=16)
+    assert text(model, prompt, max_new_tokens=30) == text(model, prompt, max_new_tokens=30, use_cache=False)
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary", "alibi"])
+@pytest.mark.parametrize("context", [128, 16])
+def test_each_row_of_a_padded_batch_is_the_row_alone(positions, context):
+    model = build(positions=positions, context=context)
+    assert text(model, ROWS) == [text(model, [row])[0] for row in ROWS]
+
+
+def test_a_great_penalty_lets_no_token_come_twice(model):
+    assert len(set(text(model, [ROWS[0]])[0])) < 30
+    (drawn,) = text(model, [ROWS[0]], repetition_penalty=1e6)
+    assert len({*ROWS[0], *drawn}) == len(ROWS[0]) + 30
+
+
+def test_padding_does_not_count_as_seen(model):
+    seen = engine._Text.of(model, ROWS, 1, use_cache=False).seen(257)
+    assert [row.nonzero()[:, 0].tolist() for row in seen] == [sorted(row) for row in ROWS]
+
+
+def test_with_a_cache_every_token_goes_through_the_model_once(monkeypatch):
+    model = build()
+    sizes = calls(model, monkeypatch)
+    text(model, PROMPT, max_new_tokens=4)
+    assert sizes == [4, 1, 1, 1, 1]
+    sizes.clear()
+    text(model, PROMPT, max_new_tokens=4, use_cache=False)
+    assert sizes == [5, 6, 7, 8]
+
+
+def test_a_long_prompt_goes_in_in_chunks(monkeypatch):
+    model = build()
+    prompt = torch.randint(256, (1, 100))
+    expected = text(model, prompt, max_new_tokens=5, use_cache=False)
+    sizes = calls(model, monkeypatch)
+    monkeypatch.setattr(engine, "_PREFILL", 40)
+    assert text(model, prompt, max_new_tokens=5) == expected
+    assert sizes == [40, 40, 19, 1, 1, 1, 1, 1]
+
+
+def test_a_callback_gets_each_token_as_it_is_drawn_and_the_iterator_has_them_again(model):
+    got = []
+    result = generate(model, PROMPT, max_new_tokens=6, temperature=0.0, callback=got.append)
+    assert len(got) == 6
+    assert torch.stack(got).T.tolist() == torch.stack(list(result)).T.tolist() == text(model, PROMPT, max_new_tokens=6)
+
+
+def test_without_a_callback_nothing_is_drawn_before_it_is_asked_for(monkeypatch):
+    model = build()
+    sizes = calls(model, monkeypatch)
+    tokens = generate(model, PROMPT)
+    assert sizes == []
+    next(tokens)
+    assert sizes == [4, 1]
+
+
+def test_a_row_that_has_ended_gives_minus_one_and_leaves_the_others_alone(model):
+    free = text(model, ROWS)
+    stop = free[0][3]
+    assert stop not in free[1] and stop not in free[2]
+    stopped = text(model, ROWS, stop=stop)
+    first = free[0].index(stop)
+    assert stopped[0] == free[0][: first + 1] + [-1] * (30 - first - 1)
+    assert stopped[1:] == free[1:]
+
+
+def test_any_of_several_stop_tokens_ends_a_row(model):
+    free = text(model, [ROWS[0]])[0]
+    ends = {free[4], free[9]}
+    first = min(free.index(token) for token in ends)
+    assert text(model, [ROWS[0]], stop=ends) == [free[: first + 1]]
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_a_row_ends_with_the_token_that_completes_a_stop_string(model, length):
+    tokenizer = ByteTokenizer()
+    letters = {"temperature": 0.5, "seed": 5, "max_new_tokens": 60}
+    free = text(model, [ROWS[0]], **letters)[0]
+    whole = tokenizer.decode(free)
+    at = next(i for i in range(5, 60) if "\N{REPLACEMENT CHARACTER}" not in whole[i : i + length])
+    string = whole[at : at + length]
+    (stopped,) = text(model, [ROWS[0]], stop_strings=["never comes", string], tokenizer=tokenizer, **letters)
+    assert stopped == free[: len(stopped)]
+    assert string in tokenizer.decode(stopped) and string not in tokenizer.decode(stopped[:-1])
+
+
+def test_stopping_needs_the_tokenizer_for_strings(model):
+    with pytest.raises(ValueError, match="stop_strings need the tokenizer"):
+        generate(model, PROMPT, stop_strings=["x"])
+    with pytest.raises(ValueError, match="stop_strings must be a sequence of texts"):
+        generate(model, PROMPT, stop_strings="x", tokenizer=ByteTokenizer())
+
+
+@pytest.mark.parametrize("prompt", [[], [[]], [[1], []], [[[1]]]])
+def test_rows_without_tokens_are_named(model, prompt):
+    with pytest.raises(ValueError, match="prompt must be rows of at least one token each"):
+        generate(model, prompt)
+
+
+class Fixed:
+    """In place of `generate`: yields the bytes of a text."""
+
+    def __init__(self, written):
+        self.written = written
+
+    def __call__(self, model, prompt, **options):
+        return (torch.tensor([byte]) for byte in self.written.encode())
+
+
+def pieces(monkeypatch, written, **options):
+    monkeypatch.setattr("longshort.generation.text.generate", Fixed(written))
+    return list(TextStream(None, ByteTokenizer(), "a", **options))
+
+
+def test_a_character_comes_when_all_of_its_bytes_are_there(monkeypatch):
+    assert pieces(monkeypatch, "né!€") == ["n", "é", "!", "€"]
+
+
+def test_what_may_begin_a_stop_string_is_held_back(monkeypatch):
+    assert pieces(monkeypatch, "a--b---c", stop_strings=["---"]) == ["a", "--b"]
+    assert pieces(monkeypatch, "ab--", stop_strings=["---"]) == ["a", "b", "--"]
+    assert pieces(monkeypatch, "xaab", stop_strings=["aab", "b"]) == ["x"]
+
+
+def test_a_stream_of_text_is_the_text_of_the_tokens(model):
+    tokenizer = ByteTokenizer()
+    options = {"max_new_tokens": 40, "temperature": 0.7, "seed": 1}
+    tokens = text(model, [list(b"def ")], stop=256, **options)[0]
+    stream = TextStream(model, tokenizer, "def ", **options)
+    assert "".join(stream) == tokenizer.decode(tokens).rstrip("\N{REPLACEMENT CHARACTER}")
+    assert stream.n_tokens == len(tokens)
+    assert stream.tokens_per_second == pytest.approx(len(tokens) / stream.seconds)
+
+
+def test_python_of_the_guide_runs():
+    (example,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.S)
+    exec(compile(example, str(GUIDE), "exec"), {"__name__": "example"})
