@@ -21,7 +21,7 @@ REACHABLE := import socket; socket.create_connection(("$(TORCH_CPU_HOST)", 443),
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(INSTALLED) ## self-check of the op and the model, as a small table
+demo: $(INSTALLED) ## trains plain and LS-attention side by side and writes a report
 	@$(BIN)/longshort demo
 
 test: compiler $(INSTALLED) ## everything CI runs: lint, types, layers, pytest

@@ -120,22 +120,12 @@ def figure(data: dict[str, Any]) -> Any:
     columns = {rate: [c for c in data["curves"] if c["arm"] in {arm_name(k, rate) for k in KINDS}] for rate in RATES}
     tops, middles, bottoms = [], [], []
     for rate, curves in columns.items():
-        kinds = [(curve["arm"].partition("-")[0], f"{curve['seed']}", curve) for curve in curves]
         common: dict[str, Any] = {"x": "step", "x_title": "step", "names": KINDS, "log": True}
-        validation = [
-            {"series": kind, "detail": seed, "step": step, "perplexity": None if loss is None else 2.718281828**loss}
-            for kind, seed, curve in kinds
-            for step, loss in curve["validation"]
-        ]
-        logits = [
-            {"series": kind, "detail": seed, "step": step, "logit": value}
-            for kind, seed, curve in kinds
-            for step, value in curve["logits"]
-        ]
+        validation, logits = figures.points(curves, series=lambda arm: arm.partition("-")[0])
         title = f"learning rate {rate:g}"
         tops.append(figures.lines(validation, y="perplexity", y_title="validation perplexity", title=title, **common))
         middles.append(figures.lines(logits, y="logit", y_title="max |logit|", **common))
-        bottoms += [_heads(curve) for _, seed, curve in kinds if seed == "0" and curve["last_logits"]]
+        bottoms += [_heads(curve) for curve in curves if curve["seed"] == 0 and curve["last_logits"]]
     rows = [alt.hconcat(*panels).resolve_scale(y="shared") for panels in (tops, middles)]
     if bottoms:
         rows.append(alt.hconcat(*bottoms).resolve_scale(color="shared"))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,29 @@ def lines(
         encoding["strokeDash"] = alt.StrokeDash("series:N", scale=scale, legend=legend)
     chart = frame(rows).mark_line(point={"size": 30} if points else False, strokeWidth=1.8).encode(**encoding)
     return chart.properties(width=width, height=height, title=title)
+
+
+def points(
+    curves: Iterable[dict[str, Any]], *, series: Callable[[str], str] = lambda arm: arm
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Validation perplexity and largest |logit| over steps, for `lines`; `series` names what an arm belongs to."""
+    perplexities, logits = [], []
+    for curve in curves:
+        named = {"series": series(curve["arm"]), "detail": str(curve["seed"])}
+        for step, loss in curve["validation"]:
+            perplexities.append({**named, "step": step, "perplexity": None if loss is None else math.exp(loss)})
+        logits += [{**named, "step": step, "logit": value} for step, value in curve["logits"]]
+    return perplexities, logits
+
+
+def over_steps(data: dict[str, Any], names: Sequence[str], *, width: int, height: int) -> Any:
+    """Both, side by side."""
+    common: dict[str, Any] = {"x": "step", "x_title": "step", "names": names, "log": True}
+    perplexities, logits = points(data["curves"])
+    return drawing().hconcat(
+        lines(perplexities, y="perplexity", y_title="validation perplexity", width=width, height=height, **common),
+        lines(logits, y="logit", y_title="max |logit|", width=width, height=height, **common),
+    )
 
 
 def heat(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -91,23 +90,7 @@ def _scaled(plain: dict[str, Any], ls: dict[str, Any]) -> dict[str, Finding]:
 
 def figure(data: dict[str, Any]) -> Any:
     """Validation perplexity and the largest |logit| over steps."""
-    from longshort.lab.report.charts import drawing
-
-    common: dict[str, Any] = {"x": "step", "x_title": "step", "names": KINDS, "log": True, "width": 380, "height": 260}
-    losses = [
-        {"series": c["arm"], "detail": str(c["seed"]), "step": step, "perplexity": None if v is None else math.exp(v)}
-        for c in data["curves"]
-        for step, v in c["validation"]
-    ]
-    logits = [
-        {"series": c["arm"], "detail": str(c["seed"]), "step": step, "logit": value}
-        for c in data["curves"]
-        for step, value in c["logits"]
-    ]
-    return drawing().hconcat(
-        figures.lines(losses, y="perplexity", y_title="validation perplexity", **common),
-        figures.lines(logits, y="logit", y_title="max |logit|", **common),
-    )
+    return figures.over_steps(data, KINDS, width=380, height=260)
 
 
 ENDURANCE = Recipe(

@@ -75,27 +75,17 @@ def _findings(pairs: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> dict[s
 
 def figure(data: dict[str, Any]) -> Any:
     """The largest |logit| over steps, a panel for each encoding; below, the perplexity."""
-    import math
 
     from longshort.lab.report.charts import drawing
 
     alt = drawing()
     tops, bottoms = [], []
     for encoding in ENCODINGS:
-        curves = [(c["arm"].partition("-")[0], c) for c in data["curves"] if c["arm"].endswith(f"-{encoding}")]
+        curves = [c for c in data["curves"] if c["arm"].endswith(f"-{encoding}")]
         if not curves:
             continue
         common: dict[str, Any] = {"x": "step", "x_title": "step", "names": KINDS, "log": True, "width": 170}
-        logits = [
-            {"series": kind, "detail": str(c["seed"]), "step": step, "logit": value}
-            for kind, c in curves
-            for step, value in c["logits"]
-        ]
-        losses = [
-            {"series": kind, "detail": str(c["seed"]), "step": step, "perplexity": None if v is None else math.exp(v)}
-            for kind, c in curves
-            for step, v in c["validation"]
-        ]
+        losses, logits = figures.points(curves, series=lambda arm: arm.partition("-")[0])
         tops.append(figures.lines(logits, y="logit", y_title="max |logit|", title=encoding, **common))
         bottoms.append(figures.lines(losses, y="perplexity", y_title="validation perplexity", **common))
     return alt.vconcat(*(alt.hconcat(*panels).resolve_scale(y="shared") for panels in (tops, bottoms)))

@@ -105,30 +105,8 @@ def _ratio(ls: dict[str, Any], other: dict[str, Any], name: str, *, holds: float
 
 
 def figure(data: dict[str, Any]) -> Any:
-    """Validation perplexity and the largest |logit| over steps; perplexity at the end."""
-    from longshort.lab.report.charts import drawing
-
-    names = [row["arm"] for row in data["rows"]]
-    common: dict[str, Any] = {"x": "step", "x_title": "step", "names": names, "log": True, "width": 420, "height": 300}
-    validation = [
-        {
-            "series": c["arm"],
-            "detail": str(c["seed"]),
-            "step": step,
-            "perplexity": None if loss is None else math.exp(loss),
-        }
-        for c in data["curves"]
-        for step, loss in c["validation"]
-    ]
-    logits = [
-        {"series": c["arm"], "detail": str(c["seed"]), "step": step, "logit": value}
-        for c in data["curves"]
-        for step, value in c["logits"]
-    ]
-    return drawing().hconcat(
-        figures.lines(validation, y="perplexity", y_title="validation perplexity", **common),
-        figures.lines(logits, y="logit", y_title="max |logit|", **common),
-    )
+    """Validation perplexity and the largest |logit| over steps."""
+    return figures.over_steps(data, [row["arm"] for row in data["rows"]], width=420, height=300)
 
 
 RECIPE = Recipe(
