@@ -9,11 +9,14 @@ Shapes: N tokens, d features, V classes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+_TRITON = find_spec("triton") is not None
 _CHUNK_BYTES = 64 * 2**20
 """Budget for one chunk of fp32 logits. Smaller chunks spend their time adding up the (V, d) weight gradient."""
 
@@ -85,8 +88,8 @@ def _forward(
     grad_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     total_dtype = torch.promote_types(dtype, torch.float32)
-    kept = targets != ignore_index
-    count = kept.sum().clamp_min(1)
+    chunk_loss = _fused() if hidden.device.type == "cuda" and _TRITON and dtype != torch.float64 else _chunk_loss
+    count = (targets != ignore_index).sum().clamp_min(1)
     total = torch.zeros((), dtype=total_dtype, device=hidden.device)
     d_hidden = hidden.new_empty(hidden.shape if grad_hidden else (0,))
     d_weight = torch.zeros(weight.shape if grad_weight else (0,), dtype=total_dtype, device=weight.device)
@@ -95,8 +98,8 @@ def _forward(
         for start in range(0, hidden.shape[0], chunk):
             rows = slice(start, start + chunk)
             features = hidden[rows].to(dtype)
-            loss, residual = _chunk(
-                (features @ head.mT).to(total_dtype), targets[rows], kept[rows], z_weight, grad_hidden or grad_weight
+            loss, residual = chunk_loss(
+                features @ head.mT, targets[rows], ignore_index, z_weight, grad_hidden or grad_weight
             )
             total += loss
             if residual is not None:
@@ -109,13 +112,21 @@ def _forward(
     return total / count, d_hidden, d_weight.to(weight.dtype), count
 
 
-def _chunk(
-    logits: Tensor, targets: Tensor, kept: Tensor, z_weight: float, with_gradient: bool
+def _fused() -> Callable[..., tuple[Tensor, Tensor | None]]:
+    from longshort.ops.triton.cross_entropy import chunk_loss
+
+    return chunk_loss
+
+
+def _chunk_loss(
+    logits: Tensor, targets: Tensor, ignore_index: int, z_weight: float, with_gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Summed loss of one chunk and its gradient by the logits, which this overwrites to hold one copy, not three.
 
     A transform of the scores before the softmax has its place at the start, and its derivative at the end.
     """
+    kept = targets != ignore_index
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     labels = targets.where(kept, 0)[:, None]
     largest = logits.amax(-1, keepdim=True)
     picked = logits.gather(-1, labels)

@@ -25,7 +25,7 @@ from longshort.train import TrainConfig, load_model, train
 from longshort.train.corpus import Corpus
 from longshort.train.distributed import choose_device
 from longshort.train.evaluation import autocast
-from longshort.train.log import read_log
+from longshort.train.log import largest_logit, read_log
 
 FLASH_ARM = "plain-flash"
 """Its layers call PyTorch's FlashAttention. A configuration cannot say so, since the op has no such backend."""
@@ -55,14 +55,21 @@ def train_and_look(config: TrainConfig) -> None:
 
 
 def look(config: TrainConfig, out: Path) -> dict[str, Any]:
-    """The anatomy of the newest checkpoint's attention, and the spikes of the whole log."""
+    """The anatomy of the newest checkpoint's attention; spikes and the largest |logit| of the whole log, before it is
+    thinned to travel.
+    """
     device = choose_device(config.run.device)
     model, _ = load_model(out, device)
     tokens = Corpus.open(config).stream("validation", seed=0).batch(0).tokens[:ROWS].to(device)
     with autocast(config.run.precision, device):
         found = anatomy(model, tokens)
-    losses = [record["loss"] for record in read_log(out) if record["kind"] == "train"]
-    return {"anatomy": found, "spikes": count_spikes(losses)}
+    steps = [record for record in read_log(out) if record["kind"] == "train"]
+    peaks = [peak for record in steps if (peak := largest_logit(record)) is not None]
+    return {
+        "anatomy": found,
+        "spikes": count_spikes(record["loss"] for record in steps),
+        "largest_logit": max(peaks, default=None),
+    }
 
 
 if __name__ == "__main__":

@@ -41,6 +41,12 @@ class Outcome:
         found = self.after.get("spikes")
         return count_spikes(self.run.train["loss"].tolist()) if found is None else int(found)
 
+    @property
+    def largest_logit(self) -> float | None:
+        """Over the whole log where the run came to its end, else over the readings that are there."""
+        found = self.after.get("largest_logit")
+        return largest_logit(self.run) if found is None else float(found)
+
 
 def outcomes(folder: Path) -> list[Outcome]:
     """Every run in the folder that took a step, by arm and seed."""
@@ -67,7 +73,7 @@ def row(arm: str, runs: Sequence[Outcome]) -> dict[str, Any]:
     """What an arm reached: means over its seeds; None is not finite."""
     finals = [final_loss(outcome.run) for outcome in runs]
     bests = [best_loss(outcome.run) for outcome in runs]
-    peaks = [largest_logit(outcome.run) for outcome in runs]
+    peaks = [outcome.largest_logit for outcome in runs]
     loss = _mean(finals)
     return {
         "arm": arm,

@@ -38,7 +38,7 @@ def grad_q_kernel(
     """A program owns M queries. For the next kernel it writes two numbers a row: lse in base 2, and delta, the sum of
     grad * out. A row that sees nothing or lies beyond the end has an lse of +inf: its weights are zero, unmasked.
     """
-    tile, part, slot, b, h = own_tile(tl.cdiv(T, M), B, H, n_long, parts, heads, True)
+    tile, part, slot, b, h = own_tile(tl.cdiv(T, M), n_long, parts, heads, SPLIT, True)
     window, decay, slope = head_options(windows, decays, slopes, h, DECAY, SLOPE)
     ids = segments + b.to(tl.int64) * S
     row = tile * M
@@ -123,7 +123,7 @@ def grad_kv_kernel(
     M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A program owns N keys, of a KV head, and walks over the queries of its query heads that see them."""
-    tile, part, slot, b, kv = own_tile(tl.cdiv(S, N), B, H // GROUP, n_long, parts, heads, False)
+    tile, part, slot, b, kv = own_tile(tl.cdiv(S, N), n_long, parts, heads, SPLIT, False)
     ids = segments + b.to(tl.int64) * S
     begin = tile * N
     j_N = begin + tl.arange(0, N)

@@ -33,7 +33,7 @@ def forward_kernel(
     FOLD: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, SPLIT: tl.constexpr, STATS: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    tile, part, slot, b, h = own_tile(tl.cdiv(T, M), B, H, n_long, parts, heads, True)
+    tile, part, slot, b, h = own_tile(tl.cdiv(T, M), n_long, parts, heads, SPLIT, True)
     window, decay, slope = head_options(windows, decays, slopes, h, DECAY, SLOPE)
     ids = segments + b.to(tl.int64) * S
     row = tile * M
@@ -120,9 +120,8 @@ def finish(
     """Write the rows of a tile, and the extremes of their logits."""
     rows = tile * M + tl.arange(0, M)
     blind = total == 0.0
-    store_rows(
-        out, so_b, so_h, so_t, b, h, tile * M, T, weighted / tl.where(blind, 1.0, total)[:, None], M, D, WIDTH
-    )  # fmt: skip
+    share = 1.0 / tl.where(blind, 1.0, total)  # a division a row, not one an element
+    store_rows(out, so_b, so_h, so_t, b, h, tile * M, T, weighted * share[:, None], M, D, WIDTH)
     log_total = tl.log2(tl.where(blind, 1.0, total))
     if FOLD:
         row_lse = largest * scale + log_total * LN2

@@ -49,7 +49,7 @@ def forward(
     partial = q.new_empty((cut.slots, cut.parts, n_queries, _width(head_dim)), dtype=torch.float32)
     numbers = q.new_empty((4, cut.slots, cut.parts, n_queries), dtype=torch.float32)
     tma = _descriptors_serve(q, k, v)
-    forward_kernel[(cut.programs,)](
+    forward_kernel[cut.grid](
         *_tiled((q, k, v), (shape.rows, shape.columns, shape.columns), tma),
         *(out, lse, extremes, partial, numbers, cut.heads, *call.tables),
         *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *call.scalars, cut.n_long, cut.parts),
@@ -115,7 +115,7 @@ def _query_gradients(
     cut = _cut(shape, call, 1, batch, n_queries, shape.rows, k.shape[2], shape.columns, q.device)
     partial = q.new_empty((cut.slots, cut.parts, n_queries, _width(head_dim)), dtype=torch.float32)
     tma = _descriptors_serve(grad, q, k, v)
-    grad_q_kernel[(cut.programs,)](
+    grad_q_kernel[cut.grid](
         *_tiled((grad, q, k, v), (shape.rows, shape.rows, shape.columns, shape.columns), tma),
         *(out, lse, numbers, grad_q, partial, cut.heads, *call.tables),
         *(*grad.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3]),
@@ -142,7 +142,7 @@ def _key_value_gradients(
     size = (cut.slots, cut.parts, n_keys, _width(head_dim))
     partial_k, partial_v = (q.new_empty(size, dtype=torch.float32) for _ in range(2))
     tma = _descriptors_serve(grad, q, k, v)
-    grad_kv_kernel[(cut.programs,)](
+    grad_kv_kernel[cut.grid](
         *_tiled((grad, q, k, v), (shape.rows, shape.rows, shape.columns, shape.columns), tma),
         *_tiled(tuple(numbers), (shape.rows, shape.rows), tma),
         *(grad_k, grad_v, partial_k, partial_v, cut.heads, *call.tables),
@@ -176,7 +176,8 @@ class _Cut(NamedTuple):
     """Of the walk of a long head."""
     slots: int
     """Long heads of all batch rows whose walks are cut; 0 if they are whole."""
-    programs: int
+    grid: tuple[int, int, int]
+    """Batch rows, tiles, heads; each part of a long head counts as one."""
 
 
 def _cut(
@@ -199,9 +200,8 @@ def _cut(
         parts = shape.parts or parts_for(
             by_reach.reach, **sizes, causal=call.flags["CAUSAL"], processors=_processors(device)
         )
-    n_heads = len(by_reach.reach)
-    programs = batch * tiles * (n_heads + (parts - 1) * by_reach.n_long)
-    return _Cut(by_reach.heads, by_reach.n_long, tiles, parts, batch * by_reach.n_long * (parts > 1), programs)
+    grid = (batch, tiles, len(by_reach.reach) + (parts - 1) * by_reach.n_long)
+    return _Cut(by_reach.heads, by_reach.n_long, tiles, parts, batch * by_reach.n_long * (parts > 1), grid)
 
 
 def _tiling(shape: TileShape) -> dict[str, Any]:

@@ -30,8 +30,11 @@ def visible_range(t, window, S, CAUSAL: tl.constexpr):
 @triton.jit
 def visible(t, j, window, ids, S, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr):
     """May the query at position t see the key at position j? Both broadcast; `ids` are the segments of a batch row."""
-    first, last = visible_range(t, window, S, CAUSAL)
-    seen = (j >= first) & (j <= last)
+    if CAUSAL:
+        seen = (t - j).to(tl.uint32) < window.to(tl.uint32)  # below zero is a large number: one comparison, not two
+    else:
+        first, last = visible_range(t, window, S, CAUSAL)
+        seen = (j >= first) & (j <= last)
     if SEGMENTS:
         ours = tl.load(ids + t, mask=(t >= 0) & (t < S), other=-1)
         theirs = tl.load(ids + j, mask=(j >= 0) & (j < S), other=-2)

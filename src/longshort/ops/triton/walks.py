@@ -59,24 +59,22 @@ def store_rows(
 
 
 @triton.jit
-def own_tile(tiles, B, n_heads, n_long, parts, heads, DESCENDING: tl.constexpr):
+def own_tile(tiles, n_long, parts, heads, SPLIT: tl.constexpr, DESCENDING: tl.constexpr):
     """Tile, part, slot (-1 for a short head), batch row and head of this program.
 
     Long heads come first, their longest tiles before the others, each in `parts`; so the last programs to end are
-    short ones. Short heads come tile by tile, so that neighbours share keys in the cache.
+    short ones. The axes of the grid spare the divisions of one number, which cost as much as masking a tile.
     """
-    pid = tl.program_id(0)
-    slots = B * n_long
-    long_programs = tiles * parts * slots
-    if pid < long_programs:
-        tile, part, slot = pid // (parts * slots), pid % (parts * slots) // slots, pid % slots
+    b, tile, which, part, slot = tl.program_id(0), tl.program_id(1), tl.program_id(2), 0, -1
+    long_programs = n_long
+    if SPLIT:
+        long_programs = n_long * parts
+        part = tl.where(which < long_programs, which % parts, 0)
+        which = tl.where(which < long_programs, which // parts, which - long_programs + n_long)
+    if which < n_long:
+        slot = b * n_long + which
         if DESCENDING:
             tile = tiles - 1 - tile
-        b, which = slot // n_long, slot % n_long
-    else:
-        rest = pid - long_programs
-        tile, part, slot = rest % tiles, 0, -1
-        b, which = rest // tiles // (n_heads - n_long), n_long + rest // tiles % (n_heads - n_long)
     return tile, part, slot, b, tl.load(heads + which)
 
 

@@ -1,0 +1,65 @@
+"""Cross-entropy of a chunk of logits in one kernel: it reads them once from memory and leaves their gradient in place.
+
+PyTorch's operations one by one pass over the logits ten times, in fp32; on a GPU that was a third of a training step of
+a small model. What it computes is `longshort.losses._chunk_loss`.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from longshort.ops.triton.scores import LN2, LOG2E, NEVER
+
+_BLOCK = 4096
+
+
+@triton.jit(do_not_specialize=("ignored",))
+def cross_entropy_kernel(
+    logits, targets, losses, stride, n_classes, ignored, z_weight, GRADIENT: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """A program owns a row; the second time, its logits come from the cache."""
+    row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    at = logits + row * stride
+    target = tl.load(targets + row)
+    kept = target != ignored
+    # A target that is no class would be read from elsewhere; so it makes the loss NaN.
+    picked = tl.load(at + target, mask=(target >= 0) & (target < n_classes), other=float("nan")).to(tl.float32)
+    above, total = tl.full((BLOCK,), NEVER, tl.float32), tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, n_classes, BLOCK):
+        x = tl.load(at + start + lanes, mask=start + lanes < n_classes, other=float("-inf")).to(tl.float32)
+        higher = tl.maximum(above, x)
+        total = total * tl.exp2((above - higher) * LOG2E) + tl.exp2((x - higher) * LOG2E)
+        above = higher
+    largest = tl.max(above, 0)
+    total = tl.sum(total * tl.exp2((above - largest) * LOG2E), 0)
+    lse = largest + tl.log2(total) * LN2
+    tl.store(losses + row, tl.where(kept, lse - picked + z_weight * lse * lse, 0.0))
+    if GRADIENT:
+        factor = (1.0 + 2.0 * z_weight * lse) / total
+        for start in range(0, n_classes, BLOCK):
+            inside = start + lanes < n_classes
+            x = tl.load(at + start + lanes, mask=inside, other=0.0).to(tl.float32)
+            residual = tl.exp2((x - largest) * LOG2E) * factor - (start + lanes == target).to(tl.float32)
+            residual = tl.where(kept, residual, 0.0).to(logits.dtype.element_ty)
+            tl.store(at + start + lanes, residual, mask=inside)
+
+
+def chunk_loss(
+    logits: Tensor, targets: Tensor, ignore_index: int, z_weight: float, with_gradient: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Summed loss (fp32) of one chunk, and its gradient by the logits, which it overwrites.
+
+    Args:
+        logits: (N, V), rows dense.
+        targets: (N,) int64; a row whose target is `ignore_index` adds nothing and gets a gradient of zero.
+    """
+    losses = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
+    cross_entropy_kernel[(logits.shape[0],)](
+        *(logits, targets, losses, logits.stride(0), logits.shape[1], ignore_index, z_weight),
+        **{"GRADIENT": with_gradient, "BLOCK": _BLOCK, "num_warps": 8},
+    )
+    return losses.sum(), logits if with_gradient else None

@@ -1,0 +1,79 @@
+"""The fused loss kernel against the plain operations it stands for, by Triton's interpreter where there is no GPU."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from longshort.losses import _chunk_loss
+
+pytest.importorskip("triton", reason="the package triton is not installed")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def chunk_loss(logits: Tensor, targets: Tensor, z_weight: float, with_gradient: bool) -> tuple[Tensor, Tensor | None]:
+    from longshort.ops.triton.cross_entropy import chunk_loss
+
+    return chunk_loss(logits, targets, -100, z_weight, with_gradient)
+
+
+def case(n_classes: int, scale: float = 3.0) -> tuple[Tensor, Tensor]:
+    logits = scale * torch.randn(7, n_classes, device=DEVICE)
+    targets = torch.randint(n_classes, (7,), device=DEVICE)
+    targets[2] = -100
+    return logits, targets
+
+
+@pytest.mark.parametrize("n_classes", [1, 37, 4096, 9000])
+@pytest.mark.parametrize("z_weight", [0.0, 0.3])
+def test_loss_and_gradient_equal_those_of_the_plain_operations(n_classes: int, z_weight: float) -> None:
+    logits, targets = case(n_classes)
+    expected = _chunk_loss(logits.double(), targets, -100, z_weight, True)
+    loss, gradient = chunk_loss(logits.clone(), targets, z_weight, True)
+    torch.testing.assert_close(loss.double(), expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(gradient.double(), expected[1], rtol=1e-4, atol=1e-6)
+
+
+def test_rows_may_lie_apart() -> None:
+    logits, targets = case(50)
+    wide = torch.full((7, 80), torch.nan, device=DEVICE)
+    wide[:, :50] = logits
+    loss, gradient = chunk_loss(wide[:, :50], targets, 0.0, True)
+    expected = _chunk_loss(logits.double(), targets, -100, 0.0, True)
+    torch.testing.assert_close(loss.double(), expected[0])
+    torch.testing.assert_close(gradient.double(), expected[1], rtol=1e-4, atol=1e-6)
+    assert wide[:, 50:].isnan().all()
+
+
+def test_logits_are_left_alone_where_no_gradient_is_wanted() -> None:
+    logits, targets = case(50)
+    before = logits.clone()
+    loss, gradient = chunk_loss(logits, targets, 0.0, False)
+    assert gradient is None and torch.equal(logits, before)
+    torch.testing.assert_close(loss, _chunk_loss(before, targets, -100, 0.0, False)[0])
+
+
+def test_large_logits_neither_overflow_nor_underflow() -> None:
+    logits, targets = case(100, scale=3e4)
+    expected = _chunk_loss(logits.double(), targets, -100, 0.0, True)
+    loss, gradient = chunk_loss(logits.clone(), targets, 0.0, True)
+    torch.testing.assert_close(loss.double(), expected[0])
+    torch.testing.assert_close(gradient.double(), expected[1])
+
+
+@pytest.mark.filterwarnings("ignore:(overflow|invalid):RuntimeWarning")  # numpy's, in the interpreter
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_shows_in_the_loss_but_not_from_an_ignored_row(bad: float) -> None:
+    logits, targets = case(50)
+    logits[2] = bad
+    loss, gradient = chunk_loss(logits.clone(), targets, 0.0, True)
+    assert loss.isfinite() and gradient.isfinite().all()
+    logits[4, 7] = bad
+    assert chunk_loss(logits, targets, 0.0, True)[0].isnan()
+
+
+@pytest.mark.parametrize("target", [-1, 50])
+def test_a_target_that_is_no_class_makes_the_loss_nan(target: int) -> None:
+    logits, targets = case(50)
+    targets[5] = target
+    assert chunk_loss(logits, targets, 0.0, False)[0].isnan()
