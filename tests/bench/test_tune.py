@@ -30,7 +30,7 @@ def test_task_computes_the_same_with_any_candidate(kernel, monkeypatch):
     shape = Shape(batch=1, heads=2, length=70, head_dim=16, window=9)
     inputs = [torch.randn(1, 2, 70, 16) for _ in range(4)]
     results = [
-        tune.task(tune.Job(kernel, shape, c, parts), inputs)()
+        tune.task(tune.Job(kernel, shape, c, parts=parts), inputs)()
         for c, parts in (((16, 16, 1, 4), 1), ((32, 16, 1, 4), 2))
     ]
     for one, other in zip(*results, strict=True):

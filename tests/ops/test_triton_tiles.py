@@ -27,12 +27,19 @@ ROWS = [
     [(64, 1000, 0), (64, 20_000, 1), (33, 2048, 0), (65, 2048, 2), (128, 32768, 2)],
 )
 def test_row_of_the_smallest_sufficient_head_dim_and_nearest_length_is_chosen(head_dim, length, row):
-    assert choose(ROWS, "forward", head_dim, 128, length) == TileShape(*ROWS[row]["shape"])
+    assert choose(ROWS, "forward", head_dim, 128, False, length) == TileShape(*ROWS[row]["shape"])
 
 
 @pytest.mark.parametrize(("kernel", "head_dim"), [("grad_q", 64), ("forward", 256), ("forward", 16)])
 def test_nothing_is_chosen_for_another_kernel_or_a_head_dim_far_from_any(kernel, head_dim):
-    assert choose(ROWS, kernel, head_dim, 128, 2048) is None
+    assert choose(ROWS, kernel, head_dim, 128, False, 2048) is None
+
+
+def test_plan_without_a_long_head_has_rows_of_its_own_where_there_are_any():
+    local = {**ROWS[0], "local": True, "shape": [64, 64, 2, 4, 96]}
+    assert choose([*ROWS, local], "forward", 64, 128, True, 2048) == TileShape(64, 64, 2, 4, 96)
+    assert choose([*ROWS, local], "forward", 64, 128, False, 2048) == TileShape(*ROWS[0]["shape"])
+    assert choose(ROWS, "forward", 64, 128, True, 2048) == TileShape(*ROWS[0]["shape"])
 
 
 def test_table_of_a_file_comes_before_the_packages_own(tmp_path, monkeypatch):
@@ -45,13 +52,13 @@ def test_table_of_a_file_comes_before_the_packages_own(tmp_path, monkeypatch):
     mine = tiles._table("NVIDIA H200")
     tiles._table.cache_clear()
     assert mine[1:] == packaged and tiles._table("another GPU") == []
-    assert choose(mine, "forward", 64, 128, 8192) == TileShape(16, 16, 1, 4)
+    assert choose(mine, "forward", 64, 128, False, 8192) == TileShape(16, 16, 1, 4)
 
 
 def test_packaged_table_has_a_shape_for_every_kernel_and_head_dim():
     for kernel in KERNELS:
         for head_dim in (32, 64, 128):
-            shape = choose(tiles._table("NVIDIA H200"), kernel, head_dim, 128, 4096)
+            shape = choose(tiles._table("NVIDIA H200"), kernel, head_dim, 128, False, 4096)
             assert shape is not None and max(shape.rows, shape.columns) <= 128
 
 

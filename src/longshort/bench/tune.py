@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import product
 from multiprocessing import get_context
 from typing import Any, NamedTuple
 
@@ -20,12 +21,12 @@ from longshort.bench.gpu_check import draw
 from longshort.bench.registry import GPU_SHAPES, Shape
 
 CANDIDATES: dict[str, tuple[tuple[int | None, ...], ...]] = {
-    "forward": ((64, 64, 2, 4), (64, 64, 3, 4), (64, 32, 3, 4), (64, 128, 3, 4), (128, 128, 3, 8)),
-    "grad_q": ((64, 64, 2, 4), (64, 64, 3, 4), (64, 32, 3, 4), (64, 64, 2, 4, 168), (64, 64, 2, 4, 128)),
-    "grad_kv": (
-        *((64, 64, 2, 4), (64, 64, 3, 4), (64, 64, 2, 4, 168), (32, 64, 2, 4), (32, 64, 3, 4), (64, 64, 2, 4, 128)),
-        *((128, 64, 2, 4), (32, 64, 3, 4, 128)),
+    "forward": (
+        *((64, 64, 2, 4), (64, 64, 3, 4), (64, 32, 3, 4), (64, 64, 3, 4, 80), (64, 64, 2, 4, 96), (64, 32, 3, 4, 80)),
+        (128, 128, 3, 8),
     ),
+    "grad_q": ((64, 64, 2, 4), (64, 64, 3, 4), (64, 32, 3, 4), (64, 64, 2, 4, 128), (64, 64, 2, 4, 96)),
+    "grad_kv": ((64, 64, 2, 4), (64, 64, 3, 4), (64, 64, 2, 4, 168), (32, 64, 3, 4), (64, 64, 2, 4, 128)),
 }
 """Arguments of TileShape; what lost at every shape by more than a fifth is no longer tried."""
 _CLOSE = 0.02
@@ -38,6 +39,8 @@ class Job(NamedTuple):
     kernel: str
     shape: Shape
     candidate: tuple[int | None, ...]
+    which: str = "ls"
+    """The plan: "ls", one global head and the rest local, or "local", those local heads alone."""
     parts: int = 0
     """Of a long head's walk; 0 leaves it to the launch."""
 
@@ -57,18 +60,19 @@ def run(*, shapes: tuple[Shape, ...] = GPU_SHAPES, progress: Callable[[str], Non
     with get_context("spawn").Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
         unfit = {key for key, fits in zip(alike, pool.imap(_compiles, alike.values()), strict=True) if not fits}
     rows = []
-    for shape in shapes:
-        inputs = draw(shape, "ls", "cuda")
+    for shape, which in product(shapes, ("ls", "local")):
+        inputs = draw(shape, which, "cuda")
         for kernel in CANDIDATES:
-            mine = [job for job in jobs if job.shape == shape and job.kernel == kernel]
+            mine = [job._replace(which=which) for job in jobs if job.shape == shape and job.kernel == kernel]
             mine = [job for job in mine if job.compiled_as not in unfit]
             times = [(_microseconds(job, inputs), job.candidate) for job in mine]
             correct = sorted((us, candidate) for us, candidate in times if us is not None)
-            progress(f"{shape} {kernel}: {correct[0][1]} {correct[0][0]:.0f} us, the next {correct[1][0]:.0f}")
+            progress(f"{shape} {which} {kernel}: {correct[0][1]} {correct[0][0]:.0f} us, the next {correct[1][0]:.0f}")
             rows.append(
                 {
                     "device": torch.cuda.get_device_name(),
                     **{"kernel": kernel, "head_dim": shape.head_dim, "window": shape.window, "length": shape.length},
+                    "local": which == "local",
                     "shape": list(correct[0][1]),
                     "microseconds": [[us, list(candidate)] for us, candidate in correct],
                 }
@@ -82,7 +86,7 @@ def task(job: Job, inputs: tuple[Tensor, Tensor, Tensor, Tensor]) -> Callable[[]
     from longshort.ops.triton.tiles import TileShape, use
 
     q, k, v, grad = (x.detach() for x in inputs)
-    windows = [w or 0 for w in job.shape.plan("ls").windows]
+    windows = [w or 0 for w in job.shape.plan(job.which).windows]
     out, lse, _, _ = forward(q, k, v, windows, None, None, None, True, None, None, False)
     shapes = {job.kernel: TileShape(*job.candidate)._replace(parts=job.parts)}  # type: ignore[arg-type]
 
@@ -100,7 +104,7 @@ def _compiles(job: Job) -> bool:
     small = Shape(batch=1, heads=2, length=2048, head_dim=job.shape.head_dim, window=job.shape.window)
     try:
         for parts in (1, 2):
-            task(Job(job.kernel, small, job.candidate, parts), draw(small, "ls", "cuda"))()
+            task(Job(job.kernel, small, job.candidate, parts=parts), draw(small, "ls", "cuda"))()
         torch.cuda.synchronize()
     except Exception as error:  # too much shared memory for this GPU, or too many registers
         if not any(word in f"{type(error).__name__} {error}" for word in ("OutOfResources", "PTX", "ptxas")):
@@ -111,7 +115,7 @@ def _compiles(job: Job) -> bool:
 
 def _microseconds(job: Job, inputs: tuple[Tensor, Tensor, Tensor, Tensor]) -> float | None:
     """None if the candidate's result is wrong."""
-    call, untuned = task(job, inputs), task(Job(job.kernel, job.shape, (64, 64, 2, 4)), inputs)
+    call, untuned = task(job, inputs), task(job._replace(candidate=(64, 64, 2, 4), parts=0), inputs)
     for got, wanted in zip(call(), untuned(), strict=True):
         if not (got.float() - wanted.float()).norm() <= _CLOSE * wanted.float().norm():
             return None

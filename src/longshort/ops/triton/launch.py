@@ -12,14 +12,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from longshort.ops.groups import dense_rows, without_padding
 from longshort.ops.triton.backward_kernels import add_parts_kernel, grad_kv_kernel, grad_q_kernel
 from longshort.ops.triton.forward_kernel import forward_kernel, join_parts_kernel, reduce_extremes_kernel
-from longshort.ops.triton.tiles import TileShape, parts_for, tile_shape
+from longshort.ops.triton.tiles import LONG, TileShape, parts_for, tile_shape
 
 _EVERYTHING = 1 << 30
 """The window of a global head in the kernels' tables."""
 _PAD = 128
 """No tile of rows is larger; the numbers of a row's end are followed by as many as one may read."""
-_LONG = 1024
-"""A head that sees at least so far back is scheduled before the others."""
 
 
 def forward(
@@ -267,9 +265,9 @@ def _by_reach(windows: tuple[int, ...], group: int, device: torch.device) -> _By
     """Of KV heads of `group` query heads. The table stays on the device: a call copies nothing to it."""
     windows = tuple(min(w or _EVERYTHING, _EVERYTHING) for w in windows)
     reach = [max(windows[i : i + group]) for i in range(0, len(windows), group)]
-    heads = sorted(range(len(reach)), key=lambda head: reach[head] < _LONG)
+    heads = sorted(range(len(reach)), key=lambda head: reach[head] < LONG)
     on_device = torch.tensor(heads, dtype=torch.int32, device=device)
-    return _ByReach(on_device, sum(w >= _LONG for w in reach), tuple(0 if w == _EVERYTHING else w for w in reach))
+    return _ByReach(on_device, sum(w >= LONG for w in reach), tuple(0 if w == _EVERYTHING else w for w in reach))
 
 
 @cache  # a captured CUDA graph reads the table for as long as it lives

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import torch
 
 KERNELS = ("forward", "grad_q", "grad_kv")
+LONG = 1024
+"""A head that sees at least so far back is scheduled before the others."""
 
 
 class TileShape(NamedTuple):
@@ -53,20 +55,27 @@ def tile_shape(kernel: str, q: torch.Tensor, windows: tuple[int, ...]) -> TileSh
     """The shape for a call with these queries and windows (0: global)."""
     if kernel in _given:
         return _given[kernel]
-    return _looked_up(kernel, q.dtype, q.shape[3], max(windows), q.shape[2], q.device)
+    local = all(0 < window < LONG for window in windows)
+    return _looked_up(kernel, q.dtype, q.shape[3], max(windows), local, q.shape[2], q.device)
 
 
 @lru_cache(maxsize=1024)
 def _looked_up(
-    kernel: str, dtype: torch.dtype, head_dim: int, window: int, length: int, device: torch.device
+    kernel: str, dtype: torch.dtype, head_dim: int, window: int, local: bool, length: int, device: torch.device
 ) -> TileShape:
     rows = [] if device.type != "cuda" or dtype == torch.float32 else _table(torch.cuda.get_device_name(device))
-    return choose(rows, kernel, head_dim, window, length) or untuned(kernel, dtype, head_dim)
+    return choose(rows, kernel, head_dim, window, local, length) or untuned(kernel, dtype, head_dim)
 
 
-def choose(rows: list[dict[str, Any]], kernel: str, head_dim: int, window: int, length: int) -> TileShape | None:
-    """The row of the smallest head dim that is large enough, nearest in window and length; None if there is none."""
+def choose(
+    rows: list[dict[str, Any]], kernel: str, head_dim: int, window: int, local: bool, length: int
+) -> TileShape | None:
+    """The row of the smallest head dim that is large enough, nearest in window and length; None if there is none.
+
+    Plans without a long head (`local`) have rows of their own, where the table has any.
+    """
     fitting = [row for row in rows if row["kernel"] == kernel and head_dim <= row["head_dim"] < 2 * max(head_dim, 32)]
+    fitting = [row for row in fitting if row.get("local", False) == local] or fitting
     if not fitting:
         return None
 
