@@ -73,8 +73,8 @@ def from_author(
     if missing:
         raise ValueError(f"{named} does not say, and must be given: {'; '.join(missing)}. It says {_said(settings)}")
     assert heads is not None and n_global is not None
-    reach = {"n_global": n_global, "window": None if n_global == heads else window}
-    config = GPTConfig(n_heads=heads, activation=activation, **reach, **fields)
+    window = None if n_global == heads else window
+    config = GPTConfig(n_heads=heads, n_global=n_global, window=window, activation=activation, **fields)
     return filled(config, _global_first(tensors, config, separate, named), source=named)
 
 
