@@ -64,6 +64,7 @@ class Models:
         length = max(setting.context, _CHECKED) + room
         # Large enough for attention to be far from uniform: a wrong mask must show in the logits.
         fields: dict[str, Any] = {"n_positions": length, "initializer_range": 0.06, **setting.sizes}
+        fields |= {"bos_token_id": None, "eos_token_id": None}
         config = GPT2Config(**fields)
         self.gpt2: Any = GPT2LMHeadModel(config).eval()
         plain = from_gpt2(self.gpt2)
