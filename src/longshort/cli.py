@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from longshort.lab.importing import import_
 from longshort.lab.reproduce.verb import reproduce
 
 app = typer.Typer(
@@ -386,7 +387,8 @@ def report(
         typer.echo(f"wrote {path}")
 
 
-# Its options fill a file of their own, which imports no more than this one.
+# Their options fill files of their own, which import no more than this one.
+app.command("import")(_one_line_errors()(import_))
 app.command()(_one_line_errors()(reproduce))
 
 

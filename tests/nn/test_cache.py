@@ -439,3 +439,20 @@ def test_bad_sizes_are_named(options, message):
 def test_bad_rows_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call(build().new_cache(batch_size=2))
+
+
+@pytest.mark.parametrize("rollback", [0, 3])
+@pytest.mark.parametrize("n_kv_heads", [2, 4])
+def test_a_plain_token_on_a_cpu_takes_the_kernel_alone(monkeypatch, rollback, n_kv_heads):
+    model, tokens = build(n_global=4 // n_kv_heads, n_kv_heads=n_kv_heads), draw(batch=2, length=40)
+    cache = poison(model.new_cache(2, rollback=rollback))
+    got = [model(tokens[:, :9], cache=cache).logits]
+    monkeypatch.setattr("longshort.nn.cache.attention", None)  # what a chunk calls
+    got += [model(part, cache=cache).logits for part in tokens[:, 9:].split(1, dim=1)]
+    torch.testing.assert_close(torch.cat(got, dim=1), full(model, tokens), **TIGHT)
+
+
+@pytest.mark.parametrize("options", [{"softcap": 0.5}, {"plan": HeadPlan.las(n_heads=4, max_decay=0.5)}])
+def test_what_the_kernel_cannot_do_for_a_token_is_left_to_the_op(options):
+    model, tokens = build(**options), draw(length=40)
+    torch.testing.assert_close(fed(model, model.new_cache(), tokens, [9, 1]), full(model, tokens), **TIGHT)

@@ -18,9 +18,12 @@ from torch import Tensor
 
 from longshort.heads import HeadPlan
 from longshort.ops import LogitStats, attention
+from longshort.ops.fused import attend_last
 
 _FIRST_ROWS = 64
 """Rows of a pool that grows; it doubles from there."""
+
+_LEAN_BACKENDS = ("auto", "blocked")
 
 Heads = slice | list[int]
 
@@ -79,6 +82,16 @@ class _Pool:
         self._write(start, k, v)
         return seen
 
+    def append(self, position: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Take in one new row and return, in any order, every row that it may see; all of them are no copy."""
+        rows = self.k.shape[2]
+        self.k.narrow(2, position % rows, 1).copy_(k)
+        self.v.narrow(2, position % rows, 1).copy_(v)
+        first = 0 if self.window is None else max(0, position + 1 - self.window)
+        if position + 1 - first == rows:
+            return self.k, self.v
+        return self._read(self.k, first, position + 1), self._read(self.v, first, position + 1)
+
     def _read(self, pool: Tensor, start: int, stop: int) -> Tensor:
         parts = [pool[:, :, rows] for rows in _rows(start, stop, pool.shape[2])]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
@@ -125,6 +138,8 @@ class LayerCache:
             shape = (batch_size, len(kv_heads), rows or _FIRST_ROWS, head_dim)
             k, v = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
             self.pools.append(_Pool(window, limit, _part(plan, heads), _as_slice(heads), _as_slice(kv_heads), k, v))
+        alike = all(set(pool.plan.windows) == {pool.window} for pool in self.pools)
+        self._sees_alike = alike and plan.decays is None and plan.slopes is None
 
     def check(self, batch_size: int, new: int) -> None:
         """Raise, before anything is written, where `new` more tokens for each of `batch_size` rows have no place."""
@@ -150,6 +165,8 @@ class LayerCache:
         `segments` (B, S) covers the cached positions and the new ones.
         """
         self.check(k.shape[0], k.shape[2])
+        if softcap is None and segments is None and not stats and backend in _LEAN_BACKENDS and self._is_lean(q):
+            return CachedAttention(self._attend_last(q, k, v), None)
         stop = self.length + k.shape[2]
         out = torch.empty_like(q) if len(self.pools) > 1 else q
         largest = torch.empty(self.plan.n_heads, device=q.device)
@@ -170,6 +187,21 @@ class LayerCache:
                 largest[pool.heads], smallest[pool.heads] = result.logits
         self.length, self.written = stop, max(self.written, stop)
         return CachedAttention(out, LogitStats(largest, smallest) if stats else None)
+
+    def _is_lean(self, q: Tensor) -> bool:
+        """One token on a CPU, by heads that see all rows of their pool alike: the kernel alone does it then."""
+        one_on_cpu = q.shape[2] == 1 and q.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+        return one_on_cpu and self._sees_alike and q.numel() > 0
+
+    def _attend_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        position = self.length
+        out = torch.empty_like(q)
+        for pool in self.pools:
+            pool.reserve(position + 1)
+            keys, values = pool.append(position, k[:, pool.kv_heads], v[:, pool.kv_heads])
+            out[:, pool.heads] = attend_last(q[:, pool.heads].to(keys.dtype), keys, values).to(q.dtype)
+        self.length, self.written = position + 1, max(self.written, position + 1)
+        return out
 
 
 class LSCache:

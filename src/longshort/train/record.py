@@ -61,16 +61,20 @@ def run_description(config: TrainConfig, model: GPT, world: World) -> dict[str, 
 
 
 def check_same_run(config: TrainConfig, checkpoint: Checkpoint, fingerprint: str) -> None:
-    """Raise where the checkpoint in the run's folder is of another run."""
+    """Raise where the checkpoint in the run's folder is of another run; imported weights have no run but a model."""
     ours, theirs = config.to_dict(), checkpoint.state["config"]
+    imported = "imported" in checkpoint.state
     for section, values in ours.items():
+        if imported and section != "model":
+            continue
         for key, value in values.items():
             if key not in _MAY_CHANGE.get(section, ()) and theirs.get(section, {}).get(key) != value:
                 raise ConfigError(
                     f"{config.run.out} holds a run with {section}.{key}={theirs.get(section, {}).get(key)!r}, "
                     f"not {value!r}: set it back to resume, or choose another run.out"
                 )
-    if checkpoint.state["vocabulary"] != fingerprint:
+    vocabulary = checkpoint.state["vocabulary"]
+    if vocabulary != fingerprint and not (imported and vocabulary is None):
         raise ConfigError(f"{config.run.out} was trained on another vocabulary than that of data.path")
 
 

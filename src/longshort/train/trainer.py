@@ -334,14 +334,15 @@ class Trainer:
         self.world.wait()
 
     def _resume(self) -> bool:
-        """Load the newest whole checkpoint of the run's folder, if there is one."""
+        """Load the newest whole checkpoint of the run's folder, if there is one; imported weights begin a run."""
         newest = newest_checkpoint(self.checkpoints) if self.checkpoints.is_dir() else None
         if newest is None:
             return False
         check_same_run(self.config, newest, self.corpus.fingerprint)
         self._restore(newest)
-        self.reporter.message(f"resuming {self.out} at step {newest.step}")
-        return True
+        imported = newest.state.get("imported")
+        self.reporter.message(f"resuming {self.out} at step {newest.step}" if imported is None else f"from {imported}")
+        return imported is None
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         self.model.load_state_dict(checkpoint.model)

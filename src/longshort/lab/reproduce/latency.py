@@ -7,52 +7,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.nn.attention import SDPBackend
-
+from longshort.bench import prefill
 from longshort.bench.attention import machine
-from longshort.bench.gpu_peers import sdpa
-from longshort.bench.gpu_timing import eager
-from longshort.bench.training import attending, standing_in
 from longshort.files import write_json
-from longshort.heads import HeadPlan
 from longshort.lab.reproduce import figures, measures
 from longshort.lab.reproduce.recipe import FAILS, HOLDS, PARTLY, Claim, Finding, Options, Recipe, Summary
 from longshort.lab.reproduce.sweep import remember_command
-from longshort.model import GPT, GPTConfig
 from longshort.train.distributed import choose_device
-from longshort.train.evaluation import autocast
 
 PRESETS = ("paper-6m", "paper-12l-768")
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
-TOKENS = 32768
-"""Of one forward pass, so that a row of any length fills the GPU; a batch of one from 32,768 on."""
 ROUNDS = 3
-ARMS = ("ls", "plain", "plain-flash", "plain-cudnn")
 RESULTS = "results.json"
 CLAIM = 0.36
-
-
-def forward(preset: str, arm: str, length: int, rows: int, device: str, **changes: Any) -> Callable[[], object]:
-    """One forward pass of a model to the logits of its last position, as an arm computes attention; bf16."""
-    on_gpu = device.startswith("cuda")
-    config = GPTConfig.preset(preset, context=length, backend="triton" if on_gpu else "auto", **changes)
-    if arm != "ls":
-        plan = HeadPlan.full(config.n_heads)
-        config = GPTConfig.preset(preset, context=length, backend=config.backend, plan=plan, **changes)
-    torch.manual_seed(0)
-    model = GPT(config).to(device).eval()
-    tokens = torch.randint(config.vocab_size, (rows, length), device=device)
-    kernels = {"plain-flash": SDPBackend.FLASH_ATTENTION, "plain-cudnn": SDPBackend.CUDNN_ATTENTION}
-    attention = standing_in(sdpa(kernels[arm])) if arm in kernels else None
-    targets = tokens.clone()  # the loss is chunked: full logits of 32,768 tokens would be timed otherwise
-
-    @torch.inference_mode()
-    def call() -> object:
-        with attending(attention), autocast("auto", tokens.device):
-            return model(tokens, targets).loss
-
-    return call
 
 
 def measure(options: Options, message: Callable[[str], None]) -> None:
@@ -61,30 +28,16 @@ def measure(options: Options, message: Callable[[str], None]) -> None:
     if device.type != "cuda" and not options.quick:
         raise ValueError(f"latency needs a CUDA GPU, and --device is {device}; --quick runs a small version on a CPU")
     presets, lengths = (("tiny",), (128, 256)) if options.quick else (PRESETS, LENGTHS)
-    arms = [arm for arm in ARMS if device.type == "cuda" or arm != "plain-cudnn"]
     remember_command(options.out)
     rows = []
     for preset in presets:
         for length in lengths:
-            batch = 1 if options.quick else max(1, TOKENS // length)
-            samples = {arm: eager(_warm(forward(preset, arm, length, batch, device.type)), device.type) for arm in arms}
-            times: dict[str, list[float]] = {arm: [] for arm in arms}
-            for _ in range(ROUNDS):
-                for arm, sample in samples.items():
-                    times[arm].append(sample())
-            rows += [
-                {"model": preset, "n": length, "rows": batch, "arm": a, "milliseconds": t} for a, t in times.items()
-            ]
-            message(
-                f"{preset}, n {length}: " + ", ".join(f"{a} {statistics.median(t):.2f} ms" for a, t in times.items())
-            )
+            tokens = length if options.quick else prefill.TOKENS
+            measured = prefill.measure(preset, length, device=device.type, rounds=ROUNDS, tokens=tokens)
+            rows += measured
+            times = [f"{row['arm']} {statistics.median(row['milliseconds']):.2f} ms" for row in measured]
+            message(f"{preset}, n {length}: {', '.join(times)}")
     write_json(options.out / RESULTS, {"machine": machine(device.type), "rows": rows})
-
-
-def _warm(call: Callable[[], object]) -> Callable[[], object]:
-    for _ in range(2):
-        call()
-    return call
 
 
 def summarise(folder: Path) -> Summary:
@@ -165,7 +118,7 @@ def figure(data: dict[str, Any]) -> Any:
             for arm, ms in row["milliseconds"].items()
         ]
         axes: dict[str, Any] = {"x": "n", "y": "ms", "x_title": "n", "y_title": "forward pass, ms", "title": model}
-        panels.append(figures.lines(points, names=ARMS, log=True, log_x=True, points=True, width=320, **axes))
+        panels.append(figures.lines(points, names=prefill.ARMS, log=True, log_x=True, points=True, width=320, **axes))
     return drawing().hconcat(*panels)
 
 

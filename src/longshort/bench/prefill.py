@@ -1,0 +1,79 @@
+"""Full forward passes of the paper's models at inference, attention computed in several ways."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend
+
+from longshort.bench.gpu_peers import sdpa
+from longshort.bench.gpu_timing import eager
+from longshort.bench.training import attending, standing_in
+from longshort.heads import HeadPlan
+from longshort.model import GPT, GPTConfig
+from longshort.train.evaluation import autocast
+
+TOKENS = 32768
+"""Of one forward pass, so that a row of any length fills the GPU; a batch of one from 32,768 on."""
+ARMS = ("ls", "plain", "plain-flash", "plain-cudnn")
+LENGTHS = (2048, 4096, 8192, 16384, 32768)
+
+
+def forward(
+    preset: str, arm: str, length: int, rows: int, device: str, *, loss: bool = True, **changes: Any
+) -> Callable[[], object]:
+    """One forward pass of a model as an arm computes attention, in bf16: to the loss, or to the last hidden state."""
+    on_gpu = device.startswith("cuda")
+    config = GPTConfig.preset(preset, context=length, backend="triton" if on_gpu else "auto", **changes)
+    if arm != "ls":
+        plan = HeadPlan.full(config.n_heads)
+        config = GPTConfig.preset(preset, context=length, backend=config.backend, plan=plan, **changes)
+    torch.manual_seed(0)
+    model = GPT(config).to(device).eval()
+    tokens = torch.randint(config.vocab_size, (rows, length), device=device)
+    kernels = {"plain-flash": SDPBackend.FLASH_ATTENTION, "plain-cudnn": SDPBackend.CUDNN_ATTENTION}
+    attention = standing_in(sdpa(kernels[arm])) if arm in kernels else None
+    targets = tokens.clone()  # the loss is chunked: full logits of 32,768 tokens would be timed otherwise
+
+    @torch.inference_mode()
+    def call() -> object:
+        with attending(attention), autocast("auto", tokens.device):
+            return model(tokens, targets).loss if loss else model(tokens, return_logits=False)
+
+    return call
+
+
+def measure(
+    preset: str,
+    length: int,
+    *,
+    device: str,
+    arms: Sequence[str] = ARMS,
+    rounds: int = 3,
+    tokens: int = TOKENS,
+    loss: bool = True,
+) -> list[dict[str, Any]]:
+    """Milliseconds of each arm in each round, at one length; arms take turns."""
+    batch = max(1, tokens // length)
+    arms = [arm for arm in arms if device != "cpu" or arm != "plain-cudnn"]
+    samples = {arm: eager(_warm(forward(preset, arm, length, batch, device, loss=loss)), device) for arm in arms}
+    times: dict[str, list[float]] = {arm: [] for arm in arms}
+    for _ in range(rounds):
+        for arm, sample in samples.items():
+            times[arm].append(sample())
+    return [{"model": preset, "n": length, "rows": batch, "arm": a, "milliseconds": t} for a, t in times.items()]
+
+
+def saved(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The share of each plain arm's time that LS does not take, at one length."""
+    times = {row["arm"]: statistics.median(row["milliseconds"]) for row in rows}
+    return {arm: 1 - times["ls"] / ms for arm, ms in times.items() if arm != "ls"}
+
+
+def _warm(call: Callable[[], object]) -> Callable[[], object]:
+    for _ in range(2):
+        call()
+    return call

@@ -1,0 +1,10 @@
+"""Models of others as a `GPT`: GPT-2 in the Hugging Face format, and checkpoints of the LS-attention paper's author.
+
+Each importer returns a model in evaluation mode, in float32 on the CPU, without dropout. Every tensor of the source has
+a place in it, or the import fails and names the tensor.
+"""
+
+from longshort.hf.importers.author import from_author
+from longshort.hf.importers.gpt2 import from_gpt2
+
+__all__ = ["from_author", "from_gpt2"]

@@ -1,0 +1,119 @@
+"""GPT-2 in the Hugging Face format, as a model in which every head is global."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from longshort.hf.importers.layout import Tensors, filled, sizes, weights
+from longshort.model import GPT, GPTConfig
+
+_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+"""Of the Conv1D layers, whose weight is (in, out)."""
+
+
+def from_gpt2(source: str | Path | Mapping[str, Tensor] | nn.Module, config: Mapping[str, Any] | None = None) -> GPT:
+    """GPT-2's weights with plain heads; logits equal transformers' to fp32 rounding.
+
+    Args:
+        source: the folder that `save_pretrained` wrote, a file of safetensors, the state dict of a `GPT2LMHeadModel`
+            or `GPT2Model`, or such a model itself.
+        config: the values of config.json, needed with a state dict; else read from beside the weights.
+
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> theirs = GPT2LMHeadModel(GPT2Config(vocab_size=100, n_positions=64, n_embd=32, n_layer=2, n_head=4)).eval()
+    >>> ours = from_gpt2(theirs)
+    >>> import torch
+    >>> tokens = torch.randint(100, (1, 50))
+    >>> torch.allclose(ours(tokens).logits, theirs(tokens).logits, atol=1e-5)
+    True
+    """
+    state, config, named = _read(source, config)
+    kind = config.get("model_type", "gpt2")
+    if kind != "gpt2":
+        raise ValueError(f"{named} must hold a model of type gpt2, got {kind!r}")
+    tensors = weights(state, source=named)
+    tensors = {name: x.mT if name.endswith(_TRANSPOSED) else x for name, x in tensors.items()}
+    fields = sizes(tensors, source=named)
+    n_heads = config.get("n_head", 12)
+    if fields["width"] % n_heads:
+        raise ValueError(f"{named}: n_head must divide the width {fields['width']}, got {n_heads}")
+    activation = config.get("activation_function", "gelu_new")
+    if activation not in _ACTIVATIONS:
+        choices = ", ".join(_ACTIVATIONS)
+        raise ValueError(f"{named}: activation_function must be one of {choices}, got {activation!r}")
+    ours = GPTConfig(
+        n_heads=n_heads,
+        activation=_ACTIVATIONS[activation],
+        norm_eps=config.get("layer_norm_epsilon", 1e-5),
+        **fields,
+    )
+    return filled(ours, _with_our_scale(tensors, config, ours), source=named)
+
+
+def _with_our_scale(tensors: Tensors, config: Mapping[str, Any], ours: GPTConfig) -> Tensors:
+    """Logits of another scale than 1 / sqrt(head dim) are had by scaled queries."""
+    head_dim = ours.width // ours.n_heads
+    base = 1.0 if config.get("scale_attn_weights", True) else head_dim**0.5
+    scaled = dict(tensors)
+    for layer in range(ours.n_layers):
+        factor = base / (layer + 1) if config.get("scale_attn_by_inverse_layer_idx", False) else base
+        for name in (f"h.{layer}.attn.c_attn.weight", f"h.{layer}.attn.c_attn.bias"):
+            if factor != 1 and name in scaled:
+                scaled[name] = scaled[name].float().clone()
+                scaled[name][: ours.width] *= factor
+    return scaled
+
+
+def _read(
+    source: str | Path | Mapping[str, Tensor] | nn.Module, config: Mapping[str, Any] | None
+) -> tuple[Mapping[str, Any], Mapping[str, Any], str]:
+    """Tensors, config.json and what to call the source in an error."""
+    if isinstance(source, nn.Module):
+        theirs: Any = source
+        return theirs.state_dict(), config or theirs.config.to_dict(), type(source).__name__
+    if isinstance(source, Mapping):
+        if config is None:
+            raise ValueError("config must be given with a state dict (the values of GPT-2's config.json), got None")
+        return source, config, "the state dict"
+    path = Path(source)
+    if not path.exists():
+        raise ValueError(
+            f"source must be a folder or file of safetensors, got {str(source)!r}, which is not there; a name on the "
+            "hub is loaded by transformers first: from_gpt2(GPT2LMHeadModel.from_pretrained(name))"
+        )
+    folder = path if path.is_dir() else path.parent
+    if config is None:
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"{folder} has no config.json, and config was not given")
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return _tensors_of(path), config, str(path)
+
+
+def _tensors_of(path: Path) -> Tensors:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if path.is_dir():
+        files = [path / _WEIGHTS]
+        if (path / _INDEX).is_file():
+            index = json.loads((path / _INDEX).read_text(encoding="utf-8"))
+            files = [path / name for name in sorted(set(index["weight_map"].values()))]
+    else:
+        files = [path]
+    for file in files:
+        if not file.is_file():
+            raise ValueError(
+                f"{path} has no {file.name}; weights in pickles are not read, but a model that transformers has "
+                "loaded can be given itself"
+            )
+    try:
+        return {name: tensor for file in files for name, tensor in load_file(file).items()}
+    except SafetensorError as error:
+        raise ValueError(f"{path} must hold safetensors, got a file that cannot be read: {error}") from None
