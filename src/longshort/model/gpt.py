@@ -36,7 +36,7 @@ class GPTOutput(NamedTuple):
     """What `GPT` returns."""
 
     logits: Tensor | None
-    """(B, T, V), or None: see `return_logits`."""
+    """(B, T, V), or None: see `return_logits` and `last_logits`."""
     loss: Tensor | None
     """Mean cross-entropy in nats, fp32; None without targets."""
     stats: Tensor | None
@@ -124,6 +124,7 @@ class GPT(nn.Module):
         cache: LSCache | None = None,
         stats: bool = False,
         return_logits: bool | None = None,
+        last_logits: int | None = None,
     ) -> GPTOutput:
         """Predict the token after each position.
 
@@ -139,13 +140,17 @@ class GPT(nn.Module):
             stats: also return the extremes of the attention logits.
             return_logits: logits of all positions; if None, only without targets. With targets the loss is computed in
                 chunks, and the (B, T, V) logits never exist unless asked for.
+            last_logits: logits of so many positions at the end of the row only; all if None.
         """
+        if last_logits is not None and last_logits < 1:
+            raise ValueError(f"last_logits must be None or at least 1, got {last_logits}")
         self._check_inputs(tokens, targets, embeddings, segments, positions, cache)
         with nullcontext() if cache is None else torch.no_grad():
             hidden, statistics = self._hidden(tokens, embeddings, segments, positions, cache, stats)
             loss = None if targets is None else self._loss(hidden, targets)
             wanted = targets is None if return_logits is None else return_logits
-            logits = F.linear(hidden, self.head_weight) if wanted else None
+            kept = hidden if last_logits is None else hidden[:, -last_logits:]
+            logits = F.linear(kept, self.head_weight) if wanted else None
         return GPTOutput(logits, loss, statistics)
 
     def new_cache(
