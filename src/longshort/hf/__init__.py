@@ -7,9 +7,11 @@ except ImportError as error:
 
 from longshort.hf.cache import LongShortCache
 from longshort.hf.config import LongShortConfig
+from longshort.hf.folder import write_folder
 from longshort.hf.modeling import LongShortForCausalLM
+from longshort.hf.tokenizer import fast_tokenizer
 
-__all__ = ["LongShortCache", "LongShortConfig", "LongShortForCausalLM"]
+__all__ = ["LongShortCache", "LongShortConfig", "LongShortForCausalLM", "fast_tokenizer", "write_folder"]
 
 AutoConfig.register(LongShortConfig.model_type, LongShortConfig, exist_ok=True)
 AutoModelForCausalLM.register(LongShortConfig, LongShortForCausalLM, exist_ok=True)

@@ -7,8 +7,7 @@ Every field of `GPTConfig` has one field here. The window is called `local_windo
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -149,39 +148,28 @@ class LongShortConfig(PreTrainedConfig):
                 f"intermediate_size must be a multiple of hidden_size={self.hidden_size}, got {self.intermediate_size}"
             )
         try:
-            if any(rows is not None for rows in (self.head_windows, self.head_decays, self.head_slopes)):
-                values["plans"] = self._plans()
-                values["n_global"] = values["window"] = None
-            return GPTConfig(**values)
+            config = GPTConfig(**values)
+            plans = self._plans(config)
+            return config if plans is None else replace(config, n_global=None, window=None, plans=plans)
         except ValueError as error:
             raise ValueError(_in_these_terms(str(error))) from None
 
-    def _plans(self) -> tuple[HeadPlan, ...]:
-        layers, heads = self.num_hidden_layers, self.num_attention_heads
-        if self.head_windows is None:
-            plain = {name: value for name, value in _reach(self).items() if value is not None}
-            one = GPTConfig(vocab_size=1, context=1, n_layers=1, width=heads, n_heads=heads, **plain)
-            windows: Sequence[Any] = [one.layer_plans[0].windows] * layers
-        elif self.num_global_heads is not None or self.local_window is not None:
-            raise ValueError("give num_global_heads and local_window, or head_windows, got both")
-        else:
-            windows = self.head_windows
-        tables = {"windows": windows, "decays": self.head_decays, "slopes": self.head_slopes}
+    def _plans(self, config: GPTConfig) -> tuple[HeadPlan, ...] | None:
+        """A plan a layer where `head_windows`, `head_decays` or `head_slopes` is given."""
+        tables = {name: getattr(self, name) for name in ("head_windows", "head_decays", "head_slopes")}
+        if all(rows is None for rows in tables.values()):
+            return None
         for name, rows in tables.items():
-            if rows is not None and (len(rows) != layers or any(len(row) != heads for row in rows)):
-                shape = [len(row) for row in rows]
+            if rows is not None and [len(row) for row in rows] != [config.n_heads] * config.n_layers:
                 raise ValueError(
-                    f"head_{name} must have num_hidden_layers={layers} rows of num_attention_heads={heads} entries, "
-                    f"got rows of {shape}"
+                    f"{name} must have num_hidden_layers={config.n_layers} rows of "
+                    f"num_attention_heads={config.n_heads} entries, got rows of {[len(row) for row in rows]}"
                 )
-        return tuple(
-            HeadPlan(**{name: None if rows is None else tuple(rows[layer]) for name, rows in tables.items()})
-            for layer in range(layers)
-        )
-
-
-def _reach(config: LongShortConfig) -> dict[str, int | None]:
-    return {"n_global": config.num_global_heads, "window": config.local_window}
+        if self.head_windows is not None and config.n_global is not None:
+            raise ValueError("give num_global_heads and local_window, or head_windows, got both")
+        windows = self.head_windows or [plan.windows for plan in config.layer_plans]
+        decays, slopes = ([None] * config.n_layers if rows is None else rows for rows in list(tables.values())[1:])
+        return tuple(HeadPlan(windows=w, decays=d, slopes=s) for w, d, s in zip(windows, decays, slopes, strict=True))
 
 
 def _in_these_terms(message: str) -> str:

@@ -114,10 +114,10 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
         if isinstance(logits_to_keep, Tensor) and logits is not None:
             logits = logits[:, logits_to_keep]
         result = CausalLMOutputWithPast(
-            loss=_scaled(output.loss, targets, num_items_in_batch),
+            loss=_scaled(output.loss, targets, num_items_in_batch),  # type: ignore[arg-type]
             logits=logits,
             past_key_values=past_key_values,
-            hidden_states=tuple(hidden_states) if wanted else None,
+            hidden_states=tuple(hidden_states) if wanted else None,  # type: ignore[arg-type]
         )
         as_dict = self.config.return_dict if return_dict is None else return_dict
         return result if as_dict else result.to_tuple()
@@ -135,34 +135,42 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         self.model.head = new_embeddings
 
-    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         """As in transformers; the `GPT` learns of its new vocabulary."""
         embedding = super().resize_token_embeddings(*args, **kwargs)
         self.model.config = self.config.to_gpt()
         return embedding
 
     def _init_weights(self, module: nn.Module) -> None:
-        """By `GPT`, which knows the projections into the residual stream; what was loaded is left alone.
+        """By `GPT`, which knows the projections into the residual stream.
 
-        transformers guards torch's init functions for that, but not the state of sigma-reparametrisation.
+        transformers calls it for each module that holds weights of its own which were not loaded.
         """
-        if isinstance(module, GPT) and any(not _was_loaded(x) for x in module.state_dict(keep_vars=True).values()):
-            module.init_weights()
+        for name, part in self.model.named_modules():
+            if part is module:
+                self.model.init_module(name, part)
 
-    def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    def _prepare_cache_for_generation(  # type: ignore[override]
+        self,
+        generation_config: Any,
+        model_kwargs: dict[str, Any],
+        generation_mode: Any,
+        batch_size: int,
+        max_cache_length: int,
     ) -> None:
         """`generate` makes a `DynamicCache` otherwise, which keeps all of every head."""
-        kind = generation_config.cache_implementation
-        if model_kwargs.get("past_key_values") is not None or generation_config.use_cache is False:
-            self._refuse(None, model_kwargs.get("past_key_values"))
-            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        given = model_kwargs.get("past_key_values")
+        if given is not None or generation_config.use_cache is False:
+            self._refuse(None, given)
+            super()._prepare_cache_for_generation(  # type: ignore[misc]
+                generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+            )
             return
+        kind = generation_config.cache_implementation
         if kind not in (None, "dynamic", "static"):
             raise ValueError(f"cache_implementation must be None, dynamic or static for this model, got {kind!r}")
-        positions = kwargs.get("max_cache_length", args[-1] if args else None)
-        cache = LongShortCache(self.config, max_length=positions if kind == "static" else None)
-        if getattr(generation_config, "is_assistant", False):
+        cache = LongShortCache(self.config, max_length=max_cache_length if kind == "static" else None)
+        if generation_config.is_assistant:
             cache.activate_past_recording()
         model_kwargs["past_key_values"] = cache
 
@@ -194,12 +202,14 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
 
 @contextmanager
 def _hidden_states(model: GPT, wanted: bool) -> Iterator[list[Tensor]]:
-    """Filled while the model runs: the input of the first block, then what each block gives, the last one normalised."""
+    """Filled while the model runs: what enters the first block, then what each block gives, the last one normalised."""
     states: list[Tensor] = []
     if not wanted:
         yield states
         return
-    handles = [module.register_forward_hook(lambda _m, _i, out: states.append(out)) for module in (model.dropout, model.norm)]
+    handles = [
+        module.register_forward_hook(lambda _m, _i, out: states.append(out)) for module in (model.dropout, model.norm)
+    ]
     handles += [block.register_forward_hook(lambda _m, _i, out: states.append(out.out)) for block in model.blocks[:-1]]
     try:
         yield states
@@ -221,7 +231,3 @@ def _scaled(loss: Tensor | None, targets: Tensor | None, items: Tensor | int | N
         return loss
     items = items.to(loss.device) if isinstance(items, Tensor) else items
     return loss * (targets != IGNORED_TARGET).sum() / items
-
-
-def _was_loaded(x: Tensor) -> bool:
-    return getattr(x, "_is_hf_initialized", False)

@@ -85,18 +85,23 @@ class GPT(nn.Module):
         >>> model.init_weights()
         """
         for name, module in self.named_modules():
-            if isinstance(module, nn.Linear):
-                into_residual = name.endswith(("attention.out", "mlp.down"))
-                shrink = math.sqrt(2 * self.config.n_layers) if into_residual else 1.0
-                nn.init.normal_(module.weight, std=self.config.init_std / shrink)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-                if isinstance(module, SigmaLinear):
-                    module.reset_sigma()
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=self.config.init_std)
-            elif isinstance(module, nn.LayerNorm | RMSNorm):
-                module.reset_parameters()
+            self.init_module(name, module)
+
+    @torch.no_grad()
+    def init_module(self, name: str, module: nn.Module) -> None:
+        """Draw the weights that this module of the model, called `name` in it, holds itself."""
+        if isinstance(module, nn.Linear):
+            into_residual = name.endswith(("attention.out", "mlp.down"))
+            shrink = math.sqrt(2 * self.config.n_layers) if into_residual else 1.0
+            nn.init.normal_(module.weight, std=self.config.init_std / shrink)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+            if isinstance(module, SigmaLinear):
+                module.reset_sigma()
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=self.config.init_std)
+        elif isinstance(module, nn.LayerNorm | RMSNorm):
+            module.reset_parameters()
 
     def n_parameters(self, *, position_table: bool = True) -> int:
         """Number of parameters, with or without the table of learned positions.
