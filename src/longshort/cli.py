@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from longshort.lab.export import export
 from longshort.lab.reproduce.verb import reproduce
 
 app = typer.Typer(
@@ -386,23 +387,8 @@ def report(
         typer.echo(f"wrote {path}")
 
 
-@app.command()
-def export(
-    checkpoint: Annotated[Path, typer.Argument(help="A run's folder, or one checkpoint in it.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write; must not exist yet.")],
-    format: Annotated[str, typer.Option(help="hf: model and tokenizer for Hugging Face transformers.")] = "hf",
-) -> None:
-    """Write a checkpoint and its tokenizer in the form that other programs read.
-
-    Example: longshort export runs/mine exported --format hf
-    """
-    from longshort.lab.export import export_checkpoint
-
-    with _one_line_errors():
-        typer.echo(f"wrote {export_checkpoint(checkpoint, folder, format=format)}")
-
-
-# Its options fill a file of their own, which imports no more than this one.
+# Their options fill files of their own, which import no more than this one.
+app.command()(_one_line_errors()(export))
 app.command()(_one_line_errors()(reproduce))
 
 

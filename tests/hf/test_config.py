@@ -105,7 +105,7 @@ def test_a_bad_field_is_named_as_it_is_called_here(fields, message):
 
 
 def test_without_transformers_the_import_says_what_to_install():
-    code = "import sys; sys.modules['transformers'] = None\nimport longshort.hf"
+    code = "import sys; sys.modules['transformers'] = None\nfrom longshort.hf import LongShortForCausalLM"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1] == (

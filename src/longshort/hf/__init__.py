@@ -1,17 +1,28 @@
-"""Hugging Face: configuration, model and cache, a thin shell around `GPT`; importing it registers the Auto classes."""
+"""Hugging Face: configuration, model and cache, a thin shell around `GPT`; importing it registers the Auto classes.
+
+Without transformers, whatever needs it says so when asked for.
+"""
+
+from typing import NoReturn
+
+__all__ = ["LongShortCache", "LongShortConfig", "LongShortForCausalLM", "fast_tokenizer", "write_folder"]
 
 try:
     from transformers import AutoConfig, AutoModelForCausalLM
 except ImportError as error:
-    raise ImportError("longshort.hf needs transformers >= 5: pip install 'longshort[hf]'") from error
+    _reason = error
 
-from longshort.hf.cache import LongShortCache
-from longshort.hf.config import LongShortConfig
-from longshort.hf.folder import write_folder
-from longshort.hf.modeling import LongShortForCausalLM
-from longshort.hf.tokenizer import fast_tokenizer
+    def __getattr__(name: str) -> NoReturn:
+        if name in __all__:
+            raise ImportError("longshort.hf needs transformers >= 5: pip install 'longshort[hf]'") from _reason
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-__all__ = ["LongShortCache", "LongShortConfig", "LongShortForCausalLM", "fast_tokenizer", "write_folder"]
+else:
+    from longshort.hf.cache import LongShortCache
+    from longshort.hf.config import LongShortConfig
+    from longshort.hf.folder import write_folder
+    from longshort.hf.modeling import LongShortForCausalLM
+    from longshort.hf.tokenizer import fast_tokenizer
 
-AutoConfig.register(LongShortConfig.model_type, LongShortConfig, exist_ok=True)
-AutoModelForCausalLM.register(LongShortConfig, LongShortForCausalLM, exist_ok=True)
+    AutoConfig.register(LongShortConfig.model_type, LongShortConfig, exist_ok=True)
+    AutoModelForCausalLM.register(LongShortConfig, LongShortForCausalLM, exist_ok=True)

@@ -34,7 +34,7 @@ class LongShortCache(Cache):
     """
 
     def __init__(self, config: LongShortConfig, *, max_length: int | None = None, rollback: int = 32) -> None:
-        layers: list[Any] = [_Layer(self, index) for index in range(config.num_hidden_layers)]
+        layers: list[Any] = [_Layer(self) for _ in range(config.num_hidden_layers)]
         super().__init__(layers=layers)
         self.max_length, self.rollback = max_length, rollback
         self.inner: LSCache | None = None
@@ -114,9 +114,9 @@ class _Layer(CacheLayerMixin):
     is_croppable = True
     is_sliding = False
 
-    def __init__(self, cache: LongShortCache, index: int) -> None:
-        self.cache, self.index = cache, index  # before transformers sets is_initialized to False
+    def __init__(self, cache: LongShortCache) -> None:
         super().__init__()
+        self.cache = cache
 
     @property
     def is_initialized(self) -> bool:
@@ -135,8 +135,7 @@ class _Layer(CacheLayerMixin):
         self.cache.recording = wanted
 
     def get_seq_length(self) -> int:
-        inner = self.cache.inner
-        return 0 if inner is None else inner.layers[self.index].length
+        return 0 if self.cache.inner is None else self.cache.inner.length
 
     def get_max_length(self) -> int:
         return -1 if self.cache.max_length is None else self.cache.max_length

@@ -66,7 +66,6 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         skip_logits: bool = False,
         num_items_in_batch: Tensor | int | None = None,
-        shift_labels: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple:
         """Predict the token after each position.
@@ -84,14 +83,15 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
             logits_to_keep: logits of so many last positions, or of these; of all if 0.
             skip_logits: return the loss alone: the (B, T, vocab_size) logits then never exist.
             num_items_in_batch: the loss is the sum over tokens divided by this, as the Trainer wants it.
-            shift_labels: (B, T) labels already shifted.
+            kwargs: `shift_labels` (B, T), labels already shifted; the rest is ignored, as transformers passes many.
+                (A parameter of that name would make the Trainer take batches with `labels` alone for unlabelled.)
         """
         self._refuse(output_attentions, past_key_values)
         given = input_ids if input_ids is not None else inputs_embeds
         if given is None:
             raise ValueError("give either input_ids or inputs_embeds, got neither")
         batch_size, length = given.shape[:2]
-        targets = _targets(labels, shift_labels)
+        targets = _targets(labels, kwargs.get("shift_labels"))
         if past_key_values is None and self._wants_cache(use_cache, targets):
             past_key_values = LongShortCache(self.config)
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
