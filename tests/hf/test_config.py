@@ -109,5 +109,5 @@ def test_without_transformers_the_import_says_what_to_install():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1] == (
-        "ImportError: longshort.hf needs transformers >= 5: pip install 'longshort[hf]'"
+        "ImportError: longshort.hf needs transformers >= 5.17: pip install 'longshort[hf]'"
     )

@@ -16,6 +16,7 @@ TEXTS = ["to be or not to be", "that is the question", "whether", "it is nobler 
 
 def trainer(model, out, **options):
     tokenizer = fast_tokenizer(ByteTokenizer())
+    tokenizer.padding_side = "right"  # on the left, the last padding would be asked for the first token
     arguments = TrainingArguments(
         output_dir=str(out),
         max_steps=2,

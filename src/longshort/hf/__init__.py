@@ -14,7 +14,7 @@ except ImportError as error:
 
     def __getattr__(name: str) -> NoReturn:
         if name in __all__:
-            raise ImportError("longshort.hf needs transformers >= 5: pip install 'longshort[hf]'") from _reason
+            raise ImportError("longshort.hf needs transformers >= 5.17: pip install 'longshort[hf]'") from _reason
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 else:
