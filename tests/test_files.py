@@ -83,8 +83,9 @@ def test_a_new_folder_never_takes_the_place_of_another(tmp_path):
 def test_others_may_read_a_new_folder_as_the_umask_says(tmp_path):
     before = os.umask(0o027)
     try:
-        with files.new_folder(tmp_path / "folder"):
-            pass
+        with files.new_folder(tmp_path / "folder") as draft:
+            (draft / "file").touch(mode=0o600)
     finally:
         os.umask(before)
     assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o750
+    assert (tmp_path / "folder" / "file").stat().st_mode & 0o777 == 0o640

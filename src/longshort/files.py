@@ -47,11 +47,12 @@ def new_folder(path: Path) -> Iterator[Path]:
     draft = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
     try:
         yield draft
-        for file in draft.rglob("*"):
-            if file.is_file():
-                with file.open("rb+") as handle:
+        for inside in (draft, *draft.rglob("*")):
+            # What mkdtemp and safetensors make, others could not read.
+            inside.chmod((0o777 if inside.is_dir() else 0o666) & ~_umask())
+            if inside.is_file():
+                with inside.open("rb+") as handle:
                     os.fsync(handle.fileno())
-        draft.chmod(0o777 & ~_umask())
         draft.rename(path)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)

@@ -1,10 +1,14 @@
 """A folder that transformers opens by itself: written whole or not at all, by a function and by the command line."""
 
+import re
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 from typer.testing import CliRunner
 
@@ -16,6 +20,8 @@ from longshort.train import load_model, train
 
 from ..train.tiny import make_corpus, tiny_config
 from .small import gpt
+
+PAGE = Path(__file__).parents[2] / "docs" / "hugging-face.md"
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +111,20 @@ def test_a_model_with_a_trained_vocabulary_takes_it_along(tmp_path):
     loaded = AutoTokenizer.from_pretrained(tmp_path / "model")
     assert loaded("to be!")["input_ids"] == tokenizer.encode("to be!").tolist()
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").config.eos_token_id == tokenizer.end_of_document
+
+
+def test_python_of_the_page_runs_beside_an_exported_folder(exported, monkeypatch, capsys):
+    monkeypatch.chdir(exported.parent)
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    exec(compile(example.replace('"exported"', f'"{exported.name}"'), str(PAGE), "exec"), {"__name__": "example"})
+    assert "def main():" in capsys.readouterr().out
+
+
+def test_the_command_line_of_transformers_knows_the_classes(monkeypatch, capsys):
+    monkeypatch.setattr("transformers.cli.transformers.check_cli_update", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["longshort.hf", "version"])
+    with pytest.raises(SystemExit):
+        runpy.run_module("longshort.hf", run_name="__main__")
+    assert capsys.readouterr().out.strip() == transformers.__version__
+    # `transformers serve` looks the class up in the package.
+    assert transformers.LongShortForCausalLM is LongShortForCausalLM

@@ -8,7 +8,7 @@ from typing import NoReturn
 __all__ = ["LongShortCache", "LongShortConfig", "LongShortForCausalLM", "fast_tokenizer", "write_folder"]
 
 try:
-    from transformers import AutoConfig, AutoModelForCausalLM
+    import transformers
 except ImportError as error:
     _reason = error
 
@@ -24,5 +24,7 @@ else:
     from longshort.hf.modeling import LongShortForCausalLM
     from longshort.hf.tokenizer import fast_tokenizer
 
-    AutoConfig.register(LongShortConfig.model_type, LongShortConfig, exist_ok=True)
-    AutoModelForCausalLM.register(LongShortConfig, LongShortForCausalLM, exist_ok=True)
+    transformers.AutoConfig.register(LongShortConfig.model_type, LongShortConfig, exist_ok=True)
+    transformers.AutoModelForCausalLM.register(LongShortConfig, LongShortForCausalLM, exist_ok=True)
+    # `transformers serve` asks no Auto class: it looks the class that a config.json names up in the package itself.
+    vars(transformers)[LongShortForCausalLM.__name__] = LongShortForCausalLM
