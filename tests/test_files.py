@@ -1,4 +1,4 @@
-"""Files that are either whole or not there."""
+"""Files and folders that are either whole or not there."""
 
 import json
 import os
@@ -56,3 +56,36 @@ def test_json_refuses_what_json_cannot_say_and_writes_nothing(tmp_path):
     with pytest.raises(ValueError):
         files.write_json(tmp_path / "a.json", {"loss": float("nan")})
     assert not list(tmp_path.iterdir())
+
+
+def test_a_new_folder_appears_when_it_is_whole(tmp_path):
+    with files.new_folder(tmp_path / "one" / "folder") as draft:
+        (draft / "file").write_text("x")
+        assert not (tmp_path / "one" / "folder").exists()
+    assert (tmp_path / "one" / "folder" / "file").read_text() == "x"
+    assert [path.name for path in (tmp_path / "one").iterdir()] == ["folder"]
+
+
+def test_a_new_folder_that_fails_leaves_nothing(tmp_path):
+    with pytest.raises(KeyboardInterrupt), files.new_folder(tmp_path / "folder") as draft:
+        (draft / "file").write_text("x")
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_new_folder_never_takes_the_place_of_another(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ValueError, match="exists already"), files.new_folder(tmp_path / "folder"):
+        raise AssertionError("the block must not run")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_others_may_read_a_new_folder_as_the_umask_says(tmp_path):
+    before = os.umask(0o027)
+    try:
+        with files.new_folder(tmp_path / "folder") as draft:
+            (draft / "file").touch(mode=0o600)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o750
+    assert (tmp_path / "folder" / "file").stat().st_mode & 0o777 == 0o640

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from longshort.lab.export import export
 from longshort.lab.importing import import_
 from longshort.lab.reproduce.verb import reproduce
 
@@ -388,6 +389,7 @@ def report(
 
 
 # Their options fill files of their own, which import no more than this one.
+app.command()(_one_line_errors()(export))
 app.command("import")(_one_line_errors()(import_))
 app.command()(_one_line_errors()(reproduce))
 

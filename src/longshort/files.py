@@ -1,10 +1,13 @@
-"""Files that are either whole or not there."""
+"""Files and folders that are either whole or not there."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +22,7 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)  # mkstemp's 0600 would keep others from reading it
+        os.chmod(name, 0o666 & ~_umask())  # mkstemp's 0600 would keep others from reading it
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -32,3 +33,33 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
 def write_json(path: Path, data: Any) -> Path:
     """Indented JSON with a final newline, atomically. NaN and infinity are refused: they are not JSON."""
     return write_atomically(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A draft beside `path` to write into, which gets that name when the block ends and vanishes if the block fails.
+
+    A path that exists is an error: nothing is overwritten.
+    """
+    if path.exists():
+        raise ValueError(f"{path} exists already: give the name of a folder that does not")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
+    try:
+        yield draft
+        for inside in (draft, *draft.rglob("*")):
+            # What mkdtemp and safetensors make, others could not read.
+            inside.chmod((0o777 if inside.is_dir() else 0o666) & ~_umask())
+            if inside.is_file():
+                with inside.open("rb+") as handle:
+                    os.fsync(handle.fileno())
+        draft.rename(path)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask

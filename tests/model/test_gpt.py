@@ -367,3 +367,10 @@ def test_wrong_input_is_a_clear_error(arguments: dict[str, Any], message: str) -
 def test_config_of_another_type_is_a_clear_error() -> None:
     with pytest.raises(ValueError, match="config must be a GPTConfig, got dict"):
         GPT({"width": 3})  # type: ignore[arg-type]
+
+
+def test_logits_of_the_last_positions_alone_are_those_of_the_whole_row():
+    model, tokens = GPT(GPTConfig.preset("tiny")).eval(), torch.randint(256, (2, 20))
+    torch.testing.assert_close(model(tokens, last_logits=3).logits, model(tokens).logits[:, -3:])
+    with pytest.raises(ValueError, match="last_logits must be None or at least 1, got 0"):
+        model(tokens, last_logits=0)

@@ -230,6 +230,72 @@ def test_a_cache_of_global_heads_alone_crops_as_far_as_it_goes():
     torch.testing.assert_close(fed(model, cache, tokens, [20]), full(model, tokens), **TIGHT)
 
 
+@pytest.mark.parametrize("max_length", [None, 130])
+@pytest.mark.parametrize("chunk", [1, 7, 50])
+def test_while_it_records_the_past_everything_since_the_last_crop_can_be_taken_back(max_length, chunk):
+    model, tokens = build(window=5, n_global=1), draw(length=120)
+    expected = full(model, tokens)
+    cache = model.new_cache(rollback=3, max_length=max_length)
+    fed(model, cache, tokens[:, :20], [20])
+    cache.activate_past_recording()
+    for seed in range(3):
+        fed(model, cache, draw(length=50, seed=seed), [chunk])
+        cache.crop(50)
+        assert cache.length == 20
+    torch.testing.assert_close(fed(model, cache, tokens[:, 20:], [3, 1]), expected[:, 20:], **TIGHT)
+
+
+def test_a_recorded_prompt_may_be_taken_back_whole():
+    model, tokens = build(window=5, n_global=1), draw(length=100)
+    cache = model.new_cache(rollback=0)
+    cache.activate_past_recording()
+    fed(model, cache, draw(length=100, seed=4), [100])
+    cache.crop(100)
+    torch.testing.assert_close(fed(model, cache, tokens, [9]), full(model, tokens), **TIGHT)
+
+
+@pytest.mark.parametrize("ending", ["crop", "reset"])
+def test_what_was_recorded_is_given_back_at_the_next_crop(ending):
+    model = build(window=5, n_global=0)
+    cache = model.new_cache(rollback=3, max_length=200)
+    size = cache.nbytes
+    cache.activate_past_recording()
+    fed(model, cache, draw(length=120), [120])
+    assert cache.nbytes > 10 * size
+    if ending == "crop":
+        cache.crop(0)
+        with pytest.raises(ValueError, match="n must be from 0 to 3 "):
+            cache.crop(4)
+    else:
+        cache.reset()
+    assert cache.nbytes == size
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_random_recording_equals_a_plain_recomputation(data):
+    model = build(window=5, n_global=1, n_layers=1)
+    rollback = data.draw(st.integers(0, 6))
+    cache, held = model.new_cache(rollback=rollback), torch.empty(1, 0, dtype=torch.long)
+    cache.activate_past_recording()
+    since = 0
+    for seed in range(data.draw(st.integers(1, 12))):
+        if data.draw(st.booleans()):
+            new = draw(1, data.draw(st.integers(1, 30)), seed=seed)
+            got, past = model(new, cache=cache).logits, held.shape[1]
+            held, since = torch.cat((held, new), dim=1), since + new.shape[1]
+            torch.testing.assert_close(got, full(model, held)[:, past:], **TIGHT)
+        else:
+            # What it then says it can take back besides must be right as well.
+            for n in (data.draw(st.integers(0, since)), data.draw(st.integers(0, 3))):
+                try:
+                    cache.crop(n)
+                except ValueError:
+                    assert n > since
+                else:
+                    held, since = held[:, : held.shape[1] - n], 0
+
+
 @settings(max_examples=40)
 @given(st.data())
 def test_random_appends_crops_and_reorders_equal_a_plain_recomputation(data):

@@ -1,0 +1,30 @@
+"""Hugging Face: configuration, model and cache, a thin shell around `GPT`; importing it registers the Auto classes.
+
+Without transformers, whatever needs it says so when asked for.
+"""
+
+from typing import NoReturn
+
+__all__ = ["LongShortCache", "LongShortConfig", "LongShortForCausalLM", "fast_tokenizer", "write_folder"]
+
+try:
+    import transformers
+except ImportError as error:
+    _reason = error
+
+    def __getattr__(name: str) -> NoReturn:
+        if name in __all__:
+            raise ImportError("longshort.hf needs transformers >= 5.17: pip install 'longshort[hf]'") from _reason
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+else:
+    from longshort.hf.cache import LongShortCache
+    from longshort.hf.config import LongShortConfig
+    from longshort.hf.folder import write_folder
+    from longshort.hf.modeling import LongShortForCausalLM
+    from longshort.hf.tokenizer import fast_tokenizer
+
+    transformers.AutoConfig.register(LongShortConfig.model_type, LongShortConfig, exist_ok=True)
+    transformers.AutoModelForCausalLM.register(LongShortConfig, LongShortForCausalLM, exist_ok=True)
+    # `transformers serve` asks no Auto class: it looks the class that a config.json names up in the package itself.
+    vars(transformers)[LongShortForCausalLM.__name__] = LongShortForCausalLM

@@ -36,7 +36,7 @@ class GPTOutput(NamedTuple):
     """What `GPT` returns."""
 
     logits: Tensor | None
-    """(B, T, V), or None: see `return_logits`."""
+    """(B, T, V), or None: see `return_logits` and `last_logits`."""
     loss: Tensor | None
     """Mean cross-entropy in nats, fp32; None without targets."""
     stats: Tensor | None
@@ -85,18 +85,23 @@ class GPT(nn.Module):
         >>> model.init_weights()
         """
         for name, module in self.named_modules():
-            if isinstance(module, nn.Linear):
-                into_residual = name.endswith(("attention.out", "mlp.down"))
-                shrink = math.sqrt(2 * self.config.n_layers) if into_residual else 1.0
-                nn.init.normal_(module.weight, std=self.config.init_std / shrink)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-                if isinstance(module, SigmaLinear):
-                    module.reset_sigma()
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=self.config.init_std)
-            elif isinstance(module, nn.LayerNorm | RMSNorm):
-                module.reset_parameters()
+            self.init_module(name, module)
+
+    @torch.no_grad()
+    def init_module(self, name: str, module: nn.Module) -> None:
+        """Draw the weights that this module of the model, called `name` in it, holds itself."""
+        if isinstance(module, nn.Linear):
+            into_residual = name.endswith(("attention.out", "mlp.down"))
+            shrink = math.sqrt(2 * self.config.n_layers) if into_residual else 1.0
+            nn.init.normal_(module.weight, std=self.config.init_std / shrink)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+            if isinstance(module, SigmaLinear):
+                module.reset_sigma()
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=self.config.init_std)
+        elif isinstance(module, nn.LayerNorm | RMSNorm):
+            module.reset_parameters()
 
     def n_parameters(self, *, position_table: bool = True) -> int:
         """Number of parameters, with or without the table of learned positions.
@@ -124,6 +129,7 @@ class GPT(nn.Module):
         cache: LSCache | None = None,
         stats: bool = False,
         return_logits: bool | None = None,
+        last_logits: int | None = None,
     ) -> GPTOutput:
         """Predict the token after each position.
 
@@ -139,13 +145,17 @@ class GPT(nn.Module):
             stats: also return the extremes of the attention logits.
             return_logits: logits of all positions; if None, only without targets. With targets the loss is computed in
                 chunks, and the (B, T, V) logits never exist unless asked for.
+            last_logits: logits of so many positions at the end of the row only; all if None.
         """
+        if last_logits is not None and last_logits < 1:
+            raise ValueError(f"last_logits must be None or at least 1, got {last_logits}")
         self._check_inputs(tokens, targets, embeddings, segments, positions, cache)
         with nullcontext() if cache is None else torch.no_grad():
             hidden, statistics = self._hidden(tokens, embeddings, segments, positions, cache, stats)
             loss = None if targets is None else self._loss(hidden, targets)
             wanted = targets is None if return_logits is None else return_logits
-            logits = F.linear(hidden, self.head_weight) if wanted else None
+            kept = hidden if last_logits is None else hidden[:, -last_logits:]
+            logits = F.linear(kept, self.head_weight) if wanted else None
         return GPTOutput(logits, loss, statistics)
 
     def new_cache(

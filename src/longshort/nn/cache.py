@@ -64,6 +64,21 @@ class _Pool:
             new[:, :, :rows] = old
             setattr(self, name, new)
 
+    def resize(self, limit: int, length: int) -> None:
+        """Give a ring that holds positions below `length` another limit; the newest rows move to their new places."""
+        rows = self.k.shape[2]
+        wrapped, self.limit = rows == self.limit, limit
+        if rows == limit or (rows < limit and not wrapped):
+            return
+        first = max(0, length - min(rows, limit))
+        for name in ("k", "v"):
+            old: Tensor = getattr(self, name)
+            new, kept = old.new_empty((*old.shape[:2], limit, old.shape[3])), self._read(old, first, length)
+            for place in _rows(first, length, limit):
+                new[:, :, place] = kept[:, :, : place.stop - place.start]
+                kept = kept[:, :, place.stop - place.start :]
+            setattr(self, name, new)
+
     def extend(self, start: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Take in new rows from position `start` on and return, in order, every row that they may see, themselves last.
 
@@ -126,7 +141,8 @@ class LayerCache:
         self.length = 0
         """Positions held."""
         self.written = 0
-        """One past the last position ever written: what a crop leaves behind has overwritten older rows."""
+        """One past the last position ever written: what a crop leaves behind has overwritten older rows. A ring that
+        was resized counts as if it had had its present size all along."""
         self.pools: list[_Pool] = []
         reaches = plan.kv_windows(n_kv_heads)
         for window in dict.fromkeys(reaches):
@@ -248,6 +264,9 @@ class LSCache:
         if not plans:
             raise ValueError("plans must name at least one layer, got none")
         self.batch_size, self.max_length, self.rollback = batch_size, max_length, rollback
+        self.recording = False
+        """See `activate_past_recording`."""
+        self._spare_rows, self._cropped_at = rollback, 0
         self.device = torch.device(device)
         self.layers = [
             LayerCache(
@@ -295,6 +314,8 @@ class LSCache:
 
         Tokens without segments go on with the segment of the last cached one, or with 0.
         """
+        if self.recording and self.length + new - self._cropped_at > self._spare_rows:
+            self._resize_rings(max(2 * self._spare_rows, self.length + new - self._cropped_at))
         if self._positions is not None or positions is not None:
             given = self.next_positions(new) if positions is None else positions
             before = torch.arange(self.length, device=self.device)
@@ -313,19 +334,33 @@ class LSCache:
         """Take back the last n tokens, as if they had never been seen."""
         spare = self.length
         if any(pool.window is not None for layer in self.layers for pool in layer.pools):
-            spare = min(spare, self.rollback - max(layer.written - layer.length for layer in self.layers))
+            spare = min(spare, self._spare_rows - max(layer.written - layer.length for layer in self.layers))
         if not 0 <= n <= spare:
             raise ValueError(
-                f"n must be from 0 to {spare} (rollback {self.rollback}, {self.length} tokens held, less what was "
+                f"n must be from 0 to {spare} (rollback {self._spare_rows}, {self.length} tokens held, less what was "
                 f"taken back and not yet replaced), got {n}"
             )
         for layer in self.layers:
             layer.length -= n
+        self._resize_rings(self.rollback)
+        self._cropped_at = self.length
+
+    def activate_past_recording(self) -> None:
+        """From now on, all tokens since the last `crop` can be taken back, however many.
+
+        Rings grow with what comes and shrink to window + rollback rows in `crop`, `crop(0)` included.
+
+        >>> cache = LSCache([HeadPlan(windows=(4,))], head_dim=8, rollback=2)
+        >>> cache.activate_past_recording()
+        """
+        self.recording, self._cropped_at = True, self.length
 
     def reset(self) -> None:
         """Forget everything; the memory is kept for the next use."""
+        self._resize_rings(self.rollback)
         for layer in self.layers:
             layer.length = layer.written = 0
+        self._cropped_at = 0
         self._segments = self._positions = None
 
     def reorder(self, rows: Tensor) -> None:
@@ -353,6 +388,18 @@ class LSCache:
         if n < 1:
             raise ValueError(f"n must be at least 1, got {n}")
         self.select(torch.arange(self.batch_size, device=self.device).repeat_interleave(n))
+
+    def _resize_rings(self, spare_rows: int) -> None:
+        """Rings of window + spare_rows rows; what can be taken back is never more than the rows that are there."""
+        extra = spare_rows - self._spare_rows
+        if not extra:
+            return
+        for layer in self.layers:
+            for pool in layer.pools:
+                if pool.window is not None:
+                    pool.resize(_smaller(pool.window + spare_rows, self.max_length) or 0, layer.length)
+            layer.written = max(layer.written + extra, layer.length)
+        self._spare_rows = spare_rows
 
     def _noted(self, table: Tensor | None, before: Tensor, new: Tensor) -> Tensor:
         """A table (B, rows) of int64 with `new` written after `length` entries, which are `before` in a fresh one."""

@@ -1,0 +1,153 @@
+"""The per-head cache in the form that transformers' generation handles: a `Cache` whose content is an `LSCache`."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from longshort.hf.config import LongShortConfig
+from longshort.model import GPT
+from longshort.nn import LSCache
+
+
+class LongShortCache(Cache):
+    """Keys and values in which local heads keep a ring and only global heads keep everything.
+
+    `generate` makes one itself; make one to go on from it in a later call. It takes its batch size, dtype and device
+    from the first tokens that go in.
+
+    Args:
+        config: the model's.
+        max_length: allocate for so many positions at once and refuse more; if None, it grows.
+        rollback: tokens that `crop` can take back; all since the last `crop` after `activate_past_recording`.
+
+    >>> from longshort.hf import LongShortConfig, LongShortForCausalLM
+    >>> sizes = dict(vocab_size=256, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+    >>> model = LongShortForCausalLM(LongShortConfig(**sizes, num_global_heads=1, local_window=8)).eval()
+    >>> cache = LongShortCache(model.config)
+    >>> tokens = model.generate(torch.ones(1, 5, dtype=torch.long), max_new_tokens=8, past_key_values=cache)
+    >>> cache.get_seq_length(), tokens.shape
+    (12, torch.Size([1, 13]))
+    """
+
+    def __init__(self, config: LongShortConfig, *, max_length: int | None = None, rollback: int = 32) -> None:
+        layers: list[Any] = [_Layer(self) for _ in range(config.num_hidden_layers)]
+        super().__init__(layers=layers)
+        self.max_length, self.rollback = max_length, rollback
+        self.inner: LSCache | None = None
+        """None until the first tokens come."""
+        self._recording = False
+
+    def opened(self, model: GPT, batch_size: int) -> LSCache:
+        """The `LSCache` to hand to the model, made at the first call."""
+        if self.inner is None:
+            self.inner = model.new_cache(batch_size, max_length=self.max_length, rollback=self.rollback)
+            if self._recording:
+                self.inner.activate_past_recording()
+        return self.inner
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of every tensor held."""
+        return 0 if self.inner is None else self.inner.nbytes
+
+    @property
+    def batch_size(self) -> int:
+        return -1 if self.inner is None else self.inner.batch_size
+
+    @property
+    def recording(self) -> bool:
+        """See `activate_past_recording`."""
+        return self._recording
+
+    @recording.setter
+    def recording(self, wanted: bool) -> None:
+        self._recording = wanted
+        if self.inner is not None:
+            self.inner.recording = wanted
+
+    def activate_past_recording(self) -> None:
+        """From now on, all tokens since the last `crop` can be taken back, however many."""
+        self._recording = True
+        if self.inner is not None:
+            self.inner.activate_past_recording()
+
+    def crop(self, tokens_to_remove: int | Tensor) -> None:
+        """Take back the last tokens; as in transformers, their number is given negative."""
+        count = -int(tokens_to_remove)
+        if count < 0:
+            raise ValueError(f"tokens_to_remove must be 0 or negative, got {-count}")
+        if self.inner is not None:
+            self.inner.crop(count)
+        elif count:
+            raise ValueError(f"tokens_to_remove must be 0 for an empty cache, got {-count}")
+
+    def reset(self) -> None:
+        """Forget everything; the memory is kept for the next use."""
+        if self.inner is not None:
+            self.inner.reset()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row i becomes a copy of row beam_idx[i]."""
+        if self.inner is not None:
+            self.inner.reorder(beam_idx.to(self.inner.device, torch.long))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row `repeats` times, the copies side by side."""
+        if self.inner is not None:
+            self.inner.repeat(repeats)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these rows of the batch, in this order."""
+        if self.inner is not None:
+            rows = torch.arange(self.inner.batch_size, device=self.inner.device)
+            self.inner.select(rows[indices.to(self.inner.device)])
+
+
+class _Layer(CacheLayerMixin):
+    """What transformers asks of a single layer: lengths. The model itself writes and reads; layers move together."""
+
+    is_compileable = False
+    is_croppable = True
+    is_sliding = False
+
+    def __init__(self, cache: LongShortCache) -> None:
+        super().__init__()
+        self.cache = cache
+
+    @property
+    def is_initialized(self) -> bool:
+        return self.cache.inner is not None
+
+    @is_initialized.setter
+    def is_initialized(self, value: bool) -> None:
+        """Told by the cache."""
+
+    @property
+    def record_past(self) -> bool:
+        return self.cache.recording
+
+    @record_past.setter
+    def record_past(self, wanted: bool) -> None:
+        self.cache.recording = wanted
+
+    def get_seq_length(self) -> int:
+        return 0 if self.cache.inner is None else self.cache.inner.length
+
+    def get_max_length(self) -> int:
+        return -1 if self.cache.max_length is None else self.cache.max_length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def _by_the_cache(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(
+            "a layer of a LongShortCache is changed through its cache alone: the model writes all layers, "
+            "and reset, crop, reorder_cache, batch_repeat_interleave and batch_select_indices are the cache's"
+        )
+
+    lazy_initialization = update = reset = reorder_cache = crop = offload = prefetch = _by_the_cache
+    batch_repeat_interleave = batch_select_indices = _by_the_cache

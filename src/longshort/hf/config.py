@@ -1,0 +1,178 @@
+"""The configuration as Hugging Face spells it, and the way from a `GPTConfig` to it and back.
+
+Every field of `GPTConfig` has one field here. The window is called `local_window`: transformers takes a field named
+`sliding_window` to mean that every layer's cache may forget, and would cut the global heads' keys off.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from longshort.heads import HeadPlan
+from longshort.model import GPTConfig
+
+_NAMES = {
+    "vocab_size": "vocab_size",
+    "context": "max_position_embeddings",
+    "n_layers": "num_hidden_layers",
+    "width": "hidden_size",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "n_global": "num_global_heads",
+    "window": "local_window",
+    "positions": "position_embedding_type",
+    "restart_positions": "restart_positions",
+    "rope_theta": "rope_theta",
+    "activation": "hidden_act",
+    "qk_norm": "qk_norm",
+    "softcap": "attn_logit_softcapping",
+    "sigma_reparam": "sigma_reparam",
+    "z_loss": "z_loss",
+    "dropout": "hidden_dropout",
+    "bias": "use_bias",
+    "tie_embeddings": "tie_word_embeddings",
+    "norm_eps": "layer_norm_eps",
+    "init_std": "initializer_range",
+    "loss_chunk": "loss_chunk",
+    "backend": "attention_backend",
+}
+"""Fields that mean the same in both; `ff_multiplier`, `plan` and `plans` are told in another way."""
+
+_ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+
+
+class LongShortConfig(PreTrainedConfig):
+    """What `LongShortForCausalLM` is made of.
+
+    The reach of the heads is `num_global_heads` and `local_window` for all layers, or `head_windows`, layers x heads
+    (None: global). With neither, every head is global. `head_decays` and `head_slopes`, layers x heads too, add LaS
+    decays and ALiBi slopes to either.
+
+    >>> config = LongShortConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_global_heads=1,
+    ...                          local_window=32)
+    >>> config.to_gpt().layer_plans[1].windows
+    (None, 32, 32, 32)
+    >>> LongShortConfig.from_gpt(config.to_gpt()).to_gpt() == config.to_gpt()
+    True
+    """
+
+    model_type = "longshort"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (transformers' own form)
+
+    vocab_size: int = 50_257
+    hidden_size: int = 768
+    intermediate_size: int | None = None
+    """A multiple of hidden_size; 4 * hidden_size if None."""
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    num_key_value_heads: int | None = None
+    """As many as num_attention_heads if None."""
+    head_dim: int | None = None
+    """hidden_size / num_attention_heads if None."""
+    max_position_embeddings: int = 1024
+
+    num_global_heads: int | None = None
+    """Global heads a layer; they come first."""
+    local_window: int | None = None
+    """Keys that each other head sees, the current one included."""
+    head_windows: list | None = None
+    head_decays: list | None = None
+    head_slopes: list | None = None
+
+    position_embedding_type: str = "learned"
+    """learned, rotary, sinusoidal, alibi or none."""
+    restart_positions: bool = False
+    rope_theta: float = 10000.0
+    hidden_act: str = "gelu"
+    """gelu (exact) or gelu_pytorch_tanh, which gelu_new is another name of."""
+    qk_norm: str | None = None
+    """head, width or plain."""
+    attn_logit_softcapping: float | None = None
+    sigma_reparam: bool = False
+    z_loss: float = 0.0
+    hidden_dropout: float = 0.0
+    use_bias: bool = False
+    tie_word_embeddings: bool = False
+    layer_norm_eps: float = 1e-5
+    initializer_range: float = 0.02
+    loss_chunk: int | None = None
+    attention_backend: str = "auto"
+
+    use_cache: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.intermediate_size is None:
+            self.intermediate_size = 4 * self.hidden_size
+        for name in ("head_windows", "head_decays", "head_slopes"):
+            rows = getattr(self, name)
+            setattr(self, name, rows if rows is None else [list(row) for row in rows])
+        super().__post_init__(**kwargs)
+        self.to_gpt()  # raises where the fields do not make a model
+
+    @classmethod
+    def from_gpt(cls, config: GPTConfig, **more: Any) -> LongShortConfig:
+        """The same model in Hugging Face's terms; `more` are fields that a `GPTConfig` has not, as `eos_token_id`.
+
+        >>> LongShortConfig.from_gpt(GPTConfig.preset("paper-6m"), eos_token_id=0).local_window
+        50
+        """
+        values = {theirs: getattr(config, ours) for ours, theirs in _NAMES.items()}
+        values["hidden_act"] = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}[config.activation]
+        values["intermediate_size"] = config.ff_multiplier * config.width
+        plans = config.plans if config.plan is None else (config.plan,) * config.n_layers
+        if plans is not None:
+            values["head_windows"] = [list(plan.windows) for plan in plans]
+            for name in ("decays", "slopes"):
+                rates = [getattr(plan, name) for plan in plans]
+                if any(row is not None for row in rates):
+                    values[f"head_{name}"] = [list(row or (0.0,) * config.n_heads) for row in rates]
+        return cls(**values, **more)
+
+    def to_gpt(self) -> GPTConfig:
+        """What `GPT` is built from; an invalid field is an error in this class's terms."""
+        values = {ours: getattr(self, theirs) for ours, theirs in _NAMES.items()}
+        values["activation"] = _ACTIVATIONS.get(self.hidden_act)
+        if values["activation"] is None:
+            raise ValueError(f"hidden_act must be one of {', '.join(_ACTIVATIONS)}, got {self.hidden_act!r}")
+        values["ff_multiplier"], rest = divmod(self.intermediate_size or 0, max(self.hidden_size, 1))
+        if rest or not values["ff_multiplier"]:
+            raise ValueError(
+                f"intermediate_size must be a multiple of hidden_size={self.hidden_size}, got {self.intermediate_size}"
+            )
+        try:
+            config = GPTConfig(**values)
+            plans = self._plans(config)
+            return config if plans is None else replace(config, n_global=None, window=None, plans=plans)
+        except ValueError as error:
+            raise ValueError(_in_these_terms(str(error))) from None
+
+    def _plans(self, config: GPTConfig) -> tuple[HeadPlan, ...] | None:
+        """A plan a layer where `head_windows`, `head_decays` or `head_slopes` is given."""
+        tables = {name: getattr(self, name) for name in ("head_windows", "head_decays", "head_slopes")}
+        if all(rows is None for rows in tables.values()):
+            return None
+        for name, rows in tables.items():
+            if rows is not None and [len(row) for row in rows] != [config.n_heads] * config.n_layers:
+                raise ValueError(
+                    f"{name} must have num_hidden_layers={config.n_layers} rows of "
+                    f"num_attention_heads={config.n_heads} entries, got rows of {[len(row) for row in rows]}"
+                )
+        if self.head_windows is not None and config.n_global is not None:
+            raise ValueError("give num_global_heads and local_window, or head_windows, got both")
+        windows = self.head_windows or [plan.windows for plan in config.layer_plans]
+        decays, slopes = ([None] * config.n_layers if rows is None else rows for rows in list(tables.values())[1:])
+        return tuple(HeadPlan(windows=w, decays=d, slopes=s) for w, d, s in zip(windows, decays, slopes, strict=True))
+
+
+def _in_these_terms(message: str) -> str:
+    """An error of `GPTConfig` with the names of `LongShortConfig`: the first word, and whatever begins with n_."""
+    names = {field.name: field.name for field in fields(GPTConfig)} | _NAMES
+    return re.sub(r"^\w+|\bn_\w+", lambda word: names.get(word[0], word[0]), message)

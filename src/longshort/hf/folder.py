@@ -1,0 +1,38 @@
+"""A folder that `from_pretrained` reads: weights, configuration, tokenizer; either whole or not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from longshort.data.tokenizer import Tokenizer
+from longshort.files import new_folder
+from longshort.hf.modeling import LongShortForCausalLM
+from longshort.hf.tokenizer import fast_tokenizer
+from longshort.model import GPT
+
+_CODE_FILE = "longshort_classes.py"
+_CODE = '''"""Names the classes of the package longshort (pip install 'longshort[hf]') for trust_remote_code=True."""
+
+from longshort.hf import LongShortConfig, LongShortForCausalLM
+
+__all__ = ["LongShortConfig", "LongShortForCausalLM"]
+'''
+
+
+def write_folder(model: GPT, tokenizer: Tokenizer, folder: Path) -> Path:
+    """Write what `AutoModelForCausalLM` and `AutoTokenizer` load; a folder that exists is an error.
+
+    Programs that cannot be told to `import longshort.hf` find the classes by `trust_remote_code=True`.
+    """
+    end = tokenizer.end_of_document
+    shell = LongShortForCausalLM.from_gpt(model, bos_token_id=end, eos_token_id=end, pad_token_id=end)
+    module = _CODE_FILE.removesuffix(".py")
+    shell.config.auto_map = {
+        "AutoConfig": f"{module}.LongShortConfig",
+        "AutoModelForCausalLM": f"{module}.LongShortForCausalLM",
+    }
+    with new_folder(folder) as draft:
+        shell.save_pretrained(draft)
+        fast_tokenizer(tokenizer, max_length=model.config.context).save_pretrained(draft)
+        (draft / _CODE_FILE).write_text(_CODE, encoding="utf-8")
+    return folder

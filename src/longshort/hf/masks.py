@@ -1,0 +1,63 @@
+"""From transformers' masks and position ids to the positions and segments of `GPT`.
+
+Shapes: B batch, T new tokens, S cached and new ones.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Layout(NamedTuple):
+    """What stands where in the rows of a batch."""
+
+    positions: Tensor | None
+    """(T,) or (B, T); None: as they come."""
+    segments: Tensor | None
+    """(B, T), -1 for padding; None: nothing is padded and all tokens see each other, which spares the op a mask."""
+
+
+def layout(mask: Tensor | None, position_ids: Tensor | None, *, batch_size: int, past: int, new: int) -> Layout:
+    """Where the new tokens stand, given a mask (B, S) and position ids (T,), (1, T) or (B, T), or one of them, or none.
+
+    With the mask alone, positions count from the first token of each row that is no padding, so that a padded row gives
+    what it gives alone. With position ids alone, a position that does not follow the one before begins a new segment,
+    as transformers has it for rows packed without padding.
+
+    >>> layout(torch.tensor([[0, 0, 1, 1]]), None, batch_size=1, past=1, new=3)
+    Layout(positions=tensor([[0, 0, 1]]), segments=tensor([[-1,  0,  0]]))
+    >>> layout(None, torch.tensor([[0, 1, 0, 1, 2]]), batch_size=1, past=0, new=5)
+    Layout(positions=tensor([[0, 1, 0, 1, 2]]), segments=tensor([[0, 0, 1, 1, 1]]))
+    """
+    positions = position_ids
+    if positions is not None and positions.ndim == 2 and len(positions) == 1:
+        positions = positions.expand(batch_size, -1)
+    if mask is None:
+        packed = positions is not None and positions.ndim == 2 and past == 0
+        return Layout(positions, _packed_segments(positions) if packed and positions is not None else None)
+    if not isinstance(mask, Tensor) or mask.shape != (batch_size, past + new):
+        came = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(
+            f"attention_mask must have shape ({batch_size}, {past + new}), rows x cached and new tokens, "
+            f"with 0 for padding; got {came}"
+        )
+    real = mask > 0
+    if _known(real.all()):
+        return Layout(positions, None)
+    if positions is None:
+        positions = (real.cumsum(dim=1) - 1).clamp(min=0)[:, past:]
+    return Layout(positions, torch.where(real[:, past:], 0, -1))
+
+
+def _packed_segments(positions: Tensor) -> Tensor | None:
+    starts = torch.zeros_like(positions, dtype=torch.long)
+    starts[:, 1:] = positions[:, 1:] != positions[:, :-1] + 1
+    return None if _known(~starts.any()) else starts.cumsum(dim=1)
+
+
+def _known(condition: Tensor) -> bool:
+    """Under torch.compile nothing is known of values, and the general case, which gives the same, is taken."""
+    return not torch.compiler.is_compiling() and bool(condition)

@@ -1,0 +1,233 @@
+"""`GPT` as transformers knows models: a shell that translates names, masks and caches and computes nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from longshort.hf.cache import LongShortCache
+from longshort.hf.config import LongShortConfig
+from longshort.hf.masks import layout
+from longshort.model import GPT
+from longshort.model.gpt import IGNORED_TARGET
+
+
+class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
+    """A language model in which each attention head has its own reach, for everything in transformers that takes one.
+
+    `model.model` is the `GPT`; `LongShortForCausalLM.from_gpt(gpt)` puts the shell around one that exists.
+
+    >>> from longshort import GPTConfig
+    >>> model = LongShortForCausalLM.from_gpt(GPT(GPTConfig.preset("tiny"))).eval()
+    >>> model.generate(torch.ones(1, 5, dtype=torch.long), max_new_tokens=8).shape
+    torch.Size([1, 13])
+    """
+
+    config: LongShortConfig
+    config_class = LongShortConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["Block"]  # noqa: RUF012 (transformers' own form)
+    _input_embed_layer = "embedding"
+
+    def __init__(self, config: LongShortConfig) -> None:
+        super().__init__(config)
+        self.model = GPT(config.to_gpt())
+        self.post_init()
+
+    @classmethod
+    def from_gpt(cls, gpt: GPT, **more: Any) -> LongShortForCausalLM:
+        """A shell around this very `GPT`, whose weights it shares; `more` are further fields of `LongShortConfig`."""
+        config = LongShortConfig.from_gpt(gpt.config, dtype=gpt.embedding.weight.dtype, **more)
+        with torch.device("meta"):
+            model = cls(config)
+        model.model = gpt
+        return model.train(gpt.training)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: LongShortCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        skip_logits: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast | tuple:
+        """Predict the token after each position.
+
+        Args:
+            input_ids: (B, T) tokens; or give `inputs_embeds` (B, T, hidden_size).
+            attention_mask: (B, cached + T), 0 for padding, on either side. Without `position_ids`, positions count
+                from the first token of each row that is none.
+            position_ids: (T,) or (B, T). Where there is no mask, a position that does not follow the one before begins
+                a new segment (rows packed without padding).
+            past_key_values: a `LongShortCache`. Nothing has gradients then.
+            labels: (B, T) the tokens themselves: the shift by one is done here. -100 is left out of the loss.
+            use_cache: return a cache; if None, as the configuration says where no gradients are wanted.
+            output_hidden_states: return the embeddings and each block's output, the last one normalised.
+            logits_to_keep: logits of so many last positions, or of these; of all if 0.
+            skip_logits: return the loss alone: the (B, T, vocab_size) logits then never exist.
+            num_items_in_batch: the loss is the sum over tokens divided by this, as the Trainer wants it.
+            kwargs: `shift_labels` (B, T), labels already shifted; the rest is ignored, as transformers passes many.
+                (A parameter of that name would make the Trainer take batches with `labels` alone for unlabelled.)
+        """
+        self._refuse(output_attentions, past_key_values)
+        given = input_ids if input_ids is not None else inputs_embeds
+        if given is None:
+            raise ValueError("give either input_ids or inputs_embeds, got neither")
+        batch_size, length = given.shape[:2]
+        targets = _targets(labels, kwargs.get("shift_labels"))
+        if past_key_values is None and self._wants_cache(use_cache, targets):
+            past_key_values = LongShortCache(self.config)
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        positions, segments = layout(attention_mask, position_ids, batch_size=batch_size, past=past, new=length)
+        self._check_length(past + length, positions)
+        kept = logits_to_keep if isinstance(logits_to_keep, int) and logits_to_keep else None
+        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        with _hidden_states(self.model, bool(wanted)) as hidden_states:
+            output = self.model(
+                input_ids,
+                targets,
+                embeddings=inputs_embeds,
+                segments=segments,
+                positions=positions,
+                cache=None if past_key_values is None else past_key_values.opened(self.model, batch_size),
+                return_logits=not skip_logits,
+                last_logits=kept,
+            )
+        logits = output.logits
+        if isinstance(logits_to_keep, Tensor) and logits is not None:
+            logits = logits[:, logits_to_keep]
+        result = CausalLMOutputWithPast(
+            loss=_scaled(output.loss, targets, num_items_in_batch),  # type: ignore[arg-type]
+            logits=logits,
+            past_key_values=past_key_values,
+            hidden_states=tuple(hidden_states) if wanted else None,  # type: ignore[arg-type]
+        )
+        as_dict = self.config.return_dict if return_dict is None else return_dict
+        return result if as_dict else result.to_tuple()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.embedding
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.model.embedding = value
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """None if tied: the head is then the embedding itself."""
+        return self.model.head
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.model.head = new_embeddings
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """As in transformers; the `GPT` learns of its new vocabulary."""
+        embedding = super().resize_token_embeddings(*args, **kwargs)
+        self.model.config = self.config.to_gpt()
+        return embedding
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """By `GPT`, which knows the projections into the residual stream.
+
+        transformers calls it for each module that holds weights of its own which were not loaded.
+        """
+        for name, part in self.model.named_modules():
+            if part is module:
+                self.model.init_module(name, part)
+
+    def _prepare_cache_for_generation(  # type: ignore[override]
+        self,
+        generation_config: Any,
+        model_kwargs: dict[str, Any],
+        generation_mode: Any,
+        batch_size: int,
+        max_cache_length: int,
+    ) -> None:
+        """`generate` makes a `DynamicCache` otherwise, which keeps all of every head."""
+        given = model_kwargs.get("past_key_values")
+        if given is not None or generation_config.use_cache is False:
+            self._refuse(None, given)
+            super()._prepare_cache_for_generation(  # type: ignore[misc]
+                generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+            )
+            return
+        kind = generation_config.cache_implementation
+        if kind not in (None, "dynamic", "static"):
+            raise ValueError(f"cache_implementation must be None, dynamic or static for this model, got {kind!r}")
+        cache = LongShortCache(self.config, max_length=max_cache_length if kind == "static" else None)
+        if generation_config.is_assistant:
+            cache.activate_past_recording()
+        model_kwargs["past_key_values"] = cache
+
+    def _wants_cache(self, use_cache: bool | None, targets: Tensor | None) -> bool:
+        if targets is not None or self.training:
+            return False
+        return bool(self.config.use_cache and not torch.is_grad_enabled()) if use_cache is None else use_cache
+
+    def _refuse(self, output_attentions: bool | None, cache: Any) -> None:
+        if output_attentions or (output_attentions is None and self.config.output_attentions):
+            raise ValueError("output_attentions must be False: the attention probabilities never exist, got True")
+        if cache is not None and not isinstance(cache, LongShortCache):
+            raise ValueError(
+                f"past_key_values must be a longshort.hf.LongShortCache, got {type(cache).__name__}: "
+                "its layers do not keep each head's own reach"
+            )
+
+    def _check_length(self, length: int, positions: Tensor | None) -> None:
+        """Learned positions end somewhere; beyond, a GPU would stop with an assertion that names nothing."""
+        context = self.config.max_position_embeddings
+        if self.model.position_embedding is None or length <= context or torch.compiler.is_compiling():
+            return
+        last = length - 1 if positions is None else int(positions.max())
+        if last >= context:
+            raise ValueError(
+                f"positions must be below max_position_embeddings={context}, which they are learned for, got {last}"
+            )
+
+
+@contextmanager
+def _hidden_states(model: GPT, wanted: bool) -> Iterator[list[Tensor]]:
+    """Filled while the model runs: what enters the first block, then what each block gives, the last one normalised."""
+    states: list[Tensor] = []
+    if not wanted:
+        yield states
+        return
+    handles = [
+        module.register_forward_hook(lambda _m, _i, out: states.append(out)) for module in (model.dropout, model.norm)
+    ]
+    handles += [block.register_forward_hook(lambda _m, _i, out: states.append(out.out)) for block in model.blocks[:-1]]
+    try:
+        yield states
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _targets(labels: Tensor | None, shift_labels: Tensor | None) -> Tensor | None:
+    """What each position is to predict."""
+    if shift_labels is not None or labels is None:
+        return shift_labels
+    return F.pad(labels, (0, 1), value=IGNORED_TARGET)[:, 1:].long()
+
+
+def _scaled(loss: Tensor | None, targets: Tensor | None, items: Tensor | int | None) -> Tensor | None:
+    """The mean over targets as a sum over them divided by `items`."""
+    if loss is None or targets is None or items is None:
+        return loss
+    items = items.to(loss.device) if isinstance(items, Tensor) else items
+    return loss * (targets != IGNORED_TARGET).sum() / items

@@ -1,0 +1,59 @@
+"""Our tokenizers as fast tokenizers of transformers: the same numbers for the same text, in files of its own."""
+
+from __future__ import annotations
+
+import json
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from longshort.data.reading import SEPARATOR
+from longshort.data.tokenizer import ByteTokenizer, Tokenizer
+
+
+def fast_tokenizer(tokenizer: Tokenizer, *, max_length: int | None = None) -> PreTrainedTokenizerFast:
+    """A transformers tokenizer that numbers text as ours does and pads on the left, as generation needs it.
+
+    The end of a document is the end of text, the beginning and the padding; text that quotes it stays text.
+
+    >>> from longshort.data.tokenizer import ByteTokenizer
+    >>> fast = fast_tokenizer(ByteTokenizer())
+    >>> fast("né")["input_ids"], fast.decode([110, 195, 169, 256], skip_special_tokens=True)
+    ([110, 195, 169], 'né')
+    """
+    inner = _bytes() if isinstance(tokenizer, ByteTokenizer) else _parsed(tokenizer)
+    end = inner.id_to_token(tokenizer.end_of_document)
+    options = {} if max_length is None else {"model_max_length": max_length}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        bos_token=end,
+        eos_token=end,
+        pad_token=end,
+        padding_side="left",
+        split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+        **options,
+    )
+
+
+def _parsed(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_str(json.dumps(tokenizer.to_dict()))
+
+
+def _bytes() -> tokenizers.Tokenizer:
+    """BPE without merges over the printable stand-ins of bytes: every byte is its own token, numbered by its value."""
+    inner = tokenizers.Tokenizer(
+        models.BPE(vocab={stand_in: byte for byte, stand_in in enumerate(_stand_ins())}, merges=[])
+    )
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([SEPARATOR])
+    return inner
+
+
+def _stand_ins() -> list[str]:
+    """The character that byte-level tokenizers write for each byte: itself where printable, else one from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]

@@ -1,0 +1,49 @@
+"""Models small enough for every test, with weights large enough that greedy text does not settle at once."""
+
+import torch
+
+from longshort import GPT, GPTConfig, HeadPlan
+from longshort.hf import LongShortForCausalLM
+
+MIXED = HeadPlan(windows=(None, 3, 8, None), decays=(0.0, 0.01, 0.0, 0.02))
+LAYERS = (HeadPlan(windows=(5, 5, 5, 5)), HeadPlan(windows=(None,) * 4, slopes=(0.5, 0.0, 0.25, 0.1)))
+
+VARIANTS = {
+    "learned": {},
+    "rotary": {"positions": "rotary", "rope_theta": 500.0},
+    "sinusoidal": {"positions": "sinusoidal"},
+    "alibi": {"positions": "alibi"},
+    "no positions": {"positions": "none", "restart_positions": True},
+    "plain attention": {"n_global": None, "window": None},
+    "all global": {"n_global": 4, "window": None},
+    "all local": {"n_global": 0},
+    "one plan": {"plan": MIXED},
+    "a plan a layer": {"plans": LAYERS},
+    "alibi on a plan": {"plan": MIXED, "positions": "alibi"},
+    "las": {"plan": HeadPlan.las(n_heads=4, max_decay=0.1)},
+    "grouped queries": {"n_kv_heads": 2, "n_global": 2, "head_dim": 12},
+    "qk-norm head": {"qk_norm": "head"},
+    "qk-norm width": {"qk_norm": "width", "positions": "rotary"},
+    "qk-norm plain": {"qk_norm": "plain"},
+    "softcap": {"softcap": 5.0, "activation": "gelu_tanh", "ff_multiplier": 2},
+    "biases, tied": {"bias": True, "tie_embeddings": True, "norm_eps": 1e-3},
+    "sigma-reparam": {"sigma_reparam": True},
+    "training": {"dropout": 0.1, "z_loss": 1e-3, "loss_chunk": 50, "backend": "blocked"},
+}
+
+
+def gpt(**options):
+    """A `GPT` with its own draw of weights, biases and gains included."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig.preset("tiny", **{"vocab_size": 257, "init_std": 0.2} | options)).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+            if name.endswith("gamma"):
+                parameter.mul_(2)
+    return model
+
+
+def shell(**options):
+    return LongShortForCausalLM.from_gpt(gpt(**options))

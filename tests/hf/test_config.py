@@ -1,0 +1,113 @@
+"""Every GPTConfig goes to Hugging Face's terms, through JSON, and back."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+from transformers import AutoConfig
+
+from longshort import GPTConfig
+from longshort.hf import LongShortConfig
+from longshort.model import PRESETS
+
+from .small import VARIANTS
+
+
+def same_model(one, other):
+    """Equal but for the way in which the reach of the heads was written."""
+    reach = {"n_global": None, "window": None, "plan": None, "plans": None}
+    assert one.layer_plans == other.layer_plans
+    assert dataclasses.replace(one, **reach) == dataclasses.replace(other, **reach)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [GPTConfig.preset(name) for name in PRESETS]
+    + [GPTConfig.preset("tiny", **options) for options in VARIANTS.values()],
+    ids=[*PRESETS, *VARIANTS],
+)
+def test_every_configuration_comes_back_from_json(config, tmp_path):
+    LongShortConfig.from_gpt(config).save_pretrained(tmp_path)
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert isinstance(loaded, LongShortConfig)
+    same_model(loaded.to_gpt(), config)
+
+
+def test_no_field_of_the_model_is_forgotten():
+    changed = {
+        "vocab_size": 300,
+        "context": 99,
+        "n_layers": 3,
+        "width": 48,
+        "n_heads": 6,
+        "n_kv_heads": 3,
+        "head_dim": 10,
+        "ff_multiplier": 3,
+        "n_global": 2,
+        "window": 7,
+        "positions": "rotary",
+        "restart_positions": True,
+        "rope_theta": 77.0,
+        "activation": "gelu_tanh",
+        "qk_norm": "width",
+        "softcap": 9.0,
+        "sigma_reparam": True,
+        "z_loss": 0.5,
+        "dropout": 0.25,
+        "bias": True,
+        "tie_embeddings": True,
+        "norm_eps": 0.1,
+        "init_std": 0.5,
+        "loss_chunk": 11,
+        "backend": "reference",
+    }
+    assert changed.keys() | {"plan", "plans"} == {field.name for field in dataclasses.fields(GPTConfig)}
+    config = GPTConfig(**changed)
+    assert LongShortConfig.from_gpt(config).to_gpt() == config
+
+
+def test_decays_and_slopes_go_with_the_short_way_of_giving_windows():
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LongShortConfig(
+        **sizes, num_global_heads=1, local_window=4, head_decays=[[0.0, 0.5]], head_slopes=[(1, 2)]
+    )
+    (plan,) = config.to_gpt().layer_plans
+    assert (plan.windows, plan.decays, plan.slopes) == ((None, 4), (0.0, 0.5), (1.0, 2.0))
+
+
+def test_transformers_sees_no_sliding_layers():
+    config = LongShortConfig.from_gpt(GPTConfig.preset("tiny"))
+    assert not hasattr(config, "sliding_window")
+    assert getattr(config, "layer_types", None) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_size": 30}, "hidden_size must be a multiple of num_attention_heads=4"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads must be a divisor of num_attention_heads=4"),
+        ({"local_window": 4}, "local_window must be None unless num_global_heads is set"),
+        ({"num_global_heads": 1}, "local_window must be an integer >= 1"),
+        ({"position_embedding_type": "absolute"}, "position_embedding_type must be one of learned"),
+        ({"hidden_act": "silu"}, "hidden_act must be one of gelu, .*got 'silu'"),
+        ({"intermediate_size": 100}, "intermediate_size must be a multiple of hidden_size=32, got 100"),
+        ({"head_windows": [[4] * 4]}, r"head_windows must have num_hidden_layers=2 rows .* got rows of \[4\]"),
+        ({"head_decays": [[0.1] * 3] * 2}, r"head_decays must have .* got rows of \[3, 3\]"),
+        ({"head_windows": [[4] * 4] * 2, "num_global_heads": 4}, "num_global_heads and local_window, or head_windows"),
+        ({"head_windows": [[0] * 4] * 2}, r"windows\[0\] must be None"),
+        ({"attention_backend": "fast"}, "attention_backend must be one of auto"),
+    ],
+)
+def test_a_bad_field_is_named_as_it_is_called_here(fields, message):
+    with pytest.raises(ValueError, match=message):
+        LongShortConfig(hidden_size=fields.pop("hidden_size", 32), num_hidden_layers=2, num_attention_heads=4, **fields)
+
+
+def test_without_transformers_the_import_says_what_to_install():
+    code = "import sys; sys.modules['transformers'] = None\nfrom longshort.hf import LongShortForCausalLM"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1] == (
+        "ImportError: longshort.hf needs transformers >= 5.17: pip install 'longshort[hf]'"
+    )

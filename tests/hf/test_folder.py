@@ -1,0 +1,130 @@
+"""A folder that transformers opens by itself: written whole or not at all, by a function and by the command line."""
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+from typer.testing import CliRunner
+
+from longshort import generate
+from longshort.cli import app
+from longshort.data.tokenizer import BPETokenizer, ByteTokenizer
+from longshort.hf import LongShortForCausalLM, folder, write_folder
+from longshort.train import load_model, train
+
+from ..train.tiny import make_corpus, tiny_config
+from .small import gpt
+
+PAGE = Path(__file__).parents[2] / "docs" / "hugging-face.md"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a run of two steps."""
+    data = make_corpus(tmp_path_factory.mktemp("corpus"))
+    return train(tiny_config(data, tmp_path_factory.mktemp("runs") / "run", "run.steps=2")).out
+
+
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory):
+    out = tmp_path_factory.mktemp("export") / "deep" / "model"
+    shown = CliRunner().invoke(app, ["export", str(trained), str(out), "--format", "hf"])
+    assert shown.exit_code == 0, shown.output
+    assert f"wrote {out}" in shown.output
+    return out
+
+
+def test_the_exported_model_writes_what_the_checkpoint_writes(trained, exported):
+    ours, _ = load_model(trained)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(exported), AutoTokenizer.from_pretrained(exported)
+    assert isinstance(model, LongShortForCausalLM)
+    prompt = tokenizer("abc def", return_tensors="pt")
+    out = model.generate(**prompt, max_new_tokens=20, do_sample=False)[0, prompt["input_ids"].shape[1] :].tolist()
+    expected = torch.cat(list(generate(ours, prompt["input_ids"], max_new_tokens=20, temperature=0.0, stop=256)))
+    assert out == expected.tolist()
+    assert model.generation_config.eos_token_id == model.generation_config.pad_token_id == 256
+
+
+def test_the_pipeline_takes_the_folder(exported):
+    write = pipeline("text-generation", model=str(exported), device="cpu")
+    one, *_ = write("abc", max_new_tokens=5, do_sample=False)
+    assert one["generated_text"].startswith("abc")
+    rows = write(["abc def gh", "a"], max_new_tokens=5, do_sample=False, batch_size=2)
+    assert [row[0]["generated_text"] for row in rows][1] == write("a", max_new_tokens=5, do_sample=False)[0][
+        "generated_text"
+    ]
+
+
+def test_a_program_that_knows_nothing_of_longshort_opens_it_by_trusting_it(exported, tmp_path):
+    code = f"""
+import sys
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained({str(exported)!r}, trust_remote_code=True)
+print(type(model).__module__, model.config.local_window)
+"""
+    environment = {"HF_HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path), "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.split() == ["longshort.hf.modeling", "8"], done.stderr
+
+
+def test_a_folder_is_never_overwritten(trained, exported):
+    before = {path.name: path.stat().st_mtime_ns for path in exported.iterdir()}
+    shown = CliRunner().invoke(app, ["export", str(trained), str(exported)])
+    assert shown.exit_code == 1
+    (line,) = shown.stderr.strip().splitlines()
+    assert line.startswith("error: ") and "exists already" in line
+    assert {path.name: path.stat().st_mtime_ns for path in exported.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["nowhere", "out"], "holds no whole checkpoint"), (["x", "y", "--format", "gguf"], "'gguf'")],
+)
+def test_bad_arguments_end_in_one_line(tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    shown = CliRunner().invoke(app, ["export", *arguments])
+    assert shown.exit_code == 1
+    (line,) = shown.stderr.strip().splitlines()
+    assert line.startswith("error: ") and words in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_fails_half_way_leaves_nothing(tmp_path, monkeypatch):
+    def full_disk(*arguments, **options):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(folder, "fast_tokenizer", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        write_folder(gpt(), ByteTokenizer(), tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_with_a_trained_vocabulary_takes_it_along(tmp_path):
+    tokenizer = BPETokenizer.train(["to be or not to be"], vocab_size=260)
+    write_folder(gpt(vocab_size=300), tokenizer, tmp_path / "model")
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert loaded("to be!")["input_ids"] == tokenizer.encode("to be!").tolist()
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").config.eos_token_id == tokenizer.end_of_document
+
+
+def test_python_of_the_page_runs_beside_an_exported_folder(exported, monkeypatch, capsys):
+    monkeypatch.chdir(exported.parent)
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    exec(compile(example.replace('"exported"', f'"{exported.name}"'), str(PAGE), "exec"), {"__name__": "example"})
+    assert "def main():" in capsys.readouterr().out
+
+
+def test_the_command_line_of_transformers_knows_the_classes(monkeypatch, capsys):
+    monkeypatch.setattr("transformers.cli.transformers.check_cli_update", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["longshort.hf", "version"])
+    with pytest.raises(SystemExit):
+        runpy.run_module("longshort.hf", run_name="__main__")
+    assert capsys.readouterr().out.strip() == transformers.__version__
+    # `transformers serve` looks the class up in the package.
+    assert transformers.LongShortForCausalLM is LongShortForCausalLM

@@ -1,0 +1,62 @@
+"""Our tokenizers as transformers': the same numbers, there and back."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from longshort.data.tokenizer import BPETokenizer, ByteTokenizer
+from longshort.hf import fast_tokenizer
+
+TEXTS = [
+    "to be or not to be",
+    "naïve café — 東京 🙂\n\n\ttab",
+    "  spaces  ",
+    "<|endoftext|>",
+    "a<|endoftext|>b",
+    "\x00\x7f\xad",
+]
+OURS = {
+    "bytes": ByteTokenizer(),
+    "bpe": BPETokenizer.train(["to be or not to be, that is the question"] * 3, vocab_size=280),
+}
+
+
+FAST_BYTES = fast_tokenizer(ByteTokenizer())
+
+
+@pytest.fixture(scope="module", params=OURS)
+def pair(request, tmp_path_factory):
+    """Our tokenizer, and the one that AutoTokenizer finds in a folder."""
+    folder = tmp_path_factory.mktemp(request.param)
+    fast_tokenizer(OURS[request.param], max_length=77).save_pretrained(folder)
+    return OURS[request.param], AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_has_the_same_numbers_and_comes_back(pair, text):
+    ours, theirs = pair
+    numbers = theirs(text)["input_ids"]
+    assert numbers == ours.encode(text).tolist()
+    assert theirs.decode(numbers) == text
+
+
+@given(text=st.text())
+def test_any_text_has_the_same_bytes(text):
+    assert FAST_BYTES(text)["input_ids"] == list(text.encode())
+
+
+def test_the_end_of_a_document_ends_begins_and_pads_on_the_left(pair):
+    ours, theirs = pair
+    end = ours.end_of_document
+    assert (theirs.eos_token_id, theirs.bos_token_id, theirs.pad_token_id) == (end, end, end)
+    padded = theirs(["to be", "t"], padding=True)
+    assert padded["attention_mask"][1][0] == 0 and padded["input_ids"][1][0] == end
+    assert padded["attention_mask"][1][-1] == 1
+    assert theirs.decode([end, *ours.encode("to")], skip_special_tokens=True) == "to"
+    assert (len(theirs), theirs.model_max_length) == (ours.vocab_size, 77)
+
+
+def test_bytes_that_are_no_text_are_shown_as_ours_shows_them():
+    for numbers in ([195], [65, 255, 66]):
+        assert FAST_BYTES.decode(numbers) == ByteTokenizer().decode(numbers)
