@@ -134,7 +134,8 @@ def one_query(
         j_N = positions_of(row_N, held, rows)
         seen = (row_N < rows) & (j_N >= 0) & (held - j_N < window)
         if SEGMENTS:
-            seen = seen & (tl.load(ids + j_N, mask=seen, other=-1) == ours) & (ours >= 0)
+            theirs = tl.load(ids + j_N, mask=seen, other=-1)
+            seen = seen & (theirs == ours) & (theirs >= 0)
         at, real = tile_of(row_N, seen, d_D, D, WIDTH)
         k_ND = tl.load(keys + at, mask=real, other=0.0).to(tl.float32)
         v_ND = tl.load(values + at, mask=real, other=0.0).to(tl.float32)
