@@ -159,7 +159,9 @@ def test_bad_calls_are_refused_and_leave_the_cache_as_it_was():
         model(tokens[:, 29:31], cache=cache)
     with pytest.raises(ValueError, match="batch size of the input, 2, got 1"):
         model(draw(batch=2, length=1), cache=cache)
-    torch.testing.assert_close(model(tokens[:, 29:30], cache=cache).logits, model(tokens[:, :30]).logits[:, 29:], **TIGHT)
+    torch.testing.assert_close(
+        model(tokens[:, 29:30], cache=cache).logits, model(tokens[:, :30]).logits[:, 29:], **TIGHT
+    )
 
 
 def test_max_length_is_the_context_and_no_more_where_positions_are_learned():

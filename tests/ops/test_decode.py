@@ -13,7 +13,7 @@ from longshort.ops.decode import HeadLayout, decode
 
 pytest.importorskip("triton", reason="the package triton is not installed")
 
-from longshort.ops.triton.decode_launch import DecodeShape, use  # noqa: E402
+from longshort.ops.triton.decode_launch import DecodeShape, use
 
 BACKENDS = ["blocked", "triton"]
 SHAPE = DecodeShape(16, 4, 1, 6.0)

@@ -16,7 +16,7 @@ from longshort.ops.triton.decode_kernel import decode_kernel
 from longshort.ops.triton.forward_kernel import reduce_extremes_kernel
 from longshort.ops.triton.launch import _EVERYTHING, _processors, _table, _tf32_allowed, _width
 
-_JOINED = 4096
+_JOINED = 8192
 """Numbers of parts that are joined at a time."""
 
 
@@ -115,9 +115,8 @@ def _looked_up(dtype: torch.dtype, dim: int, slots: int, several: bool, device: 
     fitting = [row for row in rows if dim <= row[0] < 2 * max(dim, 32)]
     if fitting and dtype.itemsize == 2 and not several:
         return min(fitting, key=lambda row: (row[0], abs(math.log2(row[1] / slots))))[2]
-    # Two tiles of 16 KB, keys and values, for a program; so that three of them share a processor.
-    columns = max(16, min(128, 8192 * 2 // dtype.itemsize // _width(dim)))
-    return DecodeShape(columns, 4, 2, 2.0)
+    # 8 KB of keys and as much of values a tile, two tiles on their way: three programs share a processor.
+    return DecodeShape(max(16, min(128, 8192 // dtype.itemsize // _width(dim))), 4, 3, 1.0)
 
 
 class _Cut(NamedTuple):
