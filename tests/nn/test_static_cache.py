@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from longshort import GPT, GPTConfig, HeadPlan, LSAttention
 from longshort.nn import StaticCache
 
-LENGTH = 150
+LENGTH = 75
 TIGHT = {"atol": 1e-5, "rtol": 1e-5}
 
 
@@ -19,6 +20,11 @@ def build(**options):
 
 def draw(batch=1, length=LENGTH, seed=1):
     return torch.randint(50, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def full(model, tokens, **options):
+    return model(tokens, **options).logits
 
 
 def new_cache(model, **options):
@@ -43,8 +49,9 @@ def assert_steps_agree(model, tokens, sizes, batch=1, **options):
         assert static.length == growing.length == start
 
 
-@pytest.mark.parametrize("window", [1, 2, 63, 64, 65, LENGTH - 1, LENGTH, LENGTH + 1])
-@pytest.mark.parametrize("rollback", [0, 5])
+@pytest.mark.parametrize(
+    ("window", "rollback"), [(1, 0), (2, 5), (63, 0), (64, 5), (65, 0), (LENGTH - 1, 0), (LENGTH, 5), (LENGTH + 1, 0)]
+)
 def test_every_step_equals_that_of_the_growing_cache(window, rollback):
     model = build(window=window, n_global=1, positions="rotary")
     assert_steps_agree(model, draw(), [20, 1], max_length=LENGTH, rollback=rollback)
@@ -52,12 +59,12 @@ def test_every_step_equals_that_of_the_growing_cache(window, rollback):
 
 @pytest.mark.parametrize("positions", ["learned", "rotary", "sinusoidal", "alibi", "none"])
 def test_every_position_encoding_goes_on_from_the_device_count(positions):
-    assert_steps_agree(build(positions=positions), draw(batch=2, length=70), [31, 1, 1, 7, 1], batch=2)
+    assert_steps_agree(build(positions=positions), draw(batch=2, length=50), [31, 1, 1, 7, 1], batch=2)
 
 
 @pytest.mark.parametrize("sizes", [[1], [2], [5], [8], [9], [30, 3, 12, 1, 8]])
 def test_steps_and_chunks_of_any_size_may_alternate(sizes):
-    assert_steps_agree(build(window=16, n_global=1), draw(length=100), sizes, max_length=100, rollback=7)
+    assert_steps_agree(build(window=16, n_global=1), draw(length=60), sizes, max_length=60, rollback=7)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +92,7 @@ def test_a_left_padded_row_equals_the_row_alone(positions):
     got = [model(batch, segments=segments, positions=where, cache=cache).logits]
     got = torch.cat([*got, *(model(token, cache=cache).logits for token in following.split(1, dim=1))], dim=1)
     for index, row in enumerate(rows):
-        alone = model(torch.cat((row, following[index : index + 1]), dim=1)).logits[0]
+        alone = full(model, torch.cat((row, following[index : index + 1]), dim=1))[0]
         torch.testing.assert_close(got[index, 40 - row.shape[1] :], alone, **TIGHT)
 
 
@@ -95,6 +102,18 @@ def test_segments_may_change_between_and_within_steps(restart):
     segments, cache = torch.tensor([[0] * 13 + [4] * 22 + [1] * 25]), new_cache(model, max_length=60)
     parts = [model(tokens[:, i], segments=segments[:, i], cache=cache).logits for i in torch.arange(60).split(5)]
     torch.testing.assert_close(torch.cat(parts, dim=1), model(tokens, segments=segments).logits, **TIGHT)
+
+
+@torch.no_grad()
+def test_a_step_compiles_once_as_one_graph_for_every_length():
+    model, tokens = build(positions="rotary"), draw(batch=2, length=40)
+    cache, counter = new_cache(model, batch_size=2, max_length=40), CompileCounterWithBackend("aot_eager")
+    model(tokens[:, :20], cache=cache)
+    torch._dynamo.reset()
+    step = torch.compile(lambda token: model(token, cache=cache).logits, backend=counter, fullgraph=True, dynamic=False)
+    got = torch.cat([step(token) for token in tokens[:, 20:].split(1, dim=1)], dim=1)
+    torch.testing.assert_close(got, full(model, tokens)[:, 20:], **TIGHT)
+    assert counter.frame_count == 1
 
 
 def test_statistics_of_the_steps_add_up_to_those_of_the_row():
@@ -114,7 +133,7 @@ def test_after_a_crop_it_goes_on_as_if_never_written():
         model(other[:, :1], cache=cache)
         cache.crop(4)
     got = torch.cat([model(token, cache=cache).logits for token in tokens[:, 50:].split(1, dim=1)], dim=1)
-    torch.testing.assert_close(got, model(tokens).logits[:, 50:], **TIGHT)
+    torch.testing.assert_close(got, full(model, tokens)[:, 50:], **TIGHT)
     assert cache.length == 80
 
 
@@ -146,7 +165,7 @@ def test_rows_can_be_reordered_in_place_but_not_added():
     model(tokens[:, :20], cache=cache)
     cache.reorder(torch.tensor([1, 1]))
     got = torch.cat([model(tokens[1:, i : i + 1].expand(2, 1), cache=cache).logits for i in range(20, 40)], dim=1)
-    torch.testing.assert_close(got, model(tokens[1:]).logits[:, 20:].expand(2, -1, -1), **TIGHT)
+    torch.testing.assert_close(got, full(model, tokens[1:])[:, 20:].expand(2, -1, -1), **TIGHT)
     with pytest.raises(ValueError, match="keeps its size"):
         cache.repeat(2)
 
@@ -160,7 +179,7 @@ def test_bad_calls_are_refused_and_leave_the_cache_as_it_was():
     with pytest.raises(ValueError, match="batch size of the input, 2, got 1"):
         model(draw(batch=2, length=1), cache=cache)
     torch.testing.assert_close(
-        model(tokens[:, 29:30], cache=cache).logits, model(tokens[:, :30]).logits[:, 29:], **TIGHT
+        model(tokens[:, 29:30], cache=cache).logits, full(model, tokens[:, :30])[:, 29:], **TIGHT
     )
 
 

@@ -1,159 +1,48 @@
 """A decoding step over rings and full pools, plain and by the Triton kernel (interpreted), against the reference."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshort import HeadPlan
-from longshort.ops.api import attention
-from longshort.ops.decode import HeadLayout, decode
-
 pytest.importorskip("triton", reason="the package triton is not installed")
 
-from longshort.ops.triton.decode_launch import DecodeShape, use
+from longshort.ops.triton.decode_launch import DecodeShape
+
+from .decode_cases import Step, check, run
 
 BACKENDS = ["blocked", "triton"]
-SHAPE = DecodeShape(16, 4, 1, 6.0)
-"""So that a full pool of more than 16 rows is split, and rings of more than 16 take several tiles."""
-
-
-@dataclass
-class Step:
-    """`held` positions in the cache, then `new` tokens."""
-
-    windows: tuple[int | None, ...]
-    held: int
-    new: int = 1
-    batch: int = 1
-    kv_heads: int | None = None
-    dim: int = 16
-    capacity: int = 200
-    rollback: int = 0
-    dtype: torch.dtype = torch.float32
-    softcap: float | None = None
-    slopes: tuple[float, ...] | None = None
-    decays: tuple[float, ...] | None = None
-    padding: tuple[int, ...] | None = None
-    """Columns of padding before each row."""
-    shape: DecodeShape = SHAPE
-    device: str = "cpu"
-
-    @property
-    def plan(self):
-        return HeadPlan(windows=self.windows, slopes=self.slopes, decays=self.decays)
-
-    def layout(self):
-        """Each KV head on its own, the last first, batch rows together."""
-        heads, first = [], 0
-        reaches = self.plan.kv_windows(self.kv_heads or len(self.windows))
-        for reach in reversed(reaches):
-            rows = self.capacity if reach is None else min(reach + self.rollback, self.capacity)
-            heads.append(HeadLayout(first, rows, rows))
-            first += self.batch * rows
-        return tuple(reversed(heads)), first
-
-    def draw(self):
-        generator, device = torch.Generator().manual_seed(0), self.device
-        total, kv_heads = self.held + self.new, self.kv_heads or len(self.windows)
-        q = torch.randn(self.batch, len(self.windows), self.new, self.dim, generator=generator).to(device, self.dtype)
-        k, v = (
-            torch.randn(self.batch, kv_heads, total, self.dim, generator=generator).to(device, self.dtype)
-            for _ in range(2)
-        )
-        ids = None
-        if self.padding is not None:
-            ids = torch.full((self.batch, self.capacity), 99, device=device)
-            column = torch.arange(total, device=device)
-            ids[:, :total] = torch.where(column < torch.tensor(self.padding, device=device)[:, None], -1, 7)
-            k.masked_fill_((ids[:, None, :total, None] < 0), torch.nan)
-        return q, k, v, ids
-
-    def filled(self, history):
-        """Flat storage that holds a history (B, H_kv, held, D), NaN in the rows that were never written."""
-        layout, rows = self.layout()
-        storage = torch.full((rows, self.dim), torch.nan, dtype=self.dtype, device=self.device)
-        for head, (first, apart, ring) in enumerate(layout):
-            for position in range(max(0, self.held - ring), self.held):
-                for b in range(self.batch):
-                    storage[first + b * apart + position % ring] = history[b, head, position]
-        return storage.flatten()
-
-
-def run(step, backend):
-    q, k, v, ids = step.draw()
-    layout, _ = step.layout()
-    keys, values = (step.filled(x[:, :, : step.held]) for x in (k, v))
-    tickets = torch.zeros(step.batch * k.shape[1], dtype=torch.int32, device=step.device)
-    length = torch.tensor([step.held], device=step.device)
-    with use(step.shape):
-        out, logits = decode(
-            q, k[:, :, step.held :], v[:, :, step.held :], keys, values, length, ids, tickets, layout, step.plan,
-            softcap=step.softcap, stats=True, backend=backend,
-        )  # fmt: skip
-    assert not tickets.any()
-    return out, logits, keys, values
-
-
-def expected(step):
-    q, k, v, ids = step.draw()
-    total = step.held + step.new
-    segments = None if ids is None else ids[:, :total]
-    inputs = (x.to(torch.float64) for x in (q, k, v))
-    return attention(
-        *inputs, step.plan, softcap=step.softcap, segments=segments, stats=True, backend="reference"
-    )  # fmt: skip
-
-
-def check(step, backend, tolerance=None):
-    out, logits, keys, values = run(step, backend)
-    reference = expected(step)
-    tolerance = tolerance or (1e-5 if step.dtype == torch.float32 else 4e-3)
-    close = {"atol": tolerance, "rtol": tolerance, "check_dtype": False}
-    torch.testing.assert_close(out, reference.out, **close)
-    for mine, theirs in zip(logits, reference.logits, strict=True):
-        torch.testing.assert_close(mine, theirs, **close)
-    _, k, v, _ = step.draw()
-    for storage, history in ((keys, k), (values, v)):
-        after = Step(**vars(step) | {"held": step.held + step.new}).filled(history)
-        there = ~after.isnan()
-        assert torch.equal(storage[there], after[there])
-        overwritten = step.filled(history[:, :, : step.held])
-        assert storage[overwritten.isnan() & ~there].isnan().all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("window", [1, 2, 63, 64, 65])
 def test_a_ring_is_right_before_and_after_many_wraps(window, backend):
-    for held in (0, 1, window - 1, window, window + 1, 150):
+    for held in (0, window - 1, window + 1, 150):
         check(Step(windows=(window, None), held=held, rollback=held % 3), backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("held", [0, 1, 15, 16, 17, 100, 199])
+@pytest.mark.parametrize("held", [0, 1, 31, 32, 33, 199])
 def test_a_split_head_is_right_at_any_length(held, backend):
     check(Step(windows=(None, 5, 20), held=held), backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("programs", [1, 2, 3, 13, 40])
+@pytest.mark.parametrize("programs", [1, 2, 5, 40])
 def test_the_number_of_parts_changes_nothing(programs, backend):
-    check(Step(windows=(None, 5), held=180, shape=DecodeShape(16, 4, 1, programs)), backend)
+    check(Step(windows=(None, 5), held=90, capacity=100, shape=DecodeShape(16, 4, 1, programs)), backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kv_heads", [1, 2, 3])
 def test_grouped_queries_of_mixed_windows_share_their_keys(kv_heads, backend):
-    check(Step(windows=(None, 3, 40, 9, 65, 1), held=133, kv_heads=kv_heads, batch=2), backend)
+    check(Step(windows=(None, 3, 40, 9, 65, 1), held=133, kv_heads=kv_heads), backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("new", "held"), [(2, 0), (3, 61), (5, 130), (8, 7)])
 def test_several_tokens_see_each_other_in_order(new, held, backend):
-    check(Step(windows=(None, 6, 2, 64), held=held, new=new, rollback=7, kv_heads=2, batch=2), backend)
-    check(Step(windows=(None, 6), held=held, new=new, rollback=new - 1), backend)
+    check(Step(windows=(None, 6, 2, 64), held=held, new=new, rollback=new - 1, kv_heads=2), backend)
 
 
 OPTIONS = {
@@ -181,7 +70,7 @@ def test_half_precision_errs_by_its_rounding(new):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_any_step_agrees_with_the_reference(backend, data):
     kv_heads, group = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 2))
@@ -211,7 +100,7 @@ def test_a_nan_stays_visible_in_its_head_alone(backend, monkeypatch):
 
 
 def test_two_runs_give_equal_bits_whichever_part_ends_last():
-    step = Step(windows=(None, None, 5), held=190, batch=2, shape=DecodeShape(16, 4, 1, 40))
+    step = Step(windows=(None, 5), held=90, capacity=100, shape=DecodeShape(16, 4, 1, 40))
     first, second = (run(step, "triton")[0] for _ in range(2))
     assert torch.equal(first, second)
 
