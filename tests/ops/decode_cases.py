@@ -71,9 +71,9 @@ class Step:
         layout, rows = self.layout()
         storage = torch.full((rows, self.dim), torch.nan, dtype=self.dtype, device=self.device)
         for head, (first, apart, ring) in enumerate(layout):
-            for position in range(max(0, self.held - ring), self.held):
-                for b in range(self.batch):
-                    storage[first + b * apart + position % ring] = history[b, head, position]
+            position = torch.arange(max(0, self.held - ring), self.held, device=self.device)
+            for b in range(self.batch):
+                storage[first + b * apart + position % ring] = history[b, head, position]
         return storage.flatten()
 
 

@@ -17,7 +17,7 @@ from longshort.ops.triton.forward_kernel import reduce_extremes_kernel
 from longshort.ops.triton.launch import _EVERYTHING, _processors, _table, _tf32_allowed, _width
 
 _JOINED = 8192
-"""Numbers of parts that are joined at a time."""
+"""Numbers of parts that are joined at a time; not by their count, or each would be compiled for."""
 
 
 class DecodeShape(NamedTuple):
@@ -92,7 +92,7 @@ def decode(
         **{"SOFTCAP": softcap is not None, "SEGMENTS": segments is not None},
         **{"PRECISION": _precision(keys), "SPLIT": cut.parts > 1, "STATS": stats},
         **{"M": 1 if queries == 1 else max(16, _power_of_two(queries)), "N": shape.columns},
-        **{"NEW": max(16, _power_of_two(new)), "JOINED": _joined(cut.parts, _width(dim))},
+        **{"NEW": max(16, _power_of_two(new)), "JOINED": max(8, min(128, _JOINED // _width(dim)))},
         **{"STAGES": shape.stages, "num_warps": shape.warps},
     )
     if stats:
@@ -141,11 +141,6 @@ def _cut(layout: tuple[int, ...], columns: int, programs: float, batch: int, dev
     order = [*long, *(head for head in range(len(heads)) if head not in long)]
     numbers = [(head, *heads[head]) for head in order]
     return _Cut(torch.tensor(numbers, dtype=torch.int64, device=device), n_long, parts)
-
-
-def _joined(parts: int, width: int) -> int:
-    """Parts that the last program joins at a time."""
-    return min(_power_of_two(parts), max(8, _JOINED // width))
 
 
 def _precision(keys: Tensor) -> str:
