@@ -122,6 +122,7 @@ def test_a_graph_goes_on_after_crop_and_reset():
 
 
 @torch.no_grad()
+@pytest.mark.filterwarnings("ignore::UserWarning")  # inductor has much to say about fp32
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
 def test_a_step_compiles_as_one_graph_for_every_length(positions):
     model, tokens = build(positions=positions), draw(2, 120)

@@ -317,7 +317,8 @@ def save(results: dict[str, Any], path: Path) -> list[Path]:
         f"# Attention of one decoding step\n\n    {results['command']}\n\n{about}; {results['dtype']}, "
         f"copies within the memory at {results['copy_bandwidth'] / 1e12:.2f} TB/s. Microseconds, medians of "
         f"{results['rounds']} rounds, in CUDA graphs, inputs in turns that the GPU's cache cannot hold. The limit is "
-        f"bytes, each read or written once, at the speed of a copy. Ours appends the new token, too. Data: [{path.name}]({path.name})."
+        "bytes, each read or written once, at the speed of a copy. "
+        f"Ours appends the new token, too. Data: [{path.name}]({path.name})."
     )
     return [write_json(path, results), write_atomically(path.with_suffix(".md"), f"{text}\n\n{table(results)}\n")]
 

@@ -16,7 +16,7 @@ from longshort.ops.triton.decode_kernel import decode_kernel
 from longshort.ops.triton.forward_kernel import reduce_extremes_kernel
 from longshort.ops.triton.launch import _EVERYTHING, _processors, _table, _tf32_allowed, _width
 
-_JOINED = 8192
+_JOINED = 4096
 """Numbers of parts that are joined at a time; not by their count, or each would be compiled for."""
 
 
