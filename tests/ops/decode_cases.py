@@ -32,6 +32,8 @@ class Step:
     decays: tuple[float, ...] | None = None
     padding: tuple[int, ...] | None = None
     """Columns of padding before each row."""
+    cut: int = 0
+    """With padding: columns before this belong to another text."""
     shape: DecodeShape | None = SHAPE
     """None: as the table has it."""
     device: str = "cpu"
@@ -63,6 +65,7 @@ class Step:
             ids = torch.full((self.batch, self.capacity), 99, device=device)
             column = torch.arange(total, device=device)
             ids[:, :total] = torch.where(column < torch.tensor(self.padding, device=device)[:, None], -1, 7)
+            ids[:, : self.cut] = torch.where(ids[:, : self.cut] < 0, -1, 3)
             k.masked_fill_((ids[:, None, :total, None] < 0), torch.nan)
         return q, k, v, ids
 

@@ -51,6 +51,7 @@ OPTIONS = {
     "decays": {"decays": (0.01, 0.2, 0.0)},
     "all": {"softcap": 2.0, "slopes": (0.1, 0.0, 0.3), "decays": (0.01, 0.2, 0.0)},
     "padding": {"batch": 3, "padding": (0, 40, 70)},
+    "another text before": {"batch": 2, "padding": (0, 20), "cut": 80},
     "nothing but padding": {"batch": 2, "padding": (90, 0)},
     "odd head dim": {"dim": 40},
     "wide head": {"dim": 128},
