@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from longshort.generation.graphs import DecodingStep
 from longshort.generation.sampling import Sampling
 from longshort.model import GPT
-from longshort.nn import LSCache
+from longshort.nn import LSCache, StaticCache
 
 if TYPE_CHECKING:
     from longshort.data.tokenizer import Tokenizer
@@ -23,6 +24,8 @@ ENDED = -1
 """What a row that has ended gives while others go on."""
 _PREFILL = 1024
 """Tokens of the prompt that go through the model at once."""
+_WORTH_A_GRAPH = 8
+"""Fewer new tokens are decoded before a graph would be captured."""
 
 Prompt = Tensor | Sequence[Sequence[int] | Tensor]
 
@@ -43,6 +46,7 @@ def generate(
     tokenizer: Tokenizer | None = None,
     callback: Callable[[Tensor], object] | None = None,
     use_cache: bool = True,
+    cuda_graph: bool | None = None,
 ) -> Iterator[Tensor]:
     """Yield the next token (B,) of each row of the prompt, again and again.
 
@@ -57,6 +61,8 @@ def generate(
         stop_strings: a row ends, too, once the text it has written holds one of these; needs the `tokenizer`.
         callback: called with each (B,) as it is drawn: everything is then drawn at once, and returned at the end.
         use_cache: False runs the whole row through the model for every token. Slow, and the same text.
+        cuda_graph: on a GPU, decode by replaying a captured step; if None, where more than a few tokens are wanted, and
+            with a warning if the model cannot be captured. True insists, False takes the plain way.
 
     >>> from longshort import GPTConfig
     >>> model = GPT(GPTConfig.preset("tiny"))
@@ -75,7 +81,7 @@ def generate(
         raise ValueError(f"stop_strings must be a sequence of texts that are not empty, got {stop_strings!r}")
     if stop_strings and tokenizer is None:
         raise ValueError("stop_strings need the tokenizer, got None")
-    text = _Text.of(model, prompt, max_new_tokens, use_cache)
+    text = _Text.of(model, prompt, max_new_tokens, use_cache, cuda_graph)
     stops = [] if stop is None else [stop] if isinstance(stop, int) else list(stop)
     ends = _Ends(stops, tuple(stop_strings), tokenizer, [[] for _ in range(len(text.tokens))])
     generator = None if seed is None else torch.Generator(text.tokens.device).manual_seed(seed)
@@ -99,9 +105,13 @@ class _Text:
     padding: Tensor | None
     """(B, 1) columns of padding before each row; None if there is none at all."""
     cache: LSCache | None
+    step: DecodingStep | None
+    """Takes the token after the prefill and all later ones; None on a CPU, where the cache grows."""
+    cached: int = 0
+    """Columns that went through the model."""
 
     @classmethod
-    def of(cls, model: GPT, prompt: Prompt, count: int, use_cache: bool) -> _Text:
+    def of(cls, model: GPT, prompt: Prompt, count: int, use_cache: bool, graph: bool | None = None) -> _Text:
         rows = _rows(prompt)
         length = max(len(row) for row in rows)
         tokens = torch.zeros(len(rows), length + count, dtype=torch.long, device=model.embedding.weight.device)
@@ -111,11 +121,24 @@ class _Text:
         # What lies past the context is never cached, and the last token drawn goes through the model no more.
         held = min(length + count - 1, model.config.context)
         usable = use_cache and length <= model.config.context
+        on_gpu = _decodes_by_steps(tokens.device)
+        if graph and not (on_gpu and usable):
+            raise ValueError(
+                f"cuda_graph needs a model on a GPU, use_cache and a prompt within the context of "
+                f"{model.config.context}, got {tokens.device}, use_cache={use_cache} and {length} tokens"
+            )
+        cache, step = None, None
+        if usable:
+            cache = model.new_cache(len(rows), max_length=held, rollback=0, static=on_gpu)
+        if isinstance(cache, StaticCache):
+            wanted = count > _WORTH_A_GRAPH if graph is None else graph
+            step = DecodingStep(model, cache, graph=wanted, required=graph is True)
         return cls(
             tokens=tokens,
             length=length,
             padding=torch.tensor(padding, device=tokens.device) if any(pad for (pad,) in padding) else None,
-            cache=model.new_cache(len(rows), max_length=held, rollback=0) if usable else None,
+            cache=cache,
+            step=step,
         )
 
     def append(self, chosen: Tensor) -> None:
@@ -138,10 +161,14 @@ class _Text:
             logits = model(**self._part(max(0, stop - context), stop, max(0, stop - context))).logits
         else:
             # All but the last token need no logits, whose (L, V) would be the largest tensor of all.
-            for first in range(self.cache.length, stop - 1, _PREFILL):
+            for first in range(self.cached, stop - 1, _PREFILL):
                 part = self._part(first, min(first + _PREFILL, stop - 1), 0)
                 model(**part, cache=self.cache, return_logits=False)
-            logits = model(**self._part(stop - 1, stop, 0), cache=self.cache).logits
+            self.cached = stop
+            last = self._part(stop - 1, stop, 0)
+            if self.step is not None:
+                return self.step(**last)
+            logits = model(**last, cache=self.cache).logits
         assert logits is not None
         return logits[:, -1].float()
 
@@ -213,6 +240,11 @@ def _draw(
         yield shown
         if ends.all:
             return
+
+
+def _decodes_by_steps(device: torch.device) -> bool:
+    """With a static cache? On a CPU the plain form is as fast, and takes memory only as it grows."""
+    return device.type == "cuda"
 
 
 def _rows(prompt: Prompt) -> list[Tensor]:

@@ -24,6 +24,7 @@ from longshort.nn import (
     LSCache,
     RMSNorm,
     SigmaLinear,
+    StaticCache,
     segment_positions,
     sinusoidal,
 )
@@ -165,8 +166,12 @@ class GPT(nn.Module):
         max_length: int | None = None,
         rollback: int = 32,
         dtype: torch.dtype | None = None,
+        static: bool = False,
     ) -> LSCache:
         """An empty cache that fits this model, on its device, in its dtype if None; see `LSCache`.
+
+        `static` makes one whose steps can be captured in a CUDA graph or compiled, see `StaticCache`; its `max_length`
+        is the model's context if None.
 
         >>> model = GPT(GPTConfig.preset("tiny"))
         >>> cache = model.new_cache()
@@ -174,17 +179,17 @@ class GPT(nn.Module):
         (torch.Size([1, 20, 256]), 20)
         """
         layers = self._attention_layers()
-        weight = self.embedding.weight
-        return LSCache(
-            [layer.plan for layer in layers],
-            n_kv_heads=layers[0].n_kv_heads,
-            head_dim=layers[0].head_dim,
-            batch_size=batch_size,
-            max_length=max_length,
-            rollback=rollback,
-            dtype=dtype or weight.dtype,
-            device=weight.device,
-        )
+        weight, context = self.embedding.weight, self.config.context
+        plans = [layer.plan for layer in layers]
+        sizes: dict[str, Any] = {"n_kv_heads": layers[0].n_kv_heads, "head_dim": layers[0].head_dim}
+        sizes |= {"batch_size": batch_size, "rollback": rollback}
+        sizes |= {"dtype": dtype or weight.dtype, "device": weight.device}
+        if not static:
+            return LSCache(plans, max_length=max_length, **sizes)
+        if self.position_embedding is not None and max_length is not None and max_length > context:
+            # A step cannot ask on the host whether a token is past the table.
+            raise ValueError(f"max_length must be at most the {context} positions of the table, got {max_length}")
+        return StaticCache(plans, max_length=context if max_length is None else max_length, **sizes)
 
     def _attention_layers(self) -> list[LSAttention]:
         return [block.attention for block in self.blocks]  # type: ignore[misc]
@@ -204,7 +209,8 @@ class GPT(nn.Module):
             segments = cache.record(x.shape[1], segments, positions)
         if positions is None:
             if segments is not None and self.config.restart_positions:
-                positions = segment_positions(segments)[:, segments.shape[1] - x.shape[1] :]
+                positions = segment_positions(segments)
+                positions = positions if cache is None else cache.latest(positions, x.shape[1])
             elif cache is not None:
                 positions = cache.next_positions(x.shape[1])
             else:
@@ -216,6 +222,8 @@ class GPT(nn.Module):
             x, logits = self._run(block, x, positions=positions, segments=segments, stats=stats, **options)
             if logits is not None:
                 statistics.append(torch.stack((logits.max, logits.min), dim=-1))
+        if cache is not None:
+            cache.advance(x.shape[1])
         return self.norm(x), torch.stack(statistics).detach() if stats else None
 
     def _with_positions(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -290,15 +298,15 @@ class GPT(nn.Module):
             _check_integers("positions", positions, shape[1:] if positions.ndim == 1 else shape)
         if self.position_embedding is None:
             return
-        length = shape[1] if cache is None else cache.length + shape[1]
+        held = 0 if cache is None else cache.known_length
         if positions is None and cache is not None and cache.next_positions(0).ndim == 2:
             positions = cache.next_positions(shape[1])
         if positions is not None:
             _check_range("positions", positions, self.config.context)
-        elif length > self.config.context:
+        elif held is not None and held + shape[1] > self.config.context:
             raise ValueError(
                 f"rows must be no longer than the context of {self.config.context} that positions are learned for, "
-                f"got length {length}"
+                f"got length {held + shape[1]}"
             )
 
 

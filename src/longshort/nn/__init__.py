@@ -6,6 +6,7 @@ from longshort.nn.cache import LayerCache, LSCache
 from longshort.nn.norms import QKNorm, RMSNorm
 from longshort.nn.positions import rotary, segment_positions, sinusoidal
 from longshort.nn.reparam import SigmaLinear, update_sigma
+from longshort.nn.static_cache import StaticCache
 
 __all__ = [
     "MLP",
@@ -17,6 +18,7 @@ __all__ = [
     "QKNorm",
     "RMSNorm",
     "SigmaLinear",
+    "StaticCache",
     "rotary",
     "segment_positions",
     "sinusoidal",

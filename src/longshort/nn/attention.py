@@ -120,7 +120,7 @@ class LSAttention(nn.Module):
         if not self.fits(cache):
             raise ValueError("cache must have the plan, KV heads and head dim of this layer")
         if positions is None:
-            positions = torch.arange(cache.length, cache.length + x.shape[1], device=x.device)
+            positions = cache.next_positions(x.shape[1])
         q, k, v = self.heads(x, positions)
         attended = cache.attend(q, k, v, softcap=self.softcap, segments=segments, stats=stats, backend=self.backend)
         out = self.out(attended.out.transpose(1, 2).flatten(-2))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ class CachedAttention(NamedTuple):
 
 
 @dataclass
-class _Pool:
+class Pool:
     """Keys and values (B, heads, rows, D) of the KV heads of one reach; position p lies in row p modulo the rows."""
 
     window: int | None
@@ -143,7 +143,7 @@ class LayerCache:
         self.written = 0
         """One past the last position ever written: what a crop leaves behind has overwritten older rows. A ring that
         was resized counts as if it had had its present size all along."""
-        self.pools: list[_Pool] = []
+        self.pools: list[Pool] = []
         reaches = plan.kv_windows(n_kv_heads)
         for window in dict.fromkeys(reaches):
             kv_heads = [head for head, reach in enumerate(reaches) if reach == window]
@@ -153,7 +153,7 @@ class LayerCache:
             rows = _smaller(limit, None if max_length is not None else _FIRST_ROWS)
             shape = (batch_size, len(kv_heads), rows or _FIRST_ROWS, head_dim)
             k, v = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
-            self.pools.append(_Pool(window, limit, _part(plan, heads), _as_slice(heads), _as_slice(kv_heads), k, v))
+            self.pools.append(Pool(window, limit, _part(plan, heads), _as_slice(heads), _as_slice(kv_heads), k, v))
         alike = all(set(pool.plan.windows) == {pool.window} for pool in self.pools)
         self._sees_alike = alike and plan.decays is None and plan.slopes is None
 
@@ -164,6 +164,10 @@ class LayerCache:
             raise ValueError(f"cache must have the batch size of the input, {batch_size}, got {rows}")
         if self.max_length is not None and self.length + new > self.max_length:
             raise ValueError(f"cache has max_length {self.max_length} and holds {self.length}; got {new} more")
+
+    def next_positions(self, new: int) -> Tensor:
+        """(T,) positions of the next tokens."""
+        return torch.arange(self.length, self.length + new, device=self.pools[0].k.device)
 
     def attend(
         self,
@@ -183,13 +187,31 @@ class LayerCache:
         self.check(k.shape[0], k.shape[2])
         if softcap is None and segments is None and not stats and backend in _LEAN_BACKENDS and self._is_lean(q):
             return CachedAttention(self._attend_last(q, k, v), None)
-        stop = self.length + k.shape[2]
+        start, stop = self.length, self.length + k.shape[2]
+        attended = self.attend_chunk(start, q, k, v, softcap=softcap, segments=segments, stats=stats, backend=backend)
+        self.length, self.written = stop, max(self.written, stop)
+        return attended
+
+    def attend_chunk(
+        self,
+        start: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        softcap: float | None,
+        segments: Tensor | None,
+        stats: bool,
+        backend: str,
+    ) -> CachedAttention:
+        """As `attend`, the new tokens being at positions `start` and after; nothing is counted."""
+        stop = start + k.shape[2]
         out = torch.empty_like(q) if len(self.pools) > 1 else q
         largest = torch.empty(self.plan.n_heads, device=q.device)
         smallest = torch.empty_like(largest)
         for pool in self.pools:
             pool.reserve(stop)
-            keys, values = pool.extend(self.length, k[:, pool.kv_heads], v[:, pool.kv_heads])
+            keys, values = pool.extend(start, k[:, pool.kv_heads], v[:, pool.kv_heads])
             queries = q[:, pool.heads].to(keys.dtype)
             ids = None if segments is None else segments[:, stop - keys.shape[2] :]
             result = attention(
@@ -201,7 +223,6 @@ class LayerCache:
                 out[:, pool.heads] = result.out.to(q.dtype)
             if result.logits is not None:
                 largest[pool.heads], smallest[pool.heads] = result.logits
-        self.length, self.written = stop, max(self.written, stop)
         return CachedAttention(out, LogitStats(largest, smallest) if stats else None)
 
     def _is_lean(self, q: Tensor) -> bool:
@@ -268,26 +289,24 @@ class LSCache:
         """See `activate_past_recording`."""
         self._spare_rows, self._cropped_at = rollback, 0
         self.device = torch.device(device)
-        self.layers = [
-            LayerCache(
-                plan,
-                n_kv_heads or plan.n_heads,
-                head_dim,
-                batch_size=batch_size,
-                max_length=max_length,
-                rollback=rollback,
-                dtype=dtype,
-                device=device,
-            )
-            for plan in plans
-        ]
+        sizes: dict[str, Any] = {"batch_size": batch_size, "max_length": max_length, "rollback": rollback}
+        sizes |= {"dtype": dtype, "device": device}
+        self.layers = [self._layer(plan, n_kv_heads or plan.n_heads, head_dim, sizes) for plan in plans]
         self._segments: Tensor | None = None
         self._positions: Tensor | None = None
+
+    def _layer(self, plan: HeadPlan, n_kv_heads: int, head_dim: int, sizes: dict[str, Any]) -> LayerCache:
+        return LayerCache(plan, n_kv_heads, head_dim, **sizes)
 
     @property
     def length(self) -> int:
         """Positions held, padding included."""
         return self.layers[0].length
+
+    @property
+    def known_length(self) -> int | None:
+        """The length, or None where only the device knows it: see `StaticCache`."""
+        return self.length
 
     @property
     def nbytes(self) -> int:
@@ -329,6 +348,13 @@ class LSCache:
         before = torch.zeros(self.length, dtype=torch.long, device=self.device)
         self._segments = self._noted(self._segments, before, segments)
         return self._segments[:, : self.length + new]
+
+    def latest(self, table: Tensor, new: int) -> Tensor:
+        """Of a table (B, S) over all positions, the columns (B, T) of the new tokens, which are recorded already."""
+        return table[:, self.length : self.length + new]
+
+    def advance(self, new: int) -> None:
+        """Called when every layer has taken in the new tokens; here each layer counts for itself."""
 
     def crop(self, n: int) -> None:
         """Take back the last n tokens, as if they had never been seen."""

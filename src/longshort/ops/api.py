@@ -89,7 +89,7 @@ def attention(
     q, k, v = _autocast(q, k, v)
     _check_tensors(q, k, v)
     _check_options(q, k, plan, scale, softcap, segments)
-    backend = _choose(backend, q)
+    backend = chosen_backend(backend, q)
     if backend == "reference":
         with _without_autocast(q):
             out, lse, largest, smallest = reference(
@@ -126,7 +126,8 @@ def _scale(scale: float | None, q: Tensor) -> float:
     return 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
 
 
-def _choose(backend: str, q: Tensor) -> str:
+def chosen_backend(backend: str, q: Tensor) -> str:
+    """Which backend serves a call with queries like these; a named one that cannot raises."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     if backend == "triton":

@@ -1,0 +1,197 @@
+"""The decoding kernel: a few new tokens of every row join the cache and attend over it, all heads in one launch.
+
+A program takes one KV head of one batch row, with all its query heads. A head with many rows is split: part i takes
+tiles i, i + parts, ... of N rows, whatever the length, which is read from the device. The part that ends last joins
+them, in the order of the parts, so that two runs give equal bits. The new tokens are attended to from where they come,
+and part 0 writes them into the cache: no other program may see the rows that it overwrites.
+
+Letters: B batch, T new tokens, D head dimension; M queries of a KV head, N rows of a tile.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from longshort.ops.triton.decode_walks import also_each_other, also_itself, one_query, over_lanes, several_queries
+from longshort.ops.triton.scores import NEVER
+
+SIZES = ("B", "n_kv", "n_long", "parts", "columns")
+"""Arguments whose value must not lead to another compilation."""
+
+
+@triton.jit(do_not_specialize=SIZES)
+def decode_kernel(
+    q, k, v, keys, values, layout, length, ids, windows, decays, slopes, out, extremes, partial, numbers, tickets,
+    sq_b, sq_h, sq_t, sk_b, sk_h, sk_t, sv_b, sv_h, sv_t, so_b, so_h, so_t,
+    scale, softcap, B, n_kv, n_long, parts, columns,
+    T: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
+    PRECISION: tl.constexpr, SPLIT: tl.constexpr, STATS: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, NEW: tl.constexpr, JOINED: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    slot, part, share, b, which = own_work(B, n_kv, n_long, parts)
+    row = layout + which * 4
+    head, rows = tl.load(row).to(tl.int32), tl.load(row + 3).to(tl.int32)
+    # In rows, not elements: a multiple of D is known to be aligned.
+    origin = (tl.load(row + 1) + b * tl.load(row + 2)) * D
+    held = tl.load(length).to(tl.int32)
+    keys, values, ids = keys + origin, values + origin, ids + b.to(tl.int64) * columns
+    k, v = k + b.to(tl.int64) * sk_b + head * sk_h, v + b.to(tl.int64) * sv_b + head * sv_h
+    q += b.to(tl.int64) * sq_b + head * GROUP * sq_h
+
+    if M == 1:
+        d_D = tl.arange(0, WIDTH)
+        mine = d_D < tl.where(part == 0, D, 0)
+        # Asked for before the walk and looked at after it, so that nothing waits for them.
+        k_D, v_D = tl.load(k + d_D, mask=mine, other=0.0), tl.load(v + d_D, mask=mine, other=0.0)
+        k_D, v_D = k_D.to(keys.dtype.element_ty), v_D.to(keys.dtype.element_ty)
+        q_D = tl.load(q + d_D, mask=d_D < D, other=0.0).to(keys.dtype.element_ty).to(tl.float32)
+        largest, total, weighted, top, bottom = one_query(
+            q_D, keys, values, ids, windows, decays, slopes, head, held, rows, part, share, scale, softcap,
+            D, WIDTH, DECAY, SLOPE, SOFTCAP, SEGMENTS, STATS, N, STAGES,
+        )  # fmt: skip
+        if part == 0:
+            largest, total, weighted, top, bottom = also_itself(
+                q_D, k_D, v_D, ids, held, scale, softcap, largest, total, weighted, top, bottom,
+                SOFTCAP, SEGMENTS, STATS,
+            )  # fmt: skip
+            at = (held % rows).to(tl.int64) * D + d_D
+            tl.store(keys + at, k_D, mask=mine)
+            tl.store(values + at, v_D, mask=mine)
+    else:
+        largest, total, weighted, top, bottom = several_queries(
+            q, sq_h, sq_t, keys, values, ids, windows, decays, slopes, head, held, rows, part, share, scale, softcap,
+            T, GROUP, D, WIDTH, DECAY, SLOPE, SOFTCAP, SEGMENTS, PRECISION, STATS, M, N, STAGES,
+        )  # fmt: skip
+        if part == 0:
+            largest, total, weighted, top, bottom = also_each_other(
+                q, sq_h, sq_t, k, sk_t, v, sv_t, keys, ids, windows, decays, slopes, head, held, scale, softcap,
+                largest, total, weighted, top, bottom,
+                T, GROUP, D, WIDTH, DECAY, SLOPE, SOFTCAP, SEGMENTS, PRECISION, STATS, M, NEW,
+            )  # fmt: skip
+            append(keys, k, sk_t, held, rows, T, D, WIDTH)
+            append(values, v, sv_t, held, rows, T, D, WIDTH)
+
+    m_M = tl.arange(0, M)
+    whole = True
+    if SPLIT:
+        whole = share == 1
+    if whole:
+        finish(
+            out, so_b, so_h, so_t, extremes, largest, total, weighted, top, bottom, m_M, b, head, B, n_kv,
+            T, GROUP, D, WIDTH, STATS,
+        )  # fmt: skip
+    elif SPLIT:
+        leave(partial, numbers, largest, total, weighted, top, bottom, m_M, slot, part, parts, T, GROUP, WIDTH, STATS)
+        tl.debug_barrier()  # all that this program wrote comes before its ticket
+        ticket = tl.atomic_add(tickets + slot, 1, sem="acq_rel", scope="gpu")
+        if ticket == parts - 1:
+            tl.debug_barrier()
+            tl.store(tickets + slot, 0)  # for the next launch
+            for m in range(GROUP * T):
+                join(
+                    out, so_b, so_h, so_t, extremes, partial, numbers, m, slot, parts, b, head, B, n_kv,
+                    T, GROUP, D, WIDTH, STATS, JOINED,
+                )  # fmt: skip
+
+
+@triton.jit
+def own_work(B, n_kv, n_long, parts):
+    """Slot (of a split head), part, how many parts there are, batch row and place in the layout of this program."""
+    pid = tl.program_id(0)
+    programs = B * n_long * parts
+    if pid < programs:
+        slot, part, share = pid // parts, pid % parts, parts
+        b, which = slot // n_long, slot % n_long
+    else:
+        rest = pid - programs
+        slot, part, share = -1, 0, 1
+        b, which = rest // (n_kv - n_long), n_long + rest % (n_kv - n_long)
+    return slot, part, share, b, which
+
+
+@triton.jit
+def append(cache, new, stride, held, rows, T: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr):
+    """Write the T new rows, which are as long as D, where they belong."""
+    d_D = tl.arange(0, WIDTH)
+    for i in tl.static_range(T):
+        row = tl.load(new + i * stride + d_D, mask=d_D < D)
+        at = ((held + i) % rows).to(tl.int64) * D
+        tl.store(cache + at + d_D, row.to(cache.dtype.element_ty), mask=d_D < D)
+
+
+@triton.jit
+def leave(
+    partial, numbers, largest, total, weighted, top, bottom, m_M, slot, part, parts,
+    T: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, STATS: tl.constexpr,
+):  # fmt: skip
+    """Leave what a part saw for the last one: (slots, queries, parts, WIDTH), and four numbers of each."""
+    real = m_M < GROUP * T
+    at = (slot * (GROUP * T) + m_M) * parts + part
+    tl.store(partial + at[:, None].to(tl.int64) * WIDTH + tl.arange(0, WIDTH)[None, :], weighted, mask=real[:, None])
+    tl.store(numbers + at * 4, largest, mask=real)
+    tl.store(numbers + at * 4 + 1, total, mask=real)
+    if STATS:
+        tl.store(numbers + at * 4 + 2, top, mask=real)
+        tl.store(numbers + at * 4 + 3, bottom, mask=real)
+
+
+@triton.jit
+def join(
+    out, so_b, so_h, so_t, extremes, partial, numbers, m, slot, parts, b, head, B, n_kv,
+    T: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, STATS: tl.constexpr,
+    JOINED: tl.constexpr,
+):  # fmt: skip
+    """Finish query m from what all parts left, JOINED of them at a time."""
+    lanes = tl.arange(0, JOINED)
+    largest, total = tl.full((JOINED,), NEVER, tl.float32), tl.zeros((JOINED,), tl.float32)
+    top, bottom = tl.full((JOINED,), float("-inf"), tl.float32), tl.full((JOINED,), float("inf"), tl.float32)
+    weighted = tl.zeros((JOINED, WIDTH), tl.float32)
+    for first in range(0, parts, JOINED):
+        there = lanes < parts - first
+        at = (slot * (GROUP * T) + m) * parts + first + lanes
+        # Past the first-level cache, which may hold what an earlier launch left.
+        theirs = tl.load(numbers + at * 4, mask=there, other=NEVER, cache_modifier=".cg")
+        also = tl.load(
+            partial + at[:, None].to(tl.int64) * WIDTH + tl.arange(0, WIDTH)[None, :],
+            mask=there[:, None], other=0.0, cache_modifier=".cg",
+        )  # fmt: skip
+        above = tl.maximum(largest, theirs)
+        fade, rise = tl.exp2(largest - above), tl.exp2(theirs - above)
+        weight = tl.load(numbers + at * 4 + 1, mask=there, other=0.0, cache_modifier=".cg")
+        total = total * fade + weight * rise
+        weighted = weighted * fade[:, None] + also * rise[:, None]
+        largest = above
+        if STATS:
+            highs = tl.load(numbers + at * 4 + 2, mask=there, other=float("-inf"), cache_modifier=".cg")
+            lows = tl.load(numbers + at * 4 + 3, mask=there, other=float("inf"), cache_modifier=".cg")
+            top, bottom = tl.maximum(top, highs), tl.minimum(bottom, lows)
+    largest, total, weighted, top, bottom = over_lanes(largest, total, weighted, top, bottom, STATS)
+    finish(
+        out, so_b, so_h, so_t, extremes, largest, total, weighted, top, bottom, tl.arange(0, 1) + m,
+        b, head, B, n_kv, T, GROUP, D, WIDTH, STATS,
+    )  # fmt: skip
+
+
+@triton.jit
+def finish(
+    out, so_b, so_h, so_t, extremes, largest, total, weighted, top, bottom, m_M, b, head, B, n_kv,
+    T: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, STATS: tl.constexpr,
+):  # fmt: skip
+    """Write the rows of some queries, and the extremes of their logits: (2, B, heads, T)."""
+    d_D = tl.arange(0, WIDTH)
+    real = m_M < GROUP * T
+    member, i = m_M // T, m_M % T
+    rows = weighted / tl.where(total == 0.0, 1.0, total)[:, None]
+    at = b.to(tl.int64) * so_b + (head * GROUP + member) * so_h + i * so_t
+    tl.store(
+        out + at[:, None] + d_D[None, :], rows.to(out.dtype.element_ty), mask=real[:, None] & (d_D < D)[None, :]
+    )  # fmt: skip
+    if STATS:
+        # Maxima drop a NaN, but it is in the row's total; so it is after an infinite logit, no NaN itself.
+        broken = (total != total) & (largest < float("inf"))
+        at = ((b * n_kv + head) * GROUP + member) * T + i
+        tl.store(extremes + at, tl.where(broken, float("nan"), top), mask=real)
+        tl.store(extremes + B * n_kv * GROUP * T + at, tl.where(broken, float("nan"), bottom), mask=real)

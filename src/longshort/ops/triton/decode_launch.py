@@ -1,0 +1,151 @@
+"""From a decoding step to its launch: which heads are split into how many parts, tile shapes, and the arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from longshort.ops.decode import HeadLayout, results_of
+from longshort.ops.triton.decode_kernel import decode_kernel
+from longshort.ops.triton.forward_kernel import reduce_extremes_kernel
+from longshort.ops.triton.launch import _EVERYTHING, _processors, _table, _tf32_allowed, _width
+
+_JOINED = 4096
+"""Numbers of parts that are joined at a time; not by their count, or each would be compiled for."""
+
+
+class DecodeShape(NamedTuple):
+    """How a launch cuts its work."""
+
+    columns: int
+    """Rows of the cache that a program takes at a time."""
+    warps: int
+    stages: int
+    """Depth of the software pipeline over the tiles."""
+    programs: float
+    """That each processor of the GPU gets, of those that split heads make: the number of parts follows."""
+
+
+TUNED: dict[str, list[tuple[int, int, DecodeShape]]] = {}
+"""By GPU: head dimension, split heads of all batch rows, shape; from `python -m longshort.bench.decode_attention`."""
+_given: list[DecodeShape] = []
+
+
+@contextmanager
+def use(shape: DecodeShape) -> Iterator[None]:
+    """Within this, every launch has this shape: for the search that makes the table, and for tests."""
+    _given.append(shape)
+    try:
+        yield
+    finally:
+        _given.pop()
+
+
+def decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    length: Tensor,
+    segments: Tensor | None,
+    tickets: Tensor,
+    layout: list[int],
+    windows: list[int],
+    decays: list[float] | None,
+    slopes: list[float] | None,
+    scale: float | None,
+    softcap: float | None,
+    stats: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Implements longshort::triton_decode."""
+    (batch, n_heads, new, dim), n_kv = q.shape, k.shape[1]
+    out, high, low = results_of(q, stats)
+    if out.numel() == 0:
+        return out, high.fill_(-torch.inf), low.fill_(torch.inf)
+    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
+    group = n_heads // n_kv
+    queries = group * new
+    shape = decode_shape(q, keys, tuple(layout), batch)
+    cut = _cut(tuple(layout), shape.columns, shape.programs, batch, q.device)
+    extremes = q.new_empty((2, batch, n_heads, new) if stats else (1,), dtype=torch.float32)
+    slots = batch * cut.n_long * queries * cut.parts if cut.parts > 1 else 1
+    partial = q.new_empty(slots * _width(dim), dtype=torch.float32)
+    numbers = q.new_empty(slots * 4, dtype=torch.float32)
+    reach = _table(tuple(min(w or _EVERYTHING, _EVERYTHING) for w in windows), torch.int32, q.device)
+    rates = [None if r is None else _table(tuple(r), torch.float32, q.device) for r in (decays, slopes)]
+    ids = reach if segments is None else segments
+    decode_kernel[(batch * (n_kv + (cut.parts - 1) * cut.n_long),)](
+        *(q, k, v, keys, values, cut.table, length, ids, reach, *(reach if r is None else r for r in rates)),
+        *(out, extremes, partial, numbers, tickets),
+        *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3]),
+        *(dim**-0.5 if scale is None else float(scale), 1.0 if softcap is None else float(softcap)),
+        *(batch, n_kv, cut.n_long, cut.parts, 0 if segments is None else segments.stride(0)),
+        **{"T": new, "GROUP": group, "D": dim, "WIDTH": _width(dim)},
+        **{"DECAY": rates[0] is not None, "SLOPE": rates[1] is not None},
+        **{"SOFTCAP": softcap is not None, "SEGMENTS": segments is not None},
+        **{"PRECISION": _precision(keys), "SPLIT": cut.parts > 1, "STATS": stats},
+        **{"M": 1 if queries == 1 else max(16, _power_of_two(queries)), "N": shape.columns},
+        **{"NEW": max(16, _power_of_two(new)), "JOINED": max(8, min(128, _JOINED // _width(dim)))},
+        **{"STAGES": shape.stages, "num_warps": shape.warps},
+    )
+    if stats:
+        reduce_extremes_kernel[(n_heads,)](extremes, high, low, batch, n_heads, new, BLOCK=1024, num_warps=4)
+    return out, high, low
+
+
+def decode_shape(q: Tensor, keys: Tensor, layout: tuple[int, ...], batch: int) -> DecodeShape:
+    """The tuned shape of the nearest number of split heads, or one for GPUs and sizes that were not tuned."""
+    if _given:
+        return _given[-1]
+    longest = max(layout[2::3])
+    slots = batch * sum(rows == longest for rows in layout[2::3])
+    return _looked_up(keys.dtype, q.shape[3], slots, q.shape[2] * q.shape[1] > len(layout) // 3, q.device)
+
+
+@lru_cache(maxsize=256)
+def _looked_up(dtype: torch.dtype, dim: int, slots: int, several: bool, device: torch.device) -> DecodeShape:
+    rows = TUNED.get(torch.cuda.get_device_name(device), []) if device.type == "cuda" else []
+    fitting = [row for row in rows if dim <= row[0] < 2 * max(dim, 32)]
+    if fitting and dtype.itemsize == 2 and not several:
+        return min(fitting, key=lambda row: (row[0], abs(math.log2(row[1] / slots))))[2]
+    # 8 KB of keys and as much of values a tile, two tiles on their way: three programs share a processor.
+    return DecodeShape(max(16, min(128, 8192 // dtype.itemsize // _width(dim))), 4, 3, 1.0)
+
+
+class _Cut(NamedTuple):
+    table: Tensor
+    """(H_kv, 4) int64: KV head, first row, rows from one batch row to the next, rows; the split heads first."""
+    n_long: int
+    """Heads that are split."""
+    parts: int
+
+
+@cache  # a captured CUDA graph reads the table for as long as it lives
+def _cut(layout: tuple[int, ...], columns: int, programs: float, batch: int, device: torch.device) -> _Cut:
+    """Heads of the most rows are split if others have fewer, or if they alone would leave processors idle."""
+    heads = [HeadLayout(*layout[i : i + 3]) for i in range(0, len(layout), 3)]
+    tiles = [-(-head.rows // columns) for head in heads]
+    long = [head for head in range(len(heads)) if 2 * tiles[head] > max(tiles)]
+    room = round(programs * _processors(device)) // (batch * len(long))
+    parts = max(1, min(max(tiles), room))
+    if parts > 1:  # no part with a tile more than the others where one fewer would do as well
+        parts = -(-max(tiles) // -(-max(tiles) // parts))
+    n_long = len(long) if parts > 1 else 0
+    order = [*long, *(head for head in range(len(heads)) if head not in long)]
+    numbers = [(head, *heads[head]) for head in order]
+    return _Cut(torch.tensor(numbers, dtype=torch.int64, device=device), n_long, parts)
+
+
+def _precision(keys: Tensor) -> str:
+    return "tf32" if keys.dtype == torch.float32 and keys.device.type == "cuda" and _tf32_allowed() else "ieee"
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,229 @@
+"""What the queries of one KV head see of a cache, and of the new tokens: the walks of the decoding kernel.
+
+A state is the largest score, the total weight, the weighted values, and the highest and lowest logit of each query.
+Letters: T new tokens, D head dimension; M queries of a KV head, N rows of a tile.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from longshort.ops.triton.scores import LOG2E, NEVER, scores
+
+
+@triton.jit
+def positions_of(row_N, held, rows):
+    """The newest position that each row of a ring holds, negative where none was written."""
+    back = (held - 1) % rows - row_N
+    return held - 1 - tl.where(back < 0, back + rows, back)
+
+
+@triton.jit
+def one_query(
+    q_D, keys, values, ids, windows, decays, slopes, head, held, rows, part, share, scale, softcap,
+    D: tl.constexpr, WIDTH: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr,
+    SEGMENTS: tl.constexpr, STATS: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """What one query sees of the cache. Each of the N lanes has a softmax of its own until the end: in the loop no
+    thread waits for another outside its warp, and a product by hand needs no 16 rows of a matrix unit."""
+    d_D, n_N = tl.arange(0, WIDTH), tl.arange(0, N)
+    window, decay, slope = options_of(windows, decays, slopes, head, DECAY, SLOPE)
+    largest, total = tl.full((N,), NEVER, tl.float32), tl.zeros((N,), tl.float32)
+    top, bottom = tl.full((N,), float("-inf"), tl.float32), tl.full((N,), float("inf"), tl.float32)
+    weighted = tl.zeros((N, WIDTH), tl.float32)
+    if SEGMENTS:
+        ours = tl.load(ids + held)
+    for row in tl.range(part * N, tl.minimum(held, rows), share * N, num_stages=STAGES):
+        row_N = row + n_N
+        j_N = positions_of(row_N, held, rows)
+        seen = (row_N < rows) & (j_N >= 0) & (held - j_N < window)
+        if SEGMENTS:
+            theirs = tl.load(ids + j_N, mask=seen, other=-1)
+            seen = seen & (theirs == ours) & (theirs >= 0)
+        at, real = tile_of(row_N, seen, d_D, D, WIDTH)
+        k_ND = tl.load(keys + at, mask=real, other=0.0).to(tl.float32)
+        v_ND = tl.load(values + at, mask=real, other=0.0).to(tl.float32)
+        logits = tl.sum(k_ND * q_D[None, :], 1) * scale
+        x, _ = scores(logits, held, j_N, decay, slope, softcap, DECAY, SLOPE, SOFTCAP)
+        x = tl.where(seen, x * LOG2E, float("-inf"))
+        above = tl.maximum(largest, x)
+        p, fade = tl.exp2(x - above), tl.exp2(largest - above)
+        total = total * fade + p
+        weighted = weighted * fade[:, None] + p[:, None] * v_ND
+        largest = above
+        if STATS:
+            top = tl.maximum(top, tl.where(seen, logits, float("-inf")))
+            bottom = tl.minimum(bottom, tl.where(seen, logits, float("inf")))
+    return over_lanes(largest, total, weighted, top, bottom, STATS)
+
+
+@triton.jit
+def over_lanes(largest, total, weighted, top, bottom, STATS: tl.constexpr):
+    """Softmaxes of N lanes, (N,) and (N, WIDTH), as one: (1,) and (1, WIDTH)."""
+    above = tl.max(largest, 0, keep_dims=True)
+    fade = tl.exp2(largest - above)
+    total = tl.sum(total * fade, 0, keep_dims=True)
+    weighted = tl.sum(weighted * fade[:, None], 0, keep_dims=True)
+    if STATS:
+        top, bottom = tl.max(top, 0, keep_dims=True), tl.min(bottom, 0, keep_dims=True)
+    else:
+        top, bottom = above, above
+    return above, total, weighted, top, bottom
+
+
+@triton.jit
+def also_itself(
+    q_D, k_D, v_D, ids, held, scale, softcap, largest, total, weighted, top, bottom,
+    SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr, STATS: tl.constexpr,
+):  # fmt: skip
+    """The one query also sees its own key, at distance 0, as the cache will hold it."""
+    k_D, v_D = k_D.to(tl.float32), v_D.to(tl.float32)
+    logits = tl.sum((k_D * q_D)[None, :], 1) * scale
+    x = logits
+    if SOFTCAP:
+        x = softcap * (2.0 * tl.sigmoid(2.0 * x / softcap) - 1.0)
+    x = x * LOG2E
+    if SEGMENTS:
+        seen = tl.load(ids + held) >= 0
+        x, v_D = tl.where(seen, x, float("-inf")), tl.where(seen, v_D, 0.0)
+    if STATS:
+        here = x > float("-inf")
+        here = here | (x != x)
+        top = tl.maximum(top, tl.where(here, logits, float("-inf")))
+        bottom = tl.minimum(bottom, tl.where(here, logits, float("inf")))
+    above = tl.maximum(largest, x)
+    p, fade = tl.exp2(x - above), tl.exp2(largest - above)
+    return above, total * fade + p, weighted * fade[:, None] + p[:, None] * v_D[None, :], top, bottom
+
+
+@triton.jit
+def several_queries(
+    q, sq_h, sq_t, keys, values, ids, windows, decays, slopes, head, held, rows, part, share, scale, softcap,
+    T: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
+    PRECISION: tl.constexpr, STATS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """What the queries of a KV head see of the cache, by the matrix units."""
+    d_D, n_N = tl.arange(0, WIDTH), tl.arange(0, N)
+    q_MD, t_M, window, decay, slope, ours = queries(
+        q, sq_h, sq_t, keys, ids, windows, decays, slopes, head, held, T, GROUP, D, WIDTH, DECAY, SLOPE, SEGMENTS, M
+    )
+    widest = tl.max(window, 0)
+    largest, total = tl.full((M,), NEVER, tl.float32), tl.zeros((M,), tl.float32)
+    top, bottom = tl.full((M,), float("-inf"), tl.float32), tl.full((M,), float("inf"), tl.float32)
+    weighted = tl.zeros((M, WIDTH), tl.float32)
+    for row in tl.range(part * N, tl.minimum(held, rows), share * N, num_stages=STAGES):
+        row_N = row + n_N
+        j_N = positions_of(row_N, held, rows)
+        there = (row_N < rows) & (j_N >= 0) & (held - j_N < widest)
+        theirs = j_N
+        if SEGMENTS:
+            theirs = tl.load(ids + j_N, mask=there, other=-1)
+            there = there & (theirs >= 0)
+        at, real = tile_of(row_N, there, d_D, D, WIDTH)
+        k_ND = tl.load(keys + at, mask=real, other=0.0)
+        v_ND = tl.load(values + at, mask=real, other=0.0)
+        largest, total, weighted, top, bottom = see(
+            q_MD, k_ND, v_ND, t_M, j_N, there, ours, theirs, window, decay, slope, scale, softcap,
+            largest, total, weighted, top, bottom, DECAY, SLOPE, SOFTCAP, SEGMENTS, PRECISION, STATS,
+        )  # fmt: skip
+    return largest, total, weighted, top, bottom
+
+
+@triton.jit
+def also_each_other(
+    q, sq_h, sq_t, k, sk_t, v, sv_t, keys, ids, windows, decays, slopes, head, held, scale, softcap,
+    largest, total, weighted, top, bottom,
+    T: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
+    PRECISION: tl.constexpr, STATS: tl.constexpr, M: tl.constexpr, NEW: tl.constexpr,
+):  # fmt: skip
+    """The queries also see the new keys, as the cache will hold them."""
+    d_D, n_N = tl.arange(0, WIDTH), tl.arange(0, NEW)
+    q_MD, t_M, window, decay, slope, ours = queries(
+        q, sq_h, sq_t, keys, ids, windows, decays, slopes, head, held, T, GROUP, D, WIDTH, DECAY, SLOPE, SEGMENTS, M
+    )
+    there = n_N < T
+    theirs = n_N
+    if SEGMENTS:
+        theirs = tl.load(ids + held + n_N, mask=there, other=-1)
+        there = there & (theirs >= 0)
+    real = there[:, None] & (d_D < D)[None, :]
+    dtype = keys.dtype.element_ty
+    k_ND = tl.load(k + n_N[:, None] * sk_t + d_D[None, :], mask=real, other=0.0).to(dtype)
+    v_ND = tl.load(v + n_N[:, None] * sv_t + d_D[None, :], mask=real, other=0.0).to(dtype)
+    return see(
+        q_MD, k_ND, v_ND, t_M, held + n_N, there, ours, theirs, window, decay, slope, scale, softcap,
+        largest, total, weighted, top, bottom, DECAY, SLOPE, SOFTCAP, SEGMENTS, PRECISION, STATS,
+    )  # fmt: skip
+
+
+@triton.jit
+def queries(
+    q, sq_h, sq_t, keys, ids, windows, decays, slopes, head, held,
+    T: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    DECAY: tl.constexpr, SLOPE: tl.constexpr, SEGMENTS: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """The queries of a KV head, (M, WIDTH), head by head; their positions, windows, decays, slopes and segments."""
+    d_D, m_M = tl.arange(0, WIDTH), tl.arange(0, M)
+    member = tl.minimum(m_M // T, GROUP - 1)
+    real = (m_M < GROUP * T)[:, None] & (d_D < D)[None, :]
+    q_MD = tl.load(q + member[:, None] * sq_h + (m_M % T)[:, None] * sq_t + d_D[None, :], mask=real, other=0.0)
+    t_M = held + m_M % T
+    window, decay, slope = options_of(windows, decays, slopes, head * GROUP + member, DECAY, SLOPE)
+    ours = t_M
+    if SEGMENTS:
+        ours = tl.load(ids + t_M)
+    return q_MD.to(keys.dtype.element_ty), t_M, window, decay, slope, ours
+
+
+@triton.jit
+def options_of(windows, decays, slopes, head, DECAY: tl.constexpr, SLOPE: tl.constexpr):
+    """Window, decay and slope of query heads."""
+    window = tl.load(windows + head)
+    decay, slope = 0.0, 0.0
+    if DECAY:
+        decay = tl.load(decays + head)
+    if SLOPE:
+        slope = tl.load(slopes + head)
+    return window, decay, slope
+
+
+@triton.jit
+def tile_of(row_N, there, d_D, D: tl.constexpr, WIDTH: tl.constexpr):
+    """Offsets (N, WIDTH) of rows of the cache, and which of them to read."""
+    real = there[:, None]
+    if WIDTH != D:
+        real = real & (d_D < D)[None, :]
+    return row_N.to(tl.int64)[:, None] * D + d_D[None, :], real
+
+
+@triton.jit
+def see(
+    q_MD, k_ND, v_ND, t_M, j_N, there, ours, theirs, window, decay, slope, scale, softcap,
+    largest, total, weighted, top, bottom,
+    DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
+    PRECISION: tl.constexpr, STATS: tl.constexpr,
+):  # fmt: skip
+    """The state of M queries after one more tile of keys."""
+    logits = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION) * scale
+    if DECAY:
+        decay = decay[:, None]
+    if SLOPE:
+        slope = slope[:, None]
+    x, _ = scores(logits, t_M[:, None], j_N[None, :], decay, slope, softcap, DECAY, SLOPE, SOFTCAP)
+    distance = t_M[:, None] - j_N[None, :]
+    seen = there[None, :] & (distance >= 0) & (distance < window[:, None])
+    if SEGMENTS:
+        seen = seen & (ours[:, None] == theirs[None, :])
+    x = tl.where(seen, x * LOG2E, float("-inf"))
+    above = tl.maximum(largest, tl.max(x, 1))
+    p, fade = tl.exp2(x - above[:, None]), tl.exp2(largest - above)
+    total = total * fade + tl.sum(p, 1)
+    weighted = tl.dot(p.to(v_ND.dtype), v_ND, weighted * fade[:, None], input_precision=PRECISION)
+    if STATS:
+        top = tl.maximum(top, tl.max(tl.where(seen, logits, float("-inf")), 1))
+        bottom = tl.minimum(bottom, tl.min(tl.where(seen, logits, float("inf")), 1))
+    return above, total, weighted, top, bottom

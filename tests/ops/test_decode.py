@@ -1,0 +1,123 @@
+"""A decoding step over rings and full pools, plain and by the Triton kernel (interpreted), against the reference."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton", reason="the package triton is not installed")
+
+from longshort.ops.triton.decode_launch import DecodeShape
+
+from .decode_cases import Step, check, run
+
+BACKENDS = ["blocked", "triton"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("window", [1, 2, 63, 64, 65])
+def test_a_ring_is_right_before_and_after_many_wraps(window, backend):
+    for held in (0, window - 1, window + 1, 150):
+        check(Step(windows=(window, None), held=held, rollback=held % 3), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("held", [0, 1, 31, 32, 33, 199])
+def test_a_split_head_is_right_at_any_length(held, backend):
+    check(Step(windows=(None, 5, 20), held=held), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("programs", [1, 2, 5, 40])
+def test_the_number_of_parts_changes_nothing(programs, backend):
+    check(Step(windows=(None, 5), held=90, capacity=100, shape=DecodeShape(16, 4, 1, programs)), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kv_heads", [1, 2, 3])
+def test_grouped_queries_of_mixed_windows_share_their_keys(kv_heads, backend):
+    check(Step(windows=(None, 3, 40, 9, 65, 1), held=133, kv_heads=kv_heads), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("new", "held"), [(2, 0), (3, 61), (5, 130), (8, 7)])
+def test_several_tokens_see_each_other_in_order(new, held, backend):
+    check(Step(windows=(None, 6, 2, 64), held=held, new=new, rollback=new - 1, kv_heads=2), backend)
+
+
+OPTIONS = {
+    "softcap": {"softcap": 1.5},
+    "slopes": {"slopes": (0.1, 0.0, 0.3)},
+    "decays": {"decays": (0.01, 0.2, 0.0)},
+    "all": {"softcap": 2.0, "slopes": (0.1, 0.0, 0.3), "decays": (0.01, 0.2, 0.0)},
+    "padding": {"batch": 3, "padding": (0, 40, 70)},
+    "another text before": {"batch": 2, "padding": (0, 20), "cut": 80},
+    "nothing but padding": {"batch": 2, "padding": (90, 0)},
+    "odd head dim": {"dim": 40},
+    "wide head": {"dim": 128},
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("new", [1, 3])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_option_agrees_with_the_reference(name, new, backend):
+    check(Step(windows=(None, 9, 33), held=85, new=new, rollback=4, **OPTIONS[name]), backend)
+
+
+@pytest.mark.parametrize("new", [1, 2])
+def test_half_precision_errs_by_its_rounding(new):
+    check(Step(windows=(None, 9, 33), held=120, new=new, rollback=4, dtype=torch.float16), "triton")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@settings(max_examples=8)
+@given(data=st.data())
+def test_any_step_agrees_with_the_reference(backend, data):
+    kv_heads, group = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 2))
+    reach = st.one_of(st.none(), st.integers(1, 70))
+    windows = data.draw(st.lists(reach, min_size=kv_heads * group, max_size=kv_heads * group))
+    new, batch = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 2))
+    held = data.draw(st.integers(0, 90))
+    padding = data.draw(st.one_of(st.none(), st.tuples(*[st.integers(0, held + 1)] * batch)))
+    shape = DecodeShape(data.draw(st.sampled_from([16, 64])), 4, 1, data.draw(st.integers(1, 9)))
+    sizes = {"kv_heads": kv_heads, "new": new, "batch": batch, "padding": padding, "capacity": 96, "shape": shape}
+    check(Step(windows=tuple(windows), held=held, rollback=data.draw(st.integers(new - 1, 5)), **sizes), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_nan_stays_visible_in_its_head_alone(backend, monkeypatch):
+    original = Step.draw
+
+    def draw(self):
+        q, k, v, ids = original(self)
+        k[0, 1, 118] = torch.nan
+        return q, k, v, ids
+
+    monkeypatch.setattr(Step, "draw", draw)
+    out, logits, *_ = run(Step(windows=(None, None, 5), held=120), backend)
+    assert out[0, 1].isnan().all() and logits.max[1].isnan() and logits.min[1].isnan()
+    assert not out[0, ::2].isnan().any() and not logits.max[::2].isnan().any()
+
+
+def test_two_runs_give_equal_bits_whichever_part_ends_last():
+    step = Step(windows=(None, 5), held=90, capacity=100, shape=DecodeShape(16, 4, 1, 40))
+    first, second = (run(step, "triton")[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_an_empty_batch_gives_empty_results():
+    out, logits, *_ = run(Step(windows=(None, 3), held=5, batch=0), "triton")
+    assert out.shape == (0, 2, 1, 16) and logits.max.tolist() == [-torch.inf] * 2
+
+
+@pytest.mark.parametrize("name", ["plain_decode", "triton_decode"])
+def test_the_op_keeps_the_rules_of_torch_library(name):
+    step = Step(windows=(None, 5), held=30, dim=16)
+    q, k, v, _ = step.draw()
+    layout, _ = step.layout()
+    keys, values = (step.filled(x[:, :, :30]).nan_to_num() for x in (k, v))
+    tickets = torch.zeros(2, dtype=torch.int32)
+    args = (q, k[:, :, 30:], v[:, :, 30:], keys, values, torch.tensor([30]), None, tickets)
+    args = (*args, [n for head in layout for n in head], [0, 5], None, None, None, None, True)
+    torch.library.opcheck(getattr(torch.ops.longshort, name).default, args)
