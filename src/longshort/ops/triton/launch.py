@@ -42,6 +42,8 @@ def forward(
     q, k, v = (_addressable(x) for x in without_padding(segments, q, k, v))
     call = _call(q, k, windows, decays, slopes, scale, causal, softcap, segments)
     shape = tile_shape("forward", q, call.windows)
+    if stats:
+        shape = shape._replace(registers=None)  # they need some more
     cut = _cut(shape, call, 1, batch, n_queries, shape.rows, k.shape[2], shape.columns, q.device)
     extremes = q.new_empty((2, batch, n_heads, cut.tiles) if stats else (0,), dtype=torch.float32)
     partial = q.new_empty((cut.slots, cut.parts, n_queries, _width(head_dim)), dtype=torch.float32)
