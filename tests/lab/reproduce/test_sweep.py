@@ -1,16 +1,19 @@
 """The verb from end to end on tiny models: run, stop, go on, add arms, time, pack; and what it says when it cannot."""
 
 import json
+import threading
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from longshort import HeadPlan
 from longshort.cli import app
 from longshort.lab import runner
-from longshort.lab.reproduce import child, sweep
+from longshort.lab.reproduce import child
 from longshort.lab.reproduce.catalogue import RECIPES
 from longshort.lab.reproduce.recipe import Options
+from longshort.lab.reproduce.step_clock import StepClock
 from longshort.lab.reproduce.sweep import plan_sweep
 from longshort.train import train
 from longshort.train.log import METRICS, read_log
@@ -75,9 +78,7 @@ def test_a_failing_run_stops_no_other_and_is_told_at_the_end(corpus, tmp_path):
     assert read_log(tmp_path / "ls-none-seed0")[-1]["status"] == "finished"
 
 
-def test_steps_are_timed_one_arm_after_the_other_and_times_are_kept(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "_TIMED_STEPS", 2)
-    monkeypatch.setattr(sweep, "_WARMUP_STEPS", 1)
+def test_steps_of_each_arm_are_timed_and_times_are_kept(corpus, tmp_path):
     for arm in ("ls", "plain"):
         options = ("--data", corpus, "--out", tmp_path, "--time-steps", "--arms", arm)
         shown = reproduce("endurance", "--quick", "--device", "cpu", *options)
@@ -85,6 +86,25 @@ def test_steps_are_timed_one_arm_after_the_other_and_times_are_kept(corpus, tmp_
     times = json.loads((tmp_path / "step_times.json").read_text())
     assert set(times) == {"ls", "plain"} and all(entry["seconds"] > 0 for entry in times.values())
     assert arms_in(tmp_path) == [] and not list((tmp_path / "timing").iterdir())
+
+
+def finish(clock):
+    for step, seconds in ((20, 1.0), (30, 3.0)):
+        clock.record({"kind": "train", "step": step, "seconds": seconds}, steps=30)
+
+
+def test_arms_that_are_timed_side_by_side_wait_for_each_other(tmp_path):
+    first, second = (StepClock(tmp_path / name, torch.device("cpu")) for name in ("a", "b"))
+    waiting = threading.Thread(target=lambda: second.record({"kind": "train", "step": 1, "seconds": 0.0}, steps=30))
+    first.record({"kind": "train", "step": 1, "seconds": 0.0}, steps=30)
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    finish(first)
+    waiting.join(5)
+    assert not waiting.is_alive()
+    finish(second)
+    assert json.loads((tmp_path / "a" / "step_time.json").read_text())["seconds"] == pytest.approx(0.2)
 
 
 def test_the_flash_arm_trains_as_plain_attention_does_and_reports_its_logits(corpus, tmp_path):

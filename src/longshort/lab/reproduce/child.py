@@ -19,6 +19,7 @@ from longshort.files import write_json
 from longshort.heads import HeadPlan
 from longshort.lab.anatomy import anatomy
 from longshort.lab.reproduce.measures import AFTER, count_spikes
+from longshort.lab.reproduce.step_clock import StepClock
 from longshort.lab.runner import named_config
 from longshort.ops import AttentionResult, attention
 from longshort.train import TrainConfig, load_model, train
@@ -48,9 +49,11 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, plan: HeadPlan, **options: 
 def train_and_look(config: TrainConfig) -> None:
     """Train one arm; if that came to its end, and is no mere timing, write what is to be known of the model."""
     kernel: Callable[..., AttentionResult] | None = flash_attention if config.run.variant == FLASH_ARM else None
+    timing = not config.telemetry.logits_every
+    clock = StepClock(Path(config.run.out), choose_device(config.run.device)) if timing else None
     with attending(kernel) if kernel is not None else contextlib.nullcontext():
-        result = train(config)
-    if result.status == "finished" and config.telemetry.logits_every:
+        result = train(config, clock)
+    if result.status == "finished" and not timing:
         write_json(result.out / AFTER, look(config, result.out))
 
 

@@ -1,4 +1,4 @@
-"""What arms reach in equal GPU time: steps times the step time that was measured alone on the device."""
+"""What arms reach in equal GPU time: steps times the time of a step's kernels, measured alone on the device."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def table(rows: Sequence[dict[str, Any]], budget: float | None) -> str:
         return "Time: not measured yet (`longshort reproduce stabilizers --time-steps`).\n"
     shown = measures.shown
     return (
-        f"Equal GPU time: {budget:.0f} s of steps, each arm's step timed alone. Seconds to a perplexity:\n\n"
+        f"Equal GPU time: {budget:.0f} s of steps; a step is the time of its kernels. Seconds to a perplexity:\n\n"
     ) + measures.markdown(
         ("arm", "ms a step", "perplexity at equal time", *(f"to {target:g}" for target in TARGETS)),
         [

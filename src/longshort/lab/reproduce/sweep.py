@@ -18,12 +18,13 @@ import torch
 
 from longshort.files import write_json
 from longshort.lab.compare import Arm, arms_of
+from longshort.lab.reproduce import step_clock
 from longshort.lab.reproduce.base import base_config, on_cuda, token_folder
 from longshort.lab.reproduce.measures import AFTER, STEP_TIMES, read_json
 from longshort.lab.reproduce.recipe import Options, Recipe
 from longshort.lab.runner import Follower, RunFailed, run_all
 from longshort.model import GPT
-from longshort.train import ConfigError
+from longshort.train import ConfigError, TrainConfig
 from longshort.train.flops import flops_per_token
 from longshort.train.log import largest_logit, read_log
 
@@ -33,7 +34,6 @@ Message = Callable[[str], None]
 _FLOPS = {True: 1.4e14, False: 3e10}
 """Of training a second. CUDA: six runs of our pilot sharing one H200, 7,250 steps of 32,768 tokens in 430 s. CPU: one
 core of a Xeon in the demo's setting."""
-_TIMED_STEPS, _WARMUP_STEPS = 30, 20
 _REPORT_SECONDS = 30.0
 
 
@@ -106,7 +106,7 @@ def run_sweep(recipe: Recipe, options: Options, message: Message) -> bool:
 
 
 def time_steps(recipe: Recipe, options: Options, message: Message) -> Path:
-    """Seconds of a step of each arm, one arm at a time, without telemetry; into step_times.json, beside earlier ones.
+    """Seconds of a step of each arm, without telemetry, into step_times.json, beside earlier ones: see `step_clock`.
 
     Nothing else may run on the device meanwhile. QK-clip reads logits at every step all the same: that is its cost.
     """
@@ -114,24 +114,44 @@ def time_steps(recipe: Recipe, options: Options, message: Message) -> Path:
     path = options.out / STEP_TIMES
     times: dict[str, Any] = read_json(path) if path.is_file() else {}
     remember_command(options.out)
-    for arm in arms:
-        run = replace(
-            arm.config.run,
-            out=str(options.out / "timing" / f"{arm.variant}-{time.time_ns()}"),
-            steps=_WARMUP_STEPS + _TIMED_STEPS,
-            eval_every=0,
-            eval_batches=1,
-        )
-        config = replace(arm.config, run=run, telemetry=replace(arm.config.telemetry, logits_every=0))
-        run_all([config], jobs=1, poll_seconds=0.1, module=CHILD)
-        clock = {r["step"]: r["seconds"] for r in read_log(Path(run.out)) if r["kind"] == "train"}
-        seconds = (clock[run.steps] - clock[_WARMUP_STEPS]) / _TIMED_STEPS
-        device = read_log(Path(run.out))[0]["device"]
-        shutil.rmtree(run.out)
-        times[arm.variant] = {"seconds": seconds, "steps": _TIMED_STEPS, "device": device}
-        write_json(path, times)
-        message(f"{arm.variant}: {1e3 * seconds:.1f} ms a step")
+    folder = options.out / "timing" / str(time.time_ns())
+    folder.mkdir(parents=True)
+    configs = {arm.variant: _for_timing(arm, folder) for arm in arms}
+
+    def collect(followers: dict[str, Follower]) -> None:
+        for name, config in list(configs.items()):
+            found = Path(config.run.out) / step_clock.RESULT
+            if found.is_file():
+                del configs[name]
+                times[name] = read_json(found) | {"device": read_log(found.parent)[0]["device"]}
+                write_json(path, times)
+                message(f"{name}: {1e3 * times[name]['seconds']:.1f} ms a step")
+
+    failures: list[RunFailed] = []
+    run_all(
+        list(configs.values()),
+        jobs=min(options.parallel, len(configs)),
+        watch=collect,
+        poll_seconds=0.1,
+        module=CHILD,
+        failed=failures.append,
+    )
+    collect({})
+    if failures:
+        raise RunFailed(f"{len(failures)} of {len(arms)} arms failed; the first: {failures[0]}")
+    shutil.rmtree(folder)
     return path
+
+
+def _for_timing(arm: Arm, folder: Path) -> TrainConfig:
+    run = replace(
+        arm.config.run,
+        out=str(folder / arm.variant),
+        steps=step_clock.WARMUP_STEPS + step_clock.TIMED_STEPS,
+        eval_every=0,
+        eval_batches=1,
+    )
+    return replace(arm.config, run=run, telemetry=replace(arm.config.telemetry, logits_every=0))
 
 
 def remember_command(out: Path) -> None:

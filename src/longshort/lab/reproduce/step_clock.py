@@ -1,0 +1,66 @@
+"""The time of a training step of one arm: that of its kernels on a GPU, by the clock on a CPU.
+
+A step of a small model waits longer for Python than for the GPU: by the clock all arms would be alike. Other processes
+may start and compile meanwhile; from its second step on, a run has the device to itself, by a lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from longshort.files import write_json
+
+WARMUP_STEPS, TIMED_STEPS = 20, 10
+RESULT, LOCK = "step_time.json", "lock"
+
+
+class StepClock:
+    """A reporter of a run of `WARMUP_STEPS + TIMED_STEPS` steps: writes `RUN/step_time.json` at its end."""
+
+    def __init__(self, out: Path, device: torch.device) -> None:
+        self.out, self.device = out, device
+        self._lock: IO[str] | None = None
+        self._profile: Any = None
+        self._start = 0.0
+
+    def message(self, text: str) -> None:
+        """Nothing is shown."""
+
+    def record(self, record: dict[str, Any], *, steps: int) -> None:
+        """Told of every record of the log."""
+        if record["kind"] != "train":
+            return
+        if record["step"] == 1:  # what is compiled has been
+            self._lock = _locked(self.out.parent / LOCK)
+        if record["step"] == WARMUP_STEPS:
+            self._start = record["seconds"]
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()
+                self._profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+                self._profile.start()
+        if record["step"] == WARMUP_STEPS + TIMED_STEPS:
+            self._write((record["seconds"] - self._start) / TIMED_STEPS)
+
+    def _write(self, wall: float) -> None:
+        seconds = wall
+        if self._profile is not None:
+            torch.cuda.synchronize()
+            self._profile.stop()
+            seconds = sum(event.self_device_time_total for event in self._profile.key_averages()) / 1e6 / TIMED_STEPS
+        write_json(self.out / RESULT, {"seconds": seconds, "wall_seconds": wall, "steps": TIMED_STEPS})
+        if self._lock is not None:
+            self._lock.close()  # and so unlock
+
+
+def _locked(path: Path) -> IO[str]:
+    """Waits for the others; without file locks (not POSIX) runs must be timed one at a time."""
+    file = path.open("a", encoding="utf-8")
+    with contextlib.suppress(ImportError):
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX)
+    return file
