@@ -86,12 +86,14 @@ def test_other_roads_to_greedy_text_write_the_same(positions, options):
 @pytest.mark.parametrize(("helped_by", "drafts"), [("a worse model", 3), ("a worse model", 50), ("itself", 50)])
 def test_assisted_text_is_the_text(model, assistant, helped_by, drafts, monkeypatch):
     """Fifty tokens are more than a ring's rollback of 32."""
-    helper = assistant if helped_by == "a worse model" else shell()
-    monkeypatch.setattr(helper.generation_config, "num_assistant_tokens", drafts)
-    monkeypatch.setattr(helper.generation_config, "num_assistant_tokens_schedule", "constant")
-    monkeypatch.setattr(helper.generation_config, "assistant_confidence_threshold", 0.0)
+    drafter = assistant if helped_by == "a worse model" else shell()
+    monkeypatch.setattr(drafter.generation_config, "num_assistant_tokens", drafts)
+    monkeypatch.setattr(drafter.generation_config, "num_assistant_tokens_schedule", "constant")
+    monkeypatch.setattr(drafter.generation_config, "assistant_confidence_threshold", 0.0)
     longer = {"max_new_tokens": 40}
-    assert text(model, [ROWS[0]], assistant_model=helper, **longer) == text(model, [ROWS[0]], use_cache=False, **longer)
+    assert text(model, [ROWS[0]], assistant_model=drafter, **longer) == text(
+        model, [ROWS[0]], use_cache=False, **longer
+    )
 
 
 def test_the_cache_of_generate_is_ours_and_static_is_allocated_at_once(model):
