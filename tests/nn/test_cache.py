@@ -271,7 +271,7 @@ def test_what_was_recorded_is_given_back_at_the_next_crop(ending):
     assert cache.nbytes == size
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.data())
 def test_random_recording_equals_a_plain_recomputation(data):
     model = build(window=5, n_global=1, n_layers=1)
