@@ -25,8 +25,9 @@ _CHUNK = {"cpu": 512, "cuda": 1024}
 """Tokens of the prompt that go through a model at once."""
 _CHECKED, _FED = 480, 8
 """Length of the check's rows, several windows, and how many of their tokens are fed one by one."""
-_TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 0.25}
-"""Largest accepted error of a logit; the logits have a standard deviation of about one."""
+_TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 0.6}
+"""Largest accepted error of a logit. Their standard deviation is about 1.6, the two plans' are 4 to 7 apart, and twelve
+layers in bf16 were seen to be 0.1 off over a vocabulary of 200."""
 _NEARER = 4.0
 """How many times nearer to its own plan's logits than to the other's a decoder must be, or it may have another mask."""
 
