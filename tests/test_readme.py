@@ -14,8 +14,21 @@ def test_readme_has_an_example():
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.splitlines()[0])
-def test_readme_example_runs(example):
+def test_readme_example_runs(example, tmp_path, monkeypatch):
+    if '"exported"' in example:
+        pytest.importorskip("transformers")
+        _export(tmp_path / "exported")
+        monkeypatch.chdir(tmp_path)
     exec(compile(example, str(README), "exec"), {"__name__": "__main__"})
+
+
+def _export(folder):
+    from longshort import GPT, GPTConfig
+    from longshort.data.tokenizer import ByteTokenizer
+    from longshort.hf import write_folder
+
+    tokenizer = ByteTokenizer()
+    write_folder(GPT(GPTConfig.preset("tiny", vocab_size=tokenizer.vocab_size)), tokenizer, folder)
 
 
 def test_readme_names_only_files_that_exist():

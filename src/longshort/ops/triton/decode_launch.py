@@ -32,7 +32,16 @@ class DecodeShape(NamedTuple):
     """That each processor of the GPU gets, of those that split heads make: the number of parts follows."""
 
 
-TUNED: dict[str, list[tuple[int, int, DecodeShape]]] = {}
+TUNED: dict[str, list[tuple[int, int, DecodeShape]]] = {
+    "NVIDIA H200": [
+        (32, 32, DecodeShape(128, 4, 2, 2.0)),
+        (32, 8, DecodeShape(128, 4, 2, 2.0)),
+        (64, 8, DecodeShape(128, 4, 2, 1.0)),
+        (64, 2, DecodeShape(64, 4, 3, 0.5)),
+        (64, 1, DecodeShape(128, 4, 2, 2.0)),
+        (128, 1, DecodeShape(64, 4, 2, 1.0)),
+    ]
+}
 """By GPU: head dimension, split heads of all batch rows, shape; from `python -m longshort.bench.decode_attention`."""
 _given: list[DecodeShape] = []
 
