@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear head, without its logits.
+"""Cross-entropy of a linear head, without its logits; and the e-exponentiated loss, which damps scores before any loss.
 
 The logits of a language model are its largest tensor: 16,384 tokens of a 50,257-word vocabulary are 3.3 GB in fp32, and
 the usual loss holds several copies. Here they exist a chunk of rows at a time, and the gradients are formed in the
@@ -9,10 +9,16 @@ Shapes: N tokens, d features, V classes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""From scores and targets to a loss."""
 
 _CHUNK_BYTES = 64 * 2**20
 """Budget for one chunk of fp32 logits. Smaller chunks spend their time adding up the (V, d) weight gradient."""
@@ -26,11 +32,14 @@ def linear_cross_entropy(
     ignore_index: int = -100,
     z_weight: float = 0.0,
     chunk: int | None = None,
+    exponent: float = 1.0,
+    linear_below: float = 0.01,
 ) -> Tensor:
     """Mean cross-entropy of softmax(hidden @ weight.T) against targets; fp32 (float64 for float64 inputs).
 
     Equal to `F.cross_entropy(hidden @ weight.T, targets)`, plus `z_weight` times the mean squared log-sum-exp (PaLM's
-    z-loss, arXiv 2204.02311), both over the tokens that are not ignored. When all are ignored, the loss is 0 and so
+    z-loss, arXiv 2204.02311), both over the tokens that are not ignored. With `exponent` below 1 both are taken of
+    `transform_scores(hidden @ weight.T, exponent, linear_below)`. When all are ignored, the loss is 0 and so
     are the gradients. Softmax and sums are fp32 and the weight's gradient is summed over chunks in fp32; the matrix
     products run in the inputs' dtype, or autocast's. Differentiable once.
 
@@ -47,6 +56,7 @@ def linear_cross_entropy(
     True
     """
     _check(hidden, weight, targets, z_weight, chunk)
+    _check_exponent("exponent", exponent, "linear_below", linear_below)
     dtype = _product_dtype(hidden, weight)
     recording = torch.is_grad_enabled()
     loss, _, _, _ = torch.ops.longshort.linear_cross_entropy(
@@ -55,6 +65,8 @@ def linear_cross_entropy(
         targets,
         ignore_index,
         float(z_weight),
+        float(exponent),
+        float(linear_below),
         max(1, _CHUNK_BYTES // (4 * weight.shape[0])) if chunk is None else chunk,
         dtype,
         recording and hidden.requires_grad,
@@ -67,8 +79,9 @@ def linear_cross_entropy(
 # would lose them, since a loss scale comes only in backward, where both it and 1 / count are applied.
 torch.library.define(
     "longshort::linear_cross_entropy",
-    "(Tensor hidden, Tensor weight, Tensor targets, int ignore_index, float z_weight, int chunk, ScalarType dtype, "
-    "bool grad_hidden, bool grad_weight) -> (Tensor loss, Tensor d_hidden, Tensor d_weight, Tensor count)",
+    "(Tensor hidden, Tensor weight, Tensor targets, int ignore_index, float z_weight, float exponent, "
+    "float linear_below, int chunk, ScalarType dtype, bool grad_hidden, bool grad_weight) "
+    "-> (Tensor loss, Tensor d_hidden, Tensor d_weight, Tensor count)",
 )
 
 
@@ -79,6 +92,8 @@ def _forward(
     targets: Tensor,
     ignore_index: int,
     z_weight: float,
+    exponent: float,
+    linear_below: float,
     chunk: int,
     dtype: torch.dtype,
     grad_hidden: bool,
@@ -95,27 +110,27 @@ def _forward(
         for start in range(0, hidden.shape[0], chunk):
             rows = slice(start, start + chunk)
             features = hidden[rows].to(dtype)
-            loss, residual = _chunk(
-                (features @ head.mT).to(total_dtype), targets[rows], kept[rows], z_weight, grad_hidden or grad_weight
-            )
+            logits, slope = (features @ head.mT).to(total_dtype), None
+            if exponent != 1:
+                if grad_hidden or grad_weight:
+                    slope = _slope(logits, exponent, linear_below)
+                logits = _transformed(logits, exponent, linear_below)
+            loss, residual = _chunk(logits, targets[rows], kept[rows], z_weight, grad_hidden or grad_weight)
             total += loss
             if residual is not None:
-                residual = residual.to(dtype)
+                residual = (residual if slope is None else _through(residual, slope, kept[rows])).to(dtype)
                 if grad_hidden:
                     d_hidden[rows] = residual @ head
                 if grad_weight:
                     _accumulate(d_weight, residual, features)
-            del residual  # before the next chunk's logits are there
+            del logits, residual, slope  # before the next chunk's logits are there
     return total / count, d_hidden, d_weight.to(weight.dtype), count
 
 
 def _chunk(
     logits: Tensor, targets: Tensor, kept: Tensor, z_weight: float, with_gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Summed loss of one chunk and its gradient by the logits, which this overwrites to hold one copy, not three.
-
-    A transform of the scores before the softmax has its place at the start, and its derivative at the end.
-    """
+    """Summed loss of one chunk and its gradient by the logits, which this overwrites to hold one copy, not three."""
     labels = targets.where(kept, 0)[:, None]
     largest = logits.amax(-1, keepdim=True)
     picked = logits.gather(-1, labels)
@@ -129,6 +144,11 @@ def _chunk(
     residual = exponentials.mul_((1 + 2 * z_weight * lse) / normalizer)
     residual.scatter_add_(-1, labels, -torch.ones_like(picked))
     return loss, residual.masked_fill_(~kept[:, None], 0)
+
+
+def _through(residual: Tensor, slope: Tensor, kept: Tensor) -> Tensor:
+    """The gradient by the scores from that by their transform; what an ignored row holds does not matter."""
+    return residual.mul_(slope.masked_fill_(~kept[:, None], 0))
 
 
 def _accumulate(d_weight: Tensor, residual: Tensor, features: Tensor) -> None:
@@ -145,6 +165,8 @@ def _fake(
     targets: Tensor,
     ignore_index: int,
     z_weight: float,
+    exponent: float,
+    linear_below: float,
     chunk: int,
     dtype: torch.dtype,
     grad_hidden: bool,
@@ -177,7 +199,7 @@ def _backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, .
     return (
         (d_hidden * scale).to(d_hidden.dtype) if grad_hidden else None,
         (d_weight * scale).to(d_weight.dtype) if grad_weight else None,
-        *(None,) * 7,
+        *(None,) * 9,
     )
 
 
@@ -213,3 +235,161 @@ def _check(hidden: Tensor, weight: Tensor, targets: Tensor, z_weight: float, chu
         raise ValueError(f"z_weight must be >= 0, got {z_weight}")
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk must be None or at least 1, got {chunk}")
+
+
+def transform_scores(scores: Tensor, e: float = 0.5, c: float = 0.01) -> Tensor:
+    """h_e(x) = sign(x) |x|^e where |x| >= c, and c^(e-1) x below, of each score (Hajra 2019, arXiv 1902.06127).
+
+    Continuous, odd and monotone (at e = 0 constant beyond c), so that the order of the scores stays. Its slope is at
+    most c^(e-1), and finite at 0 for every e. Half precision is computed and returned in fp32. Differentiable twice.
+
+    >>> transform_scores(torch.tensor([-100.0, 0.0, 0.005, 4.0]))
+    tensor([-10.0000,   0.0000,   0.0500,   2.0000])
+    """
+    _check_exponent("e", e, "c", c)
+    if not scores.is_floating_point():
+        raise ValueError(f"scores must be floating-point, got {scores.dtype}")
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if e == 1:
+        return scores
+    if torch.compiler.is_compiling():  # fuses the definition and its derivative by itself, one pass each
+        return _transformed(scores, float(e), float(c))
+    return _Transform.apply(scores, float(e), float(c))
+
+
+class _Transform(torch.autograd.Function):
+    """Keeps the scores and nothing else."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(scores: Tensor, e: float, c: float) -> Tensor:
+        return _transformed(scores, e, c)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        scores, ctx.e, ctx.c = inputs
+        ctx.save_for_backward(scores)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return grad * _slope(ctx.saved_tensors[0], ctx.e, ctx.c), None, None
+
+
+# Sizes are kept from falling below c before the power is taken: an unused branch of a `where` would send its NaN back.
+def _transformed(x: Tensor, e: float, c: float) -> Tensor:
+    size = x.abs()
+    return torch.where(size < c, c ** (e - 1) * x, size.clamp_min(c).pow(e).copysign(x))
+
+
+def _slope(x: Tensor, e: float, c: float) -> Tensor:
+    size = x.abs()
+    return torch.where(size < c, c ** (e - 1), e * size.clamp_min(c).pow(e - 1))
+
+
+def exponentiated(base: str | Loss, e: float = 0.5, c: float = 0.01) -> Loss:
+    """The e-exponentiated loss: `base` of `transform_scores(scores, e, c)` (Hajra 2019, arXiv 1902.06127).
+
+    It damps scores of large size, so that a point far on the wrong side, such as a wrongly labelled one, weighs less;
+    e = 1 is the base loss itself.
+
+    Args:
+        base: A callable (scores, targets), or one of `BASES`: cross_entropy, logistic, hinge, squared_hinge,
+            squared_error.
+        e: From 0 to 1.
+        c: The size below which the transform is linear; 0.005 to 0.01 in the author's code.
+
+    >>> scores, targets = torch.tensor([[4.0, 0.0], [9.0, 0.0]]), torch.tensor([0, 1])
+    >>> exponentiated("cross_entropy", e=0.5)(scores, targets)  # of the scores 2 and 3 in place of 4 and 9
+    tensor(1.5878)
+    """
+    if isinstance(base, str):
+        if base not in BASES:
+            raise ValueError(f"base must be a callable or one of {', '.join(BASES)}, got {base!r}")
+        base = BASES[base]
+    if not callable(base):
+        raise ValueError(f"base must be a callable (scores, targets) or a name, got {type(base).__name__}")
+    _check_exponent("e", e, "c", c)
+    return _Exponentiated(base, e, c)
+
+
+@dataclass(frozen=True)
+class _Exponentiated:
+    base: Loss
+    e: float
+    c: float
+
+    def __call__(self, scores: Tensor, targets: Tensor) -> Tensor:
+        return self.base(transform_scores(scores, self.e, self.c), targets)
+
+
+def logistic(scores: Tensor, targets: Tensor) -> Tensor:
+    """Mean of log(1 + exp(-y s)) over rows.
+
+    Targets of this and of the hinge losses are signs y of the scores' shape, +1 or -1; or, for scores (N, V), (N,)
+    class indices: each class against the rest, summed over classes.
+
+    >>> logistic(torch.zeros(3), torch.tensor([1.0, -1.0, 1.0]))
+    tensor(0.6931)
+    """
+    return _mean_over_rows(F.softplus(-_signs(scores, targets) * scores), scores, targets)
+
+
+def hinge(scores: Tensor, targets: Tensor) -> Tensor:
+    """Mean of max(0, 1 - y s) over rows; targets as in `logistic`.
+
+    >>> hinge(torch.tensor([[2.0, -0.5]]), torch.tensor([0]))
+    tensor(0.5000)
+    """
+    return _mean_over_rows((1 - _signs(scores, targets) * scores).relu(), scores, targets)
+
+
+def squared_hinge(scores: Tensor, targets: Tensor) -> Tensor:
+    """Mean of max(0, 1 - y s)^2 over rows; targets as in `logistic`.
+
+    >>> squared_hinge(torch.tensor([[2.0, -0.5]]), torch.tensor([0]))
+    tensor(0.2500)
+    """
+    return _mean_over_rows((1 - _signs(scores, targets) * scores).relu().square(), scores, targets)
+
+
+def squared_error(scores: Tensor, targets: Tensor) -> Tensor:
+    """Mean of (s - y)^2 over rows; targets of the scores' shape, or (N,) class indices, which count as one-hot.
+
+    >>> squared_error(torch.tensor([[1.0, 0.5]]), torch.tensor([0]))
+    tensor(0.2500)
+    """
+    y = targets if targets.shape == scores.shape else F.one_hot(targets, scores.shape[-1]).to(scores.dtype)
+    return _mean_over_rows((scores - y).square(), scores, targets)
+
+
+BASES: dict[str, Loss] = {
+    "cross_entropy": F.cross_entropy,
+    "logistic": logistic,
+    "hinge": hinge,
+    "squared_hinge": squared_hinge,
+    "squared_error": squared_error,
+}
+"""Base losses by name; each is the mean over rows."""
+
+
+def _signs(scores: Tensor, targets: Tensor) -> Tensor:
+    if targets.shape == scores.shape:
+        if targets.device.type == "cpu" and not torch.compiler.is_compiling() and not (targets.abs() == 1).all():
+            raise ValueError("targets of the scores' shape must be +1 or -1")
+        return targets
+    if targets.shape != scores.shape[:-1]:
+        expected = f"{tuple(scores.shape)} (signs) or {tuple(scores.shape[:-1])} (class indices)"
+        raise ValueError(f"targets must have shape {expected}, got {tuple(targets.shape)}")
+    return 2 * F.one_hot(targets, scores.shape[-1]).to(scores.dtype) - 1
+
+
+def _mean_over_rows(losses: Tensor, scores: Tensor, targets: Tensor) -> Tensor:
+    return losses.mean() if targets.shape == scores.shape else losses.sum(-1).mean()
+
+
+def _check_exponent(exponent_name: str, e: float, below_name: str, c: float) -> None:
+    if not 0 <= e <= 1:
+        raise ValueError(f"{exponent_name} must be from 0 to 1, got {e}")
+    if not 0 < c < float("inf"):
+        raise ValueError(f"{below_name} must be a finite number > 0, got {c}")
