@@ -62,7 +62,8 @@ def run_description(config: TrainConfig, model: GPT, world: World) -> dict[str, 
 
 def check_same_run(config: TrainConfig, checkpoint: Checkpoint, fingerprint: str) -> None:
     """Raise where the checkpoint in the run's folder is of another run."""
-    ours, theirs = config.to_dict(), checkpoint.state["config"]
+    # Through the class: a key that an older checkpoint does not know had the value that is now its default.
+    ours, theirs = config.to_dict(), TrainConfig.from_dict(checkpoint.state["config"]).to_dict()
     for section, values in ours.items():
         for key, value in values.items():
             if key not in _MAY_CHANGE.get(section, ()) and theirs.get(section, {}).get(key) != value:
