@@ -6,6 +6,7 @@ from longshort.lab.reproduce import (
     degrees_of_freedom,
     explosion,
     heads_and_window,
+    label_noise,
     latency,
     long_runs,
     lr_sensitivity,
@@ -26,5 +27,6 @@ RECIPES: dict[str, Recipe] = {
         latency.RECIPE,
         long_runs.ENDURANCE,
         long_runs.SCALE,
+        label_noise.RECIPE,
     )
 }
