@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from longshort.lab.reproduce import (
+    corrupted_tokens,
     degrees_of_freedom,
     explosion,
     heads_and_window,
     label_noise,
     latency,
     long_runs,
+    loss_landscape,
     lr_sensitivity,
     positions,
     stabilizers,
@@ -28,5 +30,7 @@ RECIPES: dict[str, Recipe] = {
         long_runs.ENDURANCE,
         long_runs.SCALE,
         label_noise.RECIPE,
+        corrupted_tokens.RECIPE,
+        loss_landscape.RECIPE,
     )
 }
