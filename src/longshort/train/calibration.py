@@ -1,7 +1,7 @@
 """Perplexity of a model whose scores were transformed in training: as trained, and by a temperature fitted afterwards.
 
-The e-exponentiated loss trains softmax(h(s)). The scores s under a plain softmax are far too sharp then, but for one
-number, the temperature, which is fitted on held-out text. A model of plain cross-entropy is given the same chance.
+The e-exponentiated loss trains softmax(h(s)). Under a plain softmax the scores s have the wrong scale then, which one
+number mends: a temperature, fitted on held-out text. A model of plain cross-entropy is given the same chance.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def mixture(seeds: Sequence[int], sizes: Sequence[int]) -> Dataset:
 
 def images(path: Path, seeds: Sequence[int], sizes: Sequence[int]) -> Dataset:
     """MNIST from files, averaged to 14 x 14 pixels; each seed draws its points without repetition."""
-    x_train, y_train, x_test, y_test = (torch.from_numpy(np.asarray(a)) for a in read_mnist(path))
+    x_train, y_train, x_test, y_test = (torch.from_numpy(a) for a in read_mnist(path))
     parts = []
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
@@ -141,7 +141,7 @@ def _read_idx(path: Path) -> np.ndarray[Any, Any]:
         raise ValueError(f"{path} is not an IDX file of bytes")
     dimensions = content[3]
     shape = np.frombuffer(content, dtype=">u4", count=dimensions, offset=4).tolist()
-    return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+    return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()
 
 
 def _dataset(name: str, parts: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int]) -> Dataset:
