@@ -176,9 +176,9 @@ def figure(data: dict[str, Any]) -> Any:
     for pair in dict.fromkeys((row["dataset"], row["model"]) for row in data["rows"]):
         panels = []
         for kind, key, title in (
-            ("symmetric", "last", "symmetric, last epoch"),
-            ("symmetric", "stopped", "symmetric, stopped early"),
-            ("asymmetric", "last", "asymmetric, last epoch"),
+            ("symmetric", "last", "symmetric, last"),
+            ("symmetric", "stopped", "symmetric, stopped"),
+            ("asymmetric", "last", "asymmetric, last"),
         ):
             points = [
                 {"series": row["loss"], "detail": "", "share": 100 * row["share"], "accuracy": 100 * row[key]}
@@ -187,7 +187,7 @@ def figure(data: dict[str, Any]) -> Any:
             ]
             axes: dict[str, Any] = {"x_title": "wrong labels, per cent", "y_title": "test accuracy, per cent"}
             options: dict[str, Any] = {"x": "share", "y": "accuracy", "names": DRAWN, "points": True, **axes}
-            named: dict[str, Any] = {"title": f"{pair[0]}, {pair[1]}: {title}", "width": 220, "height": 170}
+            named: dict[str, Any] = {"title": f"{pair[0]} {pair[1]}: {title}", "width": 230, "height": 130}
             panels.append(figures.lines(points, **options, **named))
         charts.append(alt.hconcat(*panels))
     return alt.vconcat(*charts)
