@@ -1,6 +1,8 @@
 """The e-exponentiated loss: its transform against the definition, any base, and the chunked form."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -180,3 +182,9 @@ def test_an_ignored_row_of_the_chunked_loss_may_hold_anything():
 def test_wrong_argument_is_a_clear_error(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_the_example_of_the_guide_runs():
+    guide = (Path(__file__).parents[1] / "docs" / "robust-loss.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", guide, re.S)
+    exec(compile(example, "docs/robust-loss.md", "exec"), {"__name__": "example"})
