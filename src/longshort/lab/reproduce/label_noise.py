@@ -187,7 +187,7 @@ def figure(data: dict[str, Any]) -> Any:
             ]
             axes: dict[str, Any] = {"x_title": "wrong labels, per cent", "y_title": "test accuracy, per cent"}
             options: dict[str, Any] = {"x": "share", "y": "accuracy", "names": DRAWN, "points": True, **axes}
-            named: dict[str, Any] = {"title": f"{pair[0]} {pair[1]}: {title}", "width": 230, "height": 130}
+            named: dict[str, Any] = {"title": f"{pair[0]} {pair[1]}: {title}", "width": 190, "height": 105}
             panels.append(figures.lines(points, **options, **named))
         charts.append(alt.hconcat(*panels))
     return alt.vconcat(*charts)
