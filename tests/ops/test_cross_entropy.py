@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from longshort.losses import _chunk_loss
+from longshort.losses.linear import _chunk_loss
 
 pytest.importorskip("triton", reason="the package triton is not installed")
 

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from longshort.data.corruption import Corruption
 from longshort.data.errors import DataError
 from longshort.data.permutation import Permutation
 from longshort.data.tokens import TokenFile
@@ -59,10 +60,18 @@ class TokenStream:
         batch_size: Rows of a step over all ranks.
         length: Inputs of a row, T.
         segments: Also number the documents within each row.
+        corruption: Share of tokens that random ones replace; see `Corruption`.
     """
 
     def __init__(
-        self, token_file: TokenFile, *, batch_size: int, length: int, seed: int, segments: bool = False
+        self,
+        token_file: TokenFile,
+        *,
+        batch_size: int,
+        length: int,
+        seed: int,
+        segments: bool = False,
+        corruption: float = 0.0,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size: {batch_size}; expected at least 1")
@@ -72,6 +81,9 @@ class TokenStream:
         self.length = length
         self.seed = seed
         self.segments = segments
+        self._corruption = Corruption(
+            corruption, vocab_size=token_file.vocab_size, kept=token_file.end_of_document, seed=seed
+        )
         # One window's worth of room for the beginning to move in, where the file is long enough.
         self.windows_per_epoch = max(1, len(token_file) // length - 1)
         self._room = min(length - 1, len(token_file) - 1 - self.windows_per_epoch * length)
@@ -90,10 +102,14 @@ class TokenStream:
         share = self.batch_size // world_size
         first = step * self.batch_size + rank * share
         indices, starts = self._windows(first, share)
-        rows = np.stack([self.token_file.tokens[start : start + self.length + 1] for start in starts]).astype(np.int64)
+        rows = np.stack([self._row(start) for start in starts])
         tokens, targets = torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy())
         segments = document_numbers(tokens, self.token_file.end_of_document) if self.segments else None
         return Batch(tokens, targets, segments, tuple(indices))
+
+    def _row(self, start: int) -> NDArray[np.int64]:
+        row = self.token_file.tokens[start : start + self.length + 1].astype(np.int64)
+        return self._corruption(row, start)
 
     def _windows(self, first: int, count: int) -> tuple[list[int], list[int]]:
         """Numbers and beginnings of the windows at `count` places of the endless sequence of epochs."""

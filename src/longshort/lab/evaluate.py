@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.table import Table
 
+from longshort.data.stream import document_numbers, windows
 from longshort.data.tokens import TokenFile
+from longshort.model import GPT
 from longshort.train import ConfigError, TrainConfig, load_model
+from longshort.train.calibration import fit_temperature, raw_scores, score_sample
 from longshort.train.corpus import Corpus
 from longshort.train.distributed import choose_device
 from longshort.train.evaluation import evaluate_split
@@ -27,7 +32,11 @@ def evaluate_checkpoint(
     device: str = "auto",
     progress: Callable[[int], None] = lambda windows_done: None,
 ) -> dict[str, Any]:
-    """Perplexity over a split of the run's own data, or of another folder of the same vocabulary."""
+    """Perplexity over a split of the run's own data, or of another folder of the same vocabulary.
+
+    A model that was trained with loss.exponent below 1 is also given plain softmax(s / T) of its scores, with T fitted
+    on the split's first windows: `temperature`, `temperature_loss` and `temperature_perplexity`.
+    """
     if split not in ("train", "validation", "test"):
         raise ConfigError(f"split must be train, validation or test, got {split!r}")
     chosen = choose_device(device)
@@ -38,7 +47,8 @@ def evaluate_checkpoint(
     length = length or config.length
     if config.model.positions == "learned" and length > config.model.context:
         raise ConfigError(f"length must be at most {config.model.context}, which positions are learned for")
-    numbers = evaluate_split(
+    score = partial(
+        evaluate_split,
         model,
         tokens,
         length=length,
@@ -50,7 +60,24 @@ def evaluate_checkpoint(
         segments=config.data.segments,
         progress=progress,
     )
+    numbers = score()
+    if model.exponent < 1:
+        temperature = _temperature(model, tokens, length=length, config=config, device=chosen)
+        with raw_scores(model):
+            plain = score(temperature=temperature)
+        numbers |= {"exponent": model.exponent, "temperature": temperature}
+        numbers |= {f"temperature_{key}": plain[key] for key in ("loss", "perplexity")}
     return {"checkpoint": str(loaded.path), "step": loaded.step, "data": str(folder), "split": split, **numbers}
+
+
+def _temperature(
+    model: GPT, tokens: TokenFile, *, length: int, config: TrainConfig, device: torch.device, count: int = 8
+) -> float:
+    """Fitted on the first windows that do not overlap."""
+    first = list(windows(tokens, length, length, count))
+    inputs, targets = (torch.stack(rows).to(device) for rows in zip(*(w[:2] for w in first), strict=True))
+    documents = document_numbers(inputs, tokens.end_of_document) if config.data.segments else None
+    return fit_temperature(*score_sample(model, inputs, targets, config.run.precision, segments=documents))
 
 
 def position_table(result: dict[str, Any]) -> Table:
@@ -63,4 +90,7 @@ def position_table(result: dict[str, Any]) -> Table:
         table.add_row(row["positions"], f"{row['loss']:.4f}", f"{row['perplexity']:.3f}")
     table.add_section()
     table.add_row("all, each once", f"{result['loss']:.4f}", f"{result['perplexity']:.3f}")
+    if "temperature" in result:
+        name = f"scores untransformed, temperature {result['temperature']:.4g}"
+        table.add_row(name, f"{result['temperature_loss']:.4f}", f"{result['temperature_perplexity']:.3f}")
     return table

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from longshort.losses import linear_cross_entropy
+from longshort.losses import linear_cross_entropy, transform_scores
 from longshort.model.config import GPTConfig
 from longshort.nn import (
     MLP,
@@ -37,7 +37,7 @@ class GPTOutput(NamedTuple):
     """What `GPT` returns."""
 
     logits: Tensor | None
-    """(B, T, V), or None: see `return_logits` and `last_logits`."""
+    """(B, T, V), or None: see `return_logits` and `last_logits`. Their softmax is what the loss is taken of."""
     loss: Tensor | None
     """Mean cross-entropy in nats, fp32; None without targets."""
     stats: Tensor | None
@@ -48,6 +48,8 @@ class GPT(nn.Module):
     """A language model.
 
     `model.gradient_checkpointing = True` recomputes each block in the backward pass instead of keeping its activations.
+    `model.exponent = 0.5` passes the output scores through `losses.transform_scores`, linear below
+    `model.linear_below`: the e-exponentiated loss, and logits to match it.
 
     >>> model = GPT(GPTConfig.preset("tiny"))
     >>> tokens = torch.randint(256, (2, 100))
@@ -64,6 +66,7 @@ class GPT(nn.Module):
             raise ValueError(f"config must be a GPTConfig, got {type(config).__name__}")
         self.config = config
         self.gradient_checkpointing = False
+        self.exponent, self.linear_below = 1.0, 0.01
         learned = config.positions == "learned"
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.position_embedding = nn.Embedding(config.context, config.width) if learned else None
@@ -156,7 +159,7 @@ class GPT(nn.Module):
             loss = None if targets is None else self._loss(hidden, targets)
             wanted = targets is None if return_logits is None else return_logits
             kept = hidden if last_logits is None else hidden[:, -last_logits:]
-            logits = F.linear(kept, self.head_weight) if wanted else None
+            logits = self._logits(kept) if wanted else None
         return GPTOutput(logits, loss, statistics)
 
     def new_cache(
@@ -239,6 +242,12 @@ class GPT(nn.Module):
             return checkpoint(block, x, use_reentrant=False, **options)
         return block(x, **options)
 
+    def _logits(self, hidden: Tensor) -> Tensor:
+        scores = F.linear(hidden, self.head_weight)
+        if self.exponent == 1:
+            return scores
+        return transform_scores(scores, self.exponent, self.linear_below).to(scores.dtype)
+
     def _loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         return linear_cross_entropy(
             hidden.flatten(0, 1),
@@ -247,6 +256,8 @@ class GPT(nn.Module):
             ignore_index=IGNORED_TARGET,
             z_weight=self.config.z_loss if self.training else 0.0,
             chunk=self.config.loss_chunk,
+            exponent=self.exponent,
+            linear_below=self.linear_below,
         )
 
     def _check_inputs(

@@ -36,6 +36,18 @@ class DataConfig:
     """Rows in one optimizer step, over all ranks and micro-batches."""
     segments: bool = False
     """Attention stays within a document, and the documents packed in a row do not see each other."""
+    corruption: float = 0.0
+    """Share of training tokens that random ones replace, the same in every epoch; validation text stays clean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """The e-exponentiated loss (arXiv 1902.06127): cross-entropy of damped output scores."""
+
+    exponent: float = 1.0
+    """From 0 to 1; scores s become sign(s) |s|^exponent. 1: plain cross-entropy."""
+    linear_below: float = 0.01
+    """The size of a score below which the transform is linear."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +159,7 @@ class TrainConfig:
 
     model: GPTConfig
     data: DataConfig = field(default_factory=DataConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     run: RunConfig = field(default_factory=RunConfig)
@@ -166,9 +179,16 @@ class TrainConfig:
             _at_least(name, value, 1)
         for name, value in (("schedule.warmup", self.schedule.warmup), ("run.save_every", run.save_every)):
             _at_least(name, value, 0)
-        for name, rate in (("optimizer.lr", self.optimizer.lr), ("stability.clip_norm", stability.clip_norm)):
+        for name, rate in (
+            ("optimizer.lr", self.optimizer.lr),
+            ("stability.clip_norm", stability.clip_norm),
+            ("loss.linear_below", self.loss.linear_below),
+        ):
             if not rate > 0:
                 raise ConfigError(f"{name} must be > 0, got {rate}")
+        for name, share in (("data.corruption", data.corruption), ("loss.exponent", self.loss.exponent)):
+            if not 0 <= share <= 1:
+                raise ConfigError(f"{name} must be from 0 to 1, got {share}")
         if data.batch_size % run.accumulate:
             raise ConfigError(
                 f"data.batch_size must be a multiple of run.accumulate={run.accumulate}, got {data.batch_size}"

@@ -21,6 +21,7 @@ class Corpus:
     length: int
     batch_size: int
     segments: bool
+    corruption: float
     fingerprint: str
 
     @classmethod
@@ -37,12 +38,20 @@ class Corpus:
                 f"model.vocab_size must be at least {tokens.vocab_size}, the vocabulary of {folder}, "
                 f"got {config.model.vocab_size}"
             )
-        return cls(folder, config.length, config.data.batch_size, config.data.segments, tokens.fingerprint)
+        data = config.data
+        return cls(folder, config.length, data.batch_size, data.segments, data.corruption, tokens.fingerprint)
 
     def stream(self, split: str, *, seed: int) -> TokenStream:
-        """Batches of one split."""
+        """Batches of one split; only training text is corrupted."""
         tokens = TokenFile.open(self.folder / f"{split}.tokens")
-        return TokenStream(tokens, batch_size=self.batch_size, length=self.length, seed=seed, segments=self.segments)
+        return TokenStream(
+            tokens,
+            batch_size=self.batch_size,
+            length=self.length,
+            seed=seed,
+            segments=self.segments,
+            corruption=self.corruption if split == "train" else 0.0,
+        )
 
     def keep_tokenizer(self, out: Path) -> None:
         """Put the tokenizer beside the checkpoints, which cannot be read without it."""

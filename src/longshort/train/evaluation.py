@@ -52,13 +52,14 @@ def evaluate_split(
     limit: int | None = None,
     batch_size: int = 8,
     segments: bool = False,
+    temperature: float = 1.0,
     progress: Callable[[int], None] = lambda windows_done: None,
 ) -> dict[str, Any]:
     """Perplexity over a whole split by a sliding window, and by bucket of positions in the window.
 
     Windows of `length` tokens start every `stride`; each token's loss counts once, in the first window that holds it.
     Buckets count every position of every window instead, since they ask what context is worth. With `segments`, tokens
-    see their own document only, as in training with data.segments.
+    see their own document only, as in training with data.segments. Logits are divided by `temperature`.
     """
     model.eval()
     n_buckets = math.ceil(length / bucket)
@@ -69,7 +70,7 @@ def evaluate_split(
         rows = torch.stack([window.tokens for window in group]).to(device)
         targets = torch.stack([window.targets for window in group]).to(device)
         documents = document_numbers(rows, tokens.end_of_document) if segments else None
-        losses = _token_losses(model, rows, targets, documents, precision).double().cpu()
+        losses = _token_losses(model, rows, targets, documents, precision, temperature).double().cpu()
         for window, row in zip(group, losses, strict=True):
             total, counted = total + float(row[window.fresh :].sum()), counted + length - window.fresh
             sums.index_add_(0, place, row)
@@ -99,7 +100,11 @@ def batched(items: Iterable[Window], size: int) -> Iterator[list[Window]]:
         yield group
 
 
-def _token_losses(model: nn.Module, rows: Tensor, targets: Tensor, segments: Tensor | None, precision: str) -> Tensor:
+def _token_losses(
+    model: nn.Module, rows: Tensor, targets: Tensor, segments: Tensor | None, precision: str, temperature: float
+) -> Tensor:
     with autocast(precision, rows.device):
         logits = model(rows, segments=segments).logits
+    if temperature != 1:
+        logits = logits.float() / temperature
     return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)

@@ -62,7 +62,8 @@ def run_description(config: TrainConfig, model: GPT, world: World) -> dict[str, 
 
 def check_same_run(config: TrainConfig, checkpoint: Checkpoint, fingerprint: str) -> None:
     """Raise where the checkpoint in the run's folder is of another run; imported weights have no run but a model."""
-    ours, theirs = config.to_dict(), checkpoint.state["config"]
+    # Through the class: a key that an older checkpoint does not know had the value that is now its default.
+    ours, theirs = config.to_dict(), TrainConfig.from_dict(checkpoint.state["config"]).to_dict()
     imported = "imported" in checkpoint.state
     for section, values in ours.items():
         if imported and section != "model":

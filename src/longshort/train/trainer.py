@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from longshort.data.stream import Batch
-from longshort.model import GPT
 from longshort.nn import update_sigma
 from longshort.stability import LogitMeter, SpikeGuard, TensorClip, attention_entropy, qk_clip
 from longshort.stability.clipping import clip_by_global_norm, gradient_norm
@@ -30,7 +29,6 @@ from longshort.stability.qk_clip import check_qk_clip
 from longshort.train.checkpoint import (
     Checkpoint,
     discard_after,
-    load_checkpoint,
     newest_checkpoint,
     prune_checkpoints,
     save_checkpoint,
@@ -41,6 +39,7 @@ from longshort.train.distributed import World, joined
 from longshort.train.evaluation import autocast, validation_loss
 from longshort.train.flops import flops_per_token, peak_flops
 from longshort.train.log import RunLog, rewind_log
+from longshort.train.models import build_model
 from longshort.train.optimizer import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from longshort.train.progress import Reporter, Silent
 from longshort.train.record import check_same_run, open_log, run_description
@@ -103,7 +102,7 @@ class Trainer:
         self.stream = self.corpus.stream("train", seed=config.run.seed)
         self.validation = self.corpus.stream("validation", seed=0)
         torch.manual_seed(config.run.seed)
-        self.model = GPT(config.model).to(world.device)
+        self.model = build_model(config).to(world.device)
         self.model.gradient_checkpointing = config.run.checkpoint_activations
         if config.stability.qk_clip is not None:
             check_qk_clip(self.model)
@@ -394,11 +393,3 @@ class Trainer:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def load_model(path: Path, device: torch.device | str = "cpu") -> tuple[GPT, Checkpoint]:
-    """The model of a checkpoint, or of a run's newest one, ready to evaluate."""
-    checkpoint = load_checkpoint(path)
-    model = GPT(TrainConfig.from_dict(checkpoint.state["config"]).model)
-    model.load_state_dict(checkpoint.model)
-    return model.to(device).eval(), checkpoint

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from longshort.lab.reproduce import (
+    corrupted_tokens,
     degrees_of_freedom,
     explosion,
     heads_and_window,
+    label_noise,
     latency,
     long_runs,
+    loss_landscape,
     lr_sensitivity,
     positions,
     stabilizers,
@@ -26,5 +29,8 @@ RECIPES: dict[str, Recipe] = {
         latency.RECIPE,
         long_runs.ENDURANCE,
         long_runs.SCALE,
+        label_noise.RECIPE,
+        corrupted_tokens.RECIPE,
+        loss_landscape.RECIPE,
     )
 }

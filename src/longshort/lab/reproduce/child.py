@@ -18,11 +18,13 @@ from longshort.bench.training import attending
 from longshort.files import write_json
 from longshort.heads import HeadPlan
 from longshort.lab.anatomy import anatomy
+from longshort.lab.reproduce import corrupted_tokens
 from longshort.lab.reproduce.measures import AFTER, count_spikes
 from longshort.lab.reproduce.step_clock import StepClock
 from longshort.lab.runner import named_config
 from longshort.ops import AttentionResult, attention
 from longshort.train import TrainConfig, load_model, train
+from longshort.train.calibration import calibrated_losses
 from longshort.train.corpus import Corpus
 from longshort.train.distributed import choose_device
 from longshort.train.evaluation import autocast
@@ -59,20 +61,22 @@ def train_and_look(config: TrainConfig) -> None:
 
 def look(config: TrainConfig, out: Path) -> dict[str, Any]:
     """The anatomy of the newest checkpoint's attention; spikes and the largest |logit| of the whole log, before it is
-    thinned to travel.
+    thinned to travel. Where the loss is what is compared, also the losses on clean text by a fitted temperature.
     """
     device = choose_device(config.run.device)
     model, _ = load_model(out, device)
-    tokens = Corpus.open(config).stream("validation", seed=0).batch(0).tokens[:ROWS].to(device)
+    stream = Corpus.open(config).stream("validation", seed=0)
+    tokens = stream.batch(0).tokens[:ROWS].to(device)
     with autocast(config.run.precision, device):
         found = anatomy(model, tokens)
     steps = [record for record in read_log(out) if record["kind"] == "train"]
     peaks = [peak for record in steps if (peak := largest_logit(record)) is not None]
-    return {
-        "anatomy": found,
-        "spikes": count_spikes(record["loss"] for record in steps),
-        "largest_logit": max(peaks, default=None),
-    }
+    after: dict[str, Any] = {"anatomy": found, "largest_logit": max(peaks, default=None)}
+    after["spikes"] = count_spikes(record["loss"] for record in steps)
+    if config.run.variant in corrupted_tokens.NAMES:
+        batches, precision = config.run.eval_batches, config.run.precision
+        after["clean"] = calibrated_losses(model, stream, batches=batches, device=device, precision=precision)
+    return after
 
 
 if __name__ == "__main__":

@@ -11,6 +11,9 @@ from longshort.losses import linear_cross_entropy
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
 
 
+_DOUBLE = (torch.float64, True, True)
+
+
 def case(n: int = 23, d: int = 8, v: int = 37, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     hidden = torch.randn(n, d, dtype=dtype, requires_grad=True)
     weight = torch.randn(v, d, dtype=dtype, requires_grad=True)
@@ -106,7 +109,7 @@ def test_no_gradient_is_formed_without_grad_mode() -> None:
 
 def test_op_offers_no_gradient_of_its_gradients() -> None:
     hidden, weight, targets = case()
-    outputs = torch.ops.longshort.linear_cross_entropy(hidden, weight, targets, -100, 0.0, 7, torch.float64, True, True)
+    outputs = torch.ops.longshort.linear_cross_entropy(hidden, weight, targets, -100, 0.0, 1.0, 0.01, 7, *_DOUBLE)
     assert [x.requires_grad for x in outputs] == [True, False, False, False]
 
 
@@ -178,10 +181,13 @@ def test_gradients_pass_gradcheck() -> None:
     )
 
 
+@pytest.mark.parametrize("exponent", [1.0, 0.5])
 @pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, False)])
-def test_op_passes_opcheck(wanted: tuple[bool, bool]) -> None:
+def test_op_passes_opcheck(wanted: tuple[bool, bool], exponent: float) -> None:
     hidden, weight, targets = case(dtype=torch.float32)
-    arguments = (hidden.requires_grad_(wanted[0]), weight.requires_grad_(wanted[1]), targets, -100, 0.1, 7)
+    hidden.requires_grad_(wanted[0])
+    weight.requires_grad_(wanted[1])
+    arguments = (hidden, weight, targets, -100, 0.1, exponent, 0.01, 7)
     torch.library.opcheck(torch.ops.longshort.linear_cross_entropy.default, (*arguments, torch.float32, *wanted))
 
 
@@ -217,6 +223,8 @@ def test_compiled_loss_equals_eager(dynamic: bool) -> None:
         ({"targets": torch.zeros(5, dtype=torch.long)}, r"targets must be int64 of shape \(4,\)"),
         ({"z_weight": -1.0}, "z_weight must be >= 0, got -1.0"),
         ({"chunk": 0}, "chunk must be None or at least 1, got 0"),
+        ({"exponent": 1.5}, "exponent must be from 0 to 1, got 1.5"),
+        ({"linear_below": 0.0}, "linear_below must be a finite number > 0, got 0.0"),
     ],
 )
 def test_wrong_argument_is_a_clear_error(change: dict[str, object], message: str) -> None:

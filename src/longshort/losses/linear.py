@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longshort.losses.damped import check_exponent, slope_of, transformed
+
 _TRITON = find_spec("triton") is not None
 _CHUNK_BYTES = 64 * 2**20
 """Budget for one chunk of fp32 logits. Smaller chunks spend their time adding up the (V, d) weight gradient."""
@@ -29,11 +31,14 @@ def linear_cross_entropy(
     ignore_index: int = -100,
     z_weight: float = 0.0,
     chunk: int | None = None,
+    exponent: float = 1.0,
+    linear_below: float = 0.01,
 ) -> Tensor:
     """Mean cross-entropy of softmax(hidden @ weight.T) against targets; fp32 (float64 for float64 inputs).
 
     Equal to `F.cross_entropy(hidden @ weight.T, targets)`, plus `z_weight` times the mean squared log-sum-exp (PaLM's
-    z-loss, arXiv 2204.02311), both over the tokens that are not ignored. When all are ignored, the loss is 0 and so
+    z-loss, arXiv 2204.02311), both over the tokens that are not ignored. With `exponent` below 1 both are taken of
+    `transform_scores(hidden @ weight.T, exponent, linear_below)`. When all are ignored, the loss is 0 and so
     are the gradients. Softmax and sums are fp32 and the weight's gradient is summed over chunks in fp32; the matrix
     products run in the inputs' dtype, or autocast's. Differentiable once.
 
@@ -50,6 +55,7 @@ def linear_cross_entropy(
     True
     """
     _check(hidden, weight, targets, z_weight, chunk)
+    check_exponent("exponent", exponent, "linear_below", linear_below)
     dtype = _product_dtype(hidden, weight)
     recording = torch.is_grad_enabled()
     loss, _, _, _ = torch.ops.longshort.linear_cross_entropy(
@@ -58,6 +64,8 @@ def linear_cross_entropy(
         targets,
         ignore_index,
         float(z_weight),
+        float(exponent),
+        float(linear_below),
         max(1, _CHUNK_BYTES // (4 * weight.shape[0])) if chunk is None else chunk,
         dtype,
         recording and hidden.requires_grad,
@@ -70,8 +78,9 @@ def linear_cross_entropy(
 # would lose them, since a loss scale comes only in backward, where both it and 1 / count are applied.
 torch.library.define(
     "longshort::linear_cross_entropy",
-    "(Tensor hidden, Tensor weight, Tensor targets, int ignore_index, float z_weight, int chunk, ScalarType dtype, "
-    "bool grad_hidden, bool grad_weight) -> (Tensor loss, Tensor d_hidden, Tensor d_weight, Tensor count)",
+    "(Tensor hidden, Tensor weight, Tensor targets, int ignore_index, float z_weight, float exponent, "
+    "float linear_below, int chunk, ScalarType dtype, bool grad_hidden, bool grad_weight) "
+    "-> (Tensor loss, Tensor d_hidden, Tensor d_weight, Tensor count)",
 )
 
 
@@ -82,6 +91,8 @@ def _forward(
     targets: Tensor,
     ignore_index: int,
     z_weight: float,
+    exponent: float,
+    linear_below: float,
     chunk: int,
     dtype: torch.dtype,
     grad_hidden: bool,
@@ -98,17 +109,23 @@ def _forward(
         for start in range(0, hidden.shape[0], chunk):
             rows = slice(start, start + chunk)
             features = hidden[rows].to(dtype)
-            loss, residual = chunk_loss(
-                features @ head.mT, targets[rows], ignore_index, z_weight, grad_hidden or grad_weight
-            )
+            logits, slope = features @ head.mT, None
+            if exponent != 1:
+                logits = logits.to(total_dtype)
+                if grad_hidden or grad_weight:
+                    slope = slope_of(logits, exponent, linear_below)
+                logits = transformed(logits, exponent, linear_below)
+            loss, residual = chunk_loss(logits, targets[rows], ignore_index, z_weight, grad_hidden or grad_weight)
             total += loss
             if residual is not None:
-                residual = residual.to(dtype)
+                residual = (residual if slope is None else _through(residual, slope, targets[rows] != ignore_index)).to(
+                    dtype
+                )
                 if grad_hidden:
                     d_hidden[rows] = residual @ head
                 if grad_weight:
                     _accumulate(d_weight, residual, features)
-            del residual  # before the next chunk's logits are there
+            del logits, residual, slope  # before the next chunk's logits are there
     return total / count, d_hidden, d_weight.to(weight.dtype), count
 
 
@@ -121,10 +138,7 @@ def _fused() -> Callable[..., tuple[Tensor, Tensor | None]]:
 def _chunk_loss(
     logits: Tensor, targets: Tensor, ignore_index: int, z_weight: float, with_gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Summed loss of one chunk and its gradient by the logits, which this overwrites to hold one copy, not three.
-
-    A transform of the scores before the softmax has its place at the start, and its derivative at the end.
-    """
+    """Summed loss of one chunk and its gradient by the logits, which this overwrites to hold one copy, not three."""
     kept = targets != ignore_index
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     labels = targets.where(kept, 0)[:, None]
@@ -142,6 +156,11 @@ def _chunk_loss(
     return loss, residual.masked_fill_(~kept[:, None], 0)
 
 
+def _through(residual: Tensor, slope: Tensor, kept: Tensor) -> Tensor:
+    """The gradient by the scores from that by their transform; what an ignored row holds does not matter."""
+    return residual.mul_(slope.masked_fill_(~kept[:, None], 0))
+
+
 def _accumulate(d_weight: Tensor, residual: Tensor, features: Tensor) -> None:
     if residual.dtype == d_weight.dtype:
         d_weight.addmm_(residual.mT, features)
@@ -156,6 +175,8 @@ def _fake(
     targets: Tensor,
     ignore_index: int,
     z_weight: float,
+    exponent: float,
+    linear_below: float,
     chunk: int,
     dtype: torch.dtype,
     grad_hidden: bool,
@@ -188,7 +209,7 @@ def _backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, .
     return (
         (d_hidden * scale).to(d_hidden.dtype) if grad_hidden else None,
         (d_weight * scale).to(d_weight.dtype) if grad_weight else None,
-        *(None,) * 7,
+        *(None,) * 9,
     )
 
 

@@ -1,0 +1,100 @@
+"""Perplexity of a model whose scores were transformed in training: as trained, and by a temperature fitted afterwards.
+
+The e-exponentiated loss trains softmax(h(s)). Under a plain softmax the scores s have the wrong scale then, which one
+number mends: a temperature, fitted on held-out text. A model of plain cross-entropy is given the same chance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from longshort.data.stream import TokenStream
+from longshort.losses import transform_scores
+from longshort.model import GPT
+from longshort.train.evaluation import autocast
+
+FITTED_ROWS = 4096
+"""Positions that a temperature is fitted on, at most."""
+_HALVINGS = 50
+
+
+@contextmanager
+def raw_scores(model: GPT) -> Iterator[None]:
+    """Within it, the model's logits are its scores s, without the transform."""
+    exponent, model.exponent = model.exponent, 1.0
+    try:
+        yield
+    finally:
+        model.exponent = exponent
+
+
+@torch.no_grad()
+def fit_temperature(scores: Tensor, targets: Tensor, *, lowest: float = 1e-3, highest: float = 1e6) -> float:
+    """The temperature T at which the mean cross-entropy of softmax(scores / T) is least; scores (N, V), targets (N,).
+
+    The loss is convex in 1 / T: its slope, the expected score less the target's, is brought to 0 by halving. At a
+    bound, the bound is returned.
+
+    >>> scores = torch.tensor([[0.0, 8.0]] * 4)
+    >>> round(8 / fit_temperature(scores, torch.tensor([1, 1, 1, 0])), 3)  # log(3): three in four are right
+    1.099
+    """
+    scores = scores.float()
+    low, high = math.log(1 / highest), math.log(1 / lowest)
+    picked = scores.gather(-1, targets[:, None]).mean()
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        expected = ((math.exp(middle) * scores).softmax(-1) * scores).sum(-1).mean()
+        low, high = (low, middle) if expected > picked else (middle, high)
+    return math.exp(-(low + high) / 2)
+
+
+@torch.no_grad()
+def score_sample(model: GPT, tokens: Tensor, targets: Tensor, precision: str, **options: Any) -> tuple[Tensor, Tensor]:
+    """Scores s (N, V) and targets (N,) at evenly spread positions of a batch, at most `FITTED_ROWS` of them."""
+    with raw_scores(model), autocast(precision, tokens.device):
+        scores = model(tokens, **options).logits.flatten(0, 1)
+    kept = torch.linspace(0, len(scores) - 1, min(FITTED_ROWS, len(scores)), device=scores.device).long()
+    return scores[kept].float(), targets.flatten()[kept]
+
+
+@torch.no_grad()
+def calibrated_losses(
+    model: GPT, stream: TokenStream, *, batches: int, device: torch.device, precision: str
+) -> dict[str, float]:
+    """Mean losses over the first `batches` batches of a stream; temperatures are fitted on the batch after them.
+
+    `loss` is of softmax(h(s)), as trained; `scores_loss` of softmax(s / scores_temperature); `transformed_loss` of
+    softmax(h(s) / transformed_temperature). Without a transform h(s) = s and the last two are one.
+    """
+    model.eval()
+
+    def h(scores: Tensor) -> Tensor:
+        return transform_scores(scores, model.exponent, model.linear_below)
+
+    def batch(number: int) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        tokens, targets, segments = (None if x is None else x.to(device) for x in stream.batch(number)[:3])
+        return tokens, targets, {"segments": segments}  # type: ignore[return-value]
+
+    tokens, targets, options = batch(batches)
+    scores, answers = score_sample(model, tokens, targets, precision, **options)
+    temperatures = {"scores": fit_temperature(scores, answers), "transformed": fit_temperature(h(scores), answers)}
+    totals = dict.fromkeys(("loss", "scores_loss", "transformed_loss"), 0.0)
+    for number in range(batches):
+        tokens, targets, options = batch(number)
+        with raw_scores(model), autocast(precision, device):
+            scores = model(tokens, **options).logits.flatten(0, 1).float()
+        for name, logits in (
+            ("loss", h(scores)),
+            ("scores_loss", scores / temperatures["scores"]),
+            ("transformed_loss", h(scores) / temperatures["transformed"]),
+        ):
+            totals[name] += float(F.cross_entropy(logits, targets.flatten())) / batches
+    return totals | {f"{name}_temperature": value for name, value in temperatures.items()}
