@@ -44,6 +44,18 @@ def test_saved_and_loaded_it_gives_the_same_bits(options, tmp_path):
     assert loaded(TOKENS).logits.equal(model(TOKENS).logits)
 
 
+def test_a_model_of_the_exponentiated_loss_keeps_its_transform(tmp_path):
+    inside = gpt()
+    inside.exponent, inside.linear_below = 0.5, 0.02
+    model = LongShortForCausalLM.from_gpt(inside)
+    model.save_pretrained(tmp_path)
+    loaded = LongShortForCausalLM.from_pretrained(tmp_path)
+    expected = inside(TOKENS).logits
+    assert torch.equal(loaded(TOKENS, use_cache=False).logits, expected)
+    inside.exponent = 1.0
+    assert not torch.allclose(inside(TOKENS).logits, expected)
+
+
 def test_a_fresh_model_is_drawn_as_gpt_draws_it():
     config = GPTConfig.preset("tiny", n_layers=8, init_std=0.1)
     weights = LongShortForCausalLM(LongShortConfig.from_gpt(config)).state_dict()

@@ -69,6 +69,7 @@ def test_null_unsets_what_may_be_unset():
         ("run.steps=true", "run.steps must be int, got True"),
         ("run.steps=", "run.steps must be int, got None"),
         ("run.compile=1", "run.compile must be bool, got 1"),
+        ("run.cuda_graphs=true", "run.cuda_graphs needs run.compile=true and run.accumulate=1, got run.compile=false"),
         ("optimizer.lr=fast", "optimizer.lr must be float, got 'fast'"),
         ("optimizer.lr=true", "optimizer.lr must be float, got True"),
         ("optimizer.lr=[1]", "optimizer.lr must be float"),

@@ -102,6 +102,9 @@ class LongShortConfig(PreTrainedConfig):
     initializer_range: float = 0.02
     loss_chunk: int | None = None
     attention_backend: str = "auto"
+    score_exponent: float = 1.0
+    """Below 1, of a model trained by the e-exponentiated loss: logits are its transform of the output scores."""
+    score_linear_below: float = 0.01
 
     use_cache: bool = True
     bos_token_id: int | None = None

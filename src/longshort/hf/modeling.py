@@ -40,12 +40,14 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: LongShortConfig) -> None:
         super().__init__(config)
         self.model = GPT(config.to_gpt())
+        self.model.exponent, self.model.linear_below = config.score_exponent, config.score_linear_below
         self.post_init()
 
     @classmethod
     def from_gpt(cls, gpt: GPT, **more: Any) -> LongShortForCausalLM:
         """A shell around this very `GPT`, whose weights it shares; `more` are further fields of `LongShortConfig`."""
-        config = LongShortConfig.from_gpt(gpt.config, dtype=gpt.embedding.weight.dtype, **more)
+        loss = {"score_exponent": gpt.exponent, "score_linear_below": gpt.linear_below}
+        config = LongShortConfig.from_gpt(gpt.config, dtype=gpt.embedding.weight.dtype, **loss, **more)
         with torch.device("meta"):
             model = cls(config)
         model.model = gpt

@@ -94,6 +94,8 @@ class RunConfig:
     """Micro-batches in an optimizer step."""
     compile: bool = False
     """torch.compile the model."""
+    cuda_graphs: bool = False
+    """Replay the compiled step as CUDA graphs: for small models on one GPU, which wait longer for Python than for it."""
     checkpoint_activations: bool = False
     """Recompute blocks in the backward pass instead of keeping their activations."""
     eval_every: int = 100
@@ -189,6 +191,9 @@ class TrainConfig:
         for name, share in (("data.corruption", data.corruption), ("loss.exponent", self.loss.exponent)):
             if not 0 <= share <= 1:
                 raise ConfigError(f"{name} must be from 0 to 1, got {share}")
+        if run.cuda_graphs and not (run.compile and run.accumulate == 1):
+            got = f"run.compile={run.compile} and run.accumulate={run.accumulate}".lower()
+            raise ConfigError(f"run.cuda_graphs needs run.compile=true and run.accumulate=1, got {got}")
         if data.batch_size % run.accumulate:
             raise ConfigError(
                 f"data.batch_size must be a multiple of run.accumulate={run.accumulate}, got {data.batch_size}"

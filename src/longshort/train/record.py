@@ -19,7 +19,17 @@ from longshort.train.log import RunLog, Sink, TensorBoardSink, WandbSink
 
 _MAY_CHANGE = {
     "run": {
-        *("out", "variant", "steps", "device", "compile", "checkpoint_activations", "eval_every", "eval_batches"),
+        *(
+            "out",
+            "variant",
+            "steps",
+            "device",
+            "compile",
+            "cuda_graphs",
+            "checkpoint_activations",
+            "eval_every",
+            "eval_batches",
+        ),
         *("save_every", "save_best", "keep", "tensorboard", "wandb"),
     },
     "telemetry": {"logits_every", "entropy_every", "layer_gradients"},

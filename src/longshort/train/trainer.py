@@ -96,6 +96,8 @@ class Trainer:
                 f"data.batch_size must be a multiple of {world.size} processes times "
                 f"run.accumulate={config.run.accumulate}, got {config.data.batch_size}"
             )
+        if config.run.cuda_graphs and world.size > 1:
+            raise ConfigError(f"run.cuda_graphs must be false with several processes, got {world.size}")
         self.out = Path(config.run.out)
         self.checkpoints = self.out / "checkpoints"
         self.corpus = Corpus.open(config, message=reporter.message)
@@ -127,7 +129,8 @@ class Trainer:
 
     def _parallel(self, model: nn.Module) -> nn.Module:
         if self.config.run.compile:
-            model = torch.compile(model)  # type: ignore[assignment]
+            options = {"mode": "reduce-overhead"} if self.config.run.cuda_graphs else {}
+            model = torch.compile(model, **options)  # type: ignore[call-overload]
         if self.world.size > 1:
             model = DistributedDataParallel(model)
         return model
@@ -164,6 +167,8 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         with_stats = self._wants_logits()
+        if config.run.cuda_graphs:
+            torch.compiler.cudagraph_mark_step_begin()  # what the last step returned may be overwritten
         loss = self._forward_backward(batch, with_stats).item()
         layers = self._layer_gradients() if config.telemetry.layer_gradients else {}
         norm = gradient_norm(self.model.parameters())

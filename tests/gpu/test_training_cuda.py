@@ -1,0 +1,18 @@
+"""Training on a GPU: compiled, and replayed as CUDA graphs, it gives the losses of eager training."""
+
+import pytest
+
+from longshort.train import train
+
+from ..train.tiny import losses, make_corpus, tiny_config
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # inductor has much to say about fp32
+@pytest.mark.parametrize("how", [["run.compile=true"], ["run.compile=true", "run.cuda_graphs=true"]], ids=" ".join)
+def test_a_compiled_run_gives_the_losses_of_an_eager_one(how, tmp_path):
+    corpus = make_corpus(tmp_path)
+    common = ("run.device=cuda", "run.precision=fp32", "run.steps=25", "telemetry.logits_every=5", "run.eval_every=10")
+    for name, changes in (("eager", []), ("compiled", how)):
+        train(tiny_config(corpus, tmp_path / name, *common, *changes, width=32))
+    eager, compiled = (list(losses(tmp_path / name).values()) for name in ("eager", "compiled"))
+    assert compiled == pytest.approx(eager, rel=2e-3)
