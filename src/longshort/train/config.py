@@ -95,7 +95,7 @@ class RunConfig:
     compile: bool = False
     """torch.compile the model."""
     cuda_graphs: bool = False
-    """Replay the compiled step as CUDA graphs: for small models on one GPU, which wait longer for Python than for it."""
+    """Replay the compiled step as CUDA graphs: for small models on one GPU, which wait more for Python than for it."""
     checkpoint_activations: bool = False
     """Recompute blocks in the backward pass instead of keeping their activations."""
     eval_every: int = 100
