@@ -1,16 +1,11 @@
 """Prefill and decode: the same text with and without a cache, in batches, and where it ends."""
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 
 from longshort import GPT, GPTConfig, generate
 from longshort.data.tokenizer import ByteTokenizer
 from longshort.generation import TextStream, engine
-
-GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
 
 
 def build(**options):
@@ -195,8 +190,3 @@ def test_a_stream_of_text_is_the_text_of_the_tokens(model):
     assert "".join(stream) == tokenizer.decode(tokens).rstrip("\N{REPLACEMENT CHARACTER}")
     assert stream.n_tokens == len(tokens)
     assert stream.tokens_per_second == pytest.approx(len(tokens) / stream.seconds)
-
-
-def test_python_of_the_guide_runs():
-    (example,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.S)
-    exec(compile(example, str(GUIDE), "exec"), {"__name__": "example"})

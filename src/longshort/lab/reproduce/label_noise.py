@@ -172,9 +172,8 @@ def figure(data: dict[str, Any]) -> Any:
     from longshort.lab.report.charts import drawing
 
     alt = drawing()
-    charts = []
+    panels = []
     for pair in dict.fromkeys((row["dataset"], row["model"]) for row in data["rows"]):
-        panels = []
         for kind, key, title in (
             ("symmetric", "last", "symmetric, last"),
             ("symmetric", "stopped", "symmetric, stopped"),
@@ -187,10 +186,9 @@ def figure(data: dict[str, Any]) -> Any:
             ]
             axes: dict[str, Any] = {"x_title": "wrong labels, per cent", "y_title": "test accuracy, per cent"}
             options: dict[str, Any] = {"x": "share", "y": "accuracy", "names": DRAWN, "points": True, **axes}
-            named: dict[str, Any] = {"title": f"{pair[0]} {pair[1]}: {title}", "width": 190, "height": 105}
+            named: dict[str, Any] = {"title": f"{pair[0]} {pair[1]}: {title}", "width": 240, "height": 105}
             panels.append(figures.lines(points, **options, **named))
-        charts.append(alt.hconcat(*panels))
-    return alt.vconcat(*charts)
+    return alt.concat(*panels, columns=3)
 
 
 _PAPER = "compares with its base and with other robust losses under label noise; its numbers are unknown to us"
