@@ -32,8 +32,8 @@ def decode_kernel(
     M: tl.constexpr, N: tl.constexpr, NEW: tl.constexpr, JOINED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     slot, part, share, b, which = own_work(B, n_kv, n_long, parts)
-    row = layout + which * 4
-    head, rows = tl.load(row).to(tl.int32), tl.load(row + 3).to(tl.int32)
+    row = layout + which * 5
+    head, rows, window = tl.load(row).to(tl.int32), tl.load(row + 3).to(tl.int32), tl.load(row + 4).to(tl.int32)
     # In rows, not elements: a multiple of D is known to be aligned.
     origin = (tl.load(row + 1) + b * tl.load(row + 2)) * D
     held = tl.load(length).to(tl.int32)
@@ -49,7 +49,7 @@ def decode_kernel(
         k_D, v_D = k_D.to(keys.dtype.element_ty), v_D.to(keys.dtype.element_ty)
         q_D = tl.load(q + d_D, mask=d_D < D, other=0.0).to(keys.dtype.element_ty).to(tl.float32)
         largest, total, weighted, top, bottom = one_query(
-            q_D, keys, values, ids, windows, decays, slopes, head, held, rows, part, share, scale, softcap,
+            q_D, keys, values, ids, window, decays, slopes, head, held, rows, part, share, scale, softcap,
             D, WIDTH, DECAY, SLOPE, SOFTCAP, SEGMENTS, STATS, N, STAGES,
         )  # fmt: skip
         if part == 0:

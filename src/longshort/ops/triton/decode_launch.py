@@ -82,7 +82,7 @@ def decode(
     group = n_heads // n_kv
     queries = group * new
     shape = decode_shape(q, keys, tuple(layout), batch)
-    cut = _cut(tuple(layout), shape.columns, shape.programs, batch, q.device)
+    cut = _cut(tuple(layout), tuple(windows[::group]), shape.columns, shape.programs, batch, q.device)
     extremes = q.new_empty((2, batch, n_heads, new) if stats else (1,), dtype=torch.float32)
     slots = batch * cut.n_long * queries * cut.parts if cut.parts > 1 else 1
     partial = q.new_empty(slots * _width(dim), dtype=torch.float32)
@@ -130,14 +130,22 @@ def _looked_up(dtype: torch.dtype, dim: int, slots: int, several: bool, device: 
 
 class _Cut(NamedTuple):
     table: Tensor
-    """(H_kv, 4) int64: KV head, first row, rows from one batch row to the next, rows; the split heads first."""
+    """(H_kv, 5) int64: KV head, first row, rows from one batch row to the next, rows, window of its first query head;
+    the split heads first. One place to look before the cache is read: each look takes half a microsecond."""
     n_long: int
     """Heads that are split."""
     parts: int
 
 
 @cache  # a captured CUDA graph reads the table for as long as it lives
-def _cut(layout: tuple[int, ...], columns: int, programs: float, batch: int, device: torch.device) -> _Cut:
+def _cut(
+    layout: tuple[int, ...],
+    windows: tuple[int, ...],
+    columns: int,
+    programs: float,
+    batch: int,
+    device: torch.device,
+) -> _Cut:
     """Heads of the most rows are split if others have fewer, or if they alone would leave processors idle."""
     heads = [HeadLayout(*layout[i : i + 3]) for i in range(0, len(layout), 3)]
     tiles = [-(-head.rows // columns) for head in heads]
@@ -148,7 +156,7 @@ def _cut(layout: tuple[int, ...], columns: int, programs: float, batch: int, dev
         parts = -(-max(tiles) // -(-max(tiles) // parts))
     n_long = len(long) if parts > 1 else 0
     order = [*long, *(head for head in range(len(heads)) if head not in long)]
-    numbers = [(head, *heads[head]) for head in order]
+    numbers = [(head, *heads[head], min(windows[head] or _EVERYTHING, _EVERYTHING)) for head in order]
     return _Cut(torch.tensor(numbers, dtype=torch.int64, device=device), n_long, parts)
 
 

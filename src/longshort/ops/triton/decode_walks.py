@@ -22,14 +22,14 @@ def positions_of(row_N, held, rows):
 
 @triton.jit
 def one_query(
-    q_D, keys, values, ids, windows, decays, slopes, head, held, rows, part, share, scale, softcap,
+    q_D, keys, values, ids, window, decays, slopes, head, held, rows, part, share, scale, softcap,
     D: tl.constexpr, WIDTH: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr,
     SEGMENTS: tl.constexpr, STATS: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """What one query sees of the cache. Each of the N lanes has a softmax of its own until the end: in the loop no
     thread waits for another outside its warp, and a product by hand needs no 16 rows of a matrix unit."""
     d_D, n_N = tl.arange(0, WIDTH), tl.arange(0, N)
-    window, decay, slope = options_of(windows, decays, slopes, head, DECAY, SLOPE)
+    decay, slope = rates_of(decays, slopes, head, DECAY, SLOPE)
     largest, total = tl.full((N,), NEVER, tl.float32), tl.zeros((N,), tl.float32)
     top, bottom = tl.full((N,), float("-inf"), tl.float32), tl.full((N,), float("inf"), tl.float32)
     weighted = tl.zeros((N, WIDTH), tl.float32)
@@ -172,7 +172,8 @@ def queries(
     real = (m_M < GROUP * T)[:, None] & (d_D < D)[None, :]
     q_MD = tl.load(q + member[:, None] * sq_h + (m_M % T)[:, None] * sq_t + d_D[None, :], mask=real, other=0.0)
     t_M = held + m_M % T
-    window, decay, slope = options_of(windows, decays, slopes, head * GROUP + member, DECAY, SLOPE)
+    window = tl.load(windows + head * GROUP + member)
+    decay, slope = rates_of(decays, slopes, head * GROUP + member, DECAY, SLOPE)
     ours = t_M
     if SEGMENTS:
         ours = tl.load(ids + t_M)
@@ -180,15 +181,14 @@ def queries(
 
 
 @triton.jit
-def options_of(windows, decays, slopes, head, DECAY: tl.constexpr, SLOPE: tl.constexpr):
-    """Window, decay and slope of query heads."""
-    window = tl.load(windows + head)
+def rates_of(decays, slopes, head, DECAY: tl.constexpr, SLOPE: tl.constexpr):
+    """Decay and slope of query heads."""
     decay, slope = 0.0, 0.0
     if DECAY:
         decay = tl.load(decays + head)
     if SLOPE:
         slope = tl.load(slopes + head)
-    return window, decay, slope
+    return decay, slope
 
 
 @triton.jit
