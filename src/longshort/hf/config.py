@@ -40,6 +40,10 @@ _NAMES = {
     "init_std": "initializer_range",
     "loss_chunk": "loss_chunk",
     "backend": "attention_backend",
+    "smoothing": "attention_smoothing",
+    "smoothing_side": "attention_smoothing_side",
+    "smoothing_stage": "attention_smoothing_stage",
+    "attention_chunk": "attention_chunk",
 }
 """Fields that mean the same in both; `ff_multiplier`, `plan` and `plans` are told in another way."""
 
@@ -102,6 +106,12 @@ class LongShortConfig(PreTrainedConfig):
     initializer_range: float = 0.02
     loss_chunk: int | None = None
     attention_backend: str = "auto"
+    attention_smoothing: int | None = None
+    """Width of LaS smoothing of the values."""
+    attention_smoothing_side: str = "causal"
+    attention_smoothing_stage: str = "after"
+    attention_chunk: int | None = None
+    """Attention within chunks of so many positions; `generate` needs use_cache=False then."""
 
     use_cache: bool = True
     bos_token_id: int | None = None

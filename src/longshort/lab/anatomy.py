@@ -36,6 +36,8 @@ def anatomy(model: nn.Module, tokens: Tensor, *, near: int = NEAR) -> dict[str, 
     (2, 4)
     """
     layers = [module for module in model.modules() if isinstance(module, LSAttention)]
+    if any(not layer.causal or layer.chunk is not None or layer.smoothing is not None for layer in layers):
+        raise ValueError("model must have causal attention over whole rows without smoothing, got another in a layer")
     was_training = model.training
     model.eval()
     rows: list[dict[str, Tensor]] = []
