@@ -245,7 +245,7 @@ def test_wrong_smoothing_is_refused_by_name(options, message):
 
 def test_centred_smoothing_of_causal_attention_is_refused_unless_allowed():
     q, k, v = inputs()
-    with pytest.raises(ValueError, match="smoothing_side must be 'causal' in causal attention, got 'centred'.* leaks"):
+    with pytest.raises(ValueError, match=r"smoothing_side must be 'causal' in causal attention, got 'centred'.* leaks"):
         attention(q, k, v, PLAN, smoothing=Smoothing(width=3, side="centred"))
 
 
@@ -256,5 +256,5 @@ def test_smoothing_that_is_no_smoothing_is_refused():
 
 def test_pooling_before_the_softmax_is_refused_by_other_backends():
     q, k, v = inputs()
-    with pytest.raises(ValueError, match='"after" with the blocked backend, got "before".*only backend="reference"'):
+    with pytest.raises(ValueError, match=r'"after" with the blocked backend, got "before".*only backend="reference"'):
         attention(q, k, v, PLAN, smoothing=Smoothing(width=3, stage="before"))

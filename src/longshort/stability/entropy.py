@@ -16,7 +16,8 @@ def attention_entropy(model: nn.Module, tokens: Tensor, **inputs: Any) -> Tensor
     """Mean entropy in nats of each head's rows, (L, H), over a batch of tokens (B, T).
 
     With x the logits and p their softmax, the entropy is lse - sum p x, and sum_j p_j q.k_j = q.(sum_j p_j k_j):
-    attention that returns keys in place of values gives it. Rows are taken before any smoothing. The model must be the plain module, not a compiled one.
+    attention that returns keys in place of values gives it. Rows are taken before any smoothing.
+    The model must be the plain module, not a compiled one.
     """
     check_entropy(model)
     layers = [module for module in model.modules() if isinstance(module, LSAttention)]
