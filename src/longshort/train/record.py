@@ -64,13 +64,16 @@ def check_same_run(config: TrainConfig, checkpoint: Checkpoint, fingerprint: str
     """Raise where the checkpoint in the run's folder is of another run; imported weights have no run but a model."""
     ours, theirs = config.to_dict(), checkpoint.state["config"]
     imported = "imported" in checkpoint.state
+    # What a run from before a key existed did is what the key's default says.
+    defaults = TrainConfig.from_dict({"model": theirs["model"]}).to_dict()
     for section, values in ours.items():
         if imported and section != "model":
             continue
         for key, value in values.items():
-            if key not in _MAY_CHANGE.get(section, ()) and theirs.get(section, {}).get(key) != value:
+            found = theirs.get(section, {}).get(key, defaults[section][key])
+            if key not in _MAY_CHANGE.get(section, ()) and found != value:
                 raise ConfigError(
-                    f"{config.run.out} holds a run with {section}.{key}={theirs.get(section, {}).get(key)!r}, "
+                    f"{config.run.out} holds a run with {section}.{key}={found!r}, "
                     f"not {value!r}: set it back to resume, or choose another run.out"
                 )
     vocabulary = checkpoint.state["vocabulary"]
