@@ -26,7 +26,7 @@ def test_a_run_from_before_a_key_existed_goes_on_with_its_default(tmp_path, sect
 
 def test_a_run_from_before_a_key_existed_does_not_go_on_with_another_value(tmp_path):
     config = tiny_config("data", tmp_path, "optimizer.eps=1e-4", smoothing=5)
-    with pytest.raises(ConfigError, match="holds a run with model.smoothing=None, not 5"):
+    with pytest.raises(ConfigError, match=r"holds a run with model\.smoothing=None, not 5"):
         check_same_run(config, checkpoint_without(config, "model", "smoothing"), "bytes")
-    with pytest.raises(ConfigError, match="holds a run with optimizer.eps=1e-08, not 0.0001"):
+    with pytest.raises(ConfigError, match=r"holds a run with optimizer\.eps=1e-08, not 0\.0001"):
         check_same_run(config, checkpoint_without(config, "optimizer", "eps"), "bytes")
