@@ -167,6 +167,14 @@ def test_left_padded_rows_decode_as_they_do_alone(static):
     torch.testing.assert_close(decoded[1, 13:], full(model, tokens[1:, 13:])[0], **TIGHT)
 
 
+def test_the_first_steps_with_segments_read_nothing_that_was_not_written(static):
+    model, tokens = build(positions="none"), draw(1, 12)
+    cache = poison(model.new_cache(max_length=12, static=static))
+    parts = [model(tokens[:, :1], cache=cache, segments=torch.zeros(1, 1, dtype=torch.long)).logits]
+    parts += [model(tokens[:, t : t + 1], cache=cache).logits for t in range(1, 12)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), full(model, tokens), **TIGHT)
+
+
 def test_a_new_segment_begins_without_the_values_of_the_last(static):
     model, tokens = build(positions="none"), draw(1, 40)
     cache = poison(model.new_cache(max_length=40, static=static))

@@ -8,6 +8,7 @@ import torch
 
 from longshort import HeadPlan, attention
 from longshort.ops import Smoothing
+from longshort.ops.smoothing import smooth_values
 
 PLAN = HeadPlan(windows=(None, 3, 5, None), decays=(0.0, 0.1, 0.3, 0.02), slopes=(0.1, 0.0, 0.0, 0.2))
 TWO_SIDED = {"causal": False}
@@ -193,6 +194,14 @@ def test_log_sum_exp_and_statistics_stay_those_of_the_unpooled_rows(backend):
     )
     assert torch.equal(plain.lse, smoothed.lse)
     assert torch.equal(plain.logits.max, smoothed.logits.max) and torch.equal(plain.logits.min, smoothed.logits.min)
+
+
+def test_smoothed_padding_is_zero():
+    _, _, v = inputs()
+    v[1, :, :2] = torch.nan
+    smooth = smooth_values(v, Smoothing(width=2), INTERLEAVED)
+    assert not smooth[1, :, [0, 1, 7]].any()
+    torch.testing.assert_close(smooth[1, :, 8], v[1, :, 8] / 2)
 
 
 def test_border_rows_sum_to_less_than_one():
