@@ -52,6 +52,14 @@ def test_las_plan_doubles_the_decay_from_head_to_head():
     assert all(b == pytest.approx(2 * a) for a, b in zip(plan.decays[1:], plan.decays[2:], strict=False))
 
 
+def test_las_plan_may_give_every_head_a_window():
+    plan = HeadPlan.las(n_heads=4, max_decay=0.001, window=32)
+    assert plan.windows == (32,) * 4
+    assert plan.decays == HeadPlan.las(n_heads=4, max_decay=0.001).decays
+    with pytest.raises(ValueError, match=r"windows\[0\] must be None .* got 0"):
+        HeadPlan.las(n_heads=4, max_decay=0.001, window=0)
+
+
 def test_las_plan_of_one_head_or_without_decay_is_plain_attention():
     assert HeadPlan.las(n_heads=1, max_decay=0.5) == HeadPlan.full(1)
     assert HeadPlan.las(n_heads=4, max_decay=0.0) == HeadPlan.full(4)

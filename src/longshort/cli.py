@@ -282,13 +282,14 @@ def compare(
     from longshort.lab.live import live_table, result_table
     from longshort.lab.report import write_report
     from longshort.lab.runner import run_all
-    from longshort.lab.variants import VARIANTS
+    from longshort.lab.variants import EXPERIMENTAL, VARIANTS
     from longshort.train import TrainConfig
 
     console = Console()
     with _one_line_errors():
         settings = TrainConfig.load(config, overrides or [])
-        names = list(VARIANTS) if variants == "all" else [name.strip() for name in variants.split(",")]
+        every = [name for name in VARIANTS if name not in EXPERIMENTAL]
+        names = every if variants == "all" else [name.strip() for name in variants.split(",")]
         arms = comparison.plan_arms(settings, names, range(settings.run.seed, settings.run.seed + seeds), out)
         left = [arm.config for arm in arms if not arm.is_finished]
         with live_table(arms, console) as watch:

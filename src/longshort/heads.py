@@ -51,8 +51,10 @@ class HeadPlan:
         return cls(windows=(None,) * n_global + (_positive("window", window),) * (n_heads - n_global))
 
     @classmethod
-    def las(cls, n_heads: int, max_decay: float) -> HeadPlan:
-        """LaS attention (arXiv 2311.16620): all heads global, the first without decay, the last with `max_decay`.
+    def las(cls, n_heads: int, max_decay: float, window: int | None = None) -> HeadPlan:
+        """LaS attention (arXiv 2311.16620): the first head without decay, the last with `max_decay`.
+
+        All heads are global, or see `window` keys each, which makes the cost linear in the length.
 
         Between them each head decays twice as fast as the one before (the paper spreads the rates exponentially over
         (0, max_decay] and publishes no more than that; the ratio of two is our choice).
@@ -64,7 +66,7 @@ class HeadPlan:
         if not _is_real(max_decay) or not 0 <= max_decay < math.inf:
             raise ValueError(f"max_decay must be a finite number >= 0, got {max_decay!r}")
         decays = (0.0, *(max_decay * 2.0 ** (i - n_heads + 1) for i in range(1, n_heads)))
-        return cls(windows=(None,) * n_heads, decays=decays)
+        return cls(windows=(window,) * n_heads, decays=decays)
 
     def with_alibi(self) -> HeadPlan:
         """The same plan with the ALiBi slopes of Press et al. (arXiv 2108.12409) for this number of heads.

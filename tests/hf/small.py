@@ -21,6 +21,8 @@ VARIANTS = {
     "a plan a layer": {"plans": LAYERS},
     "alibi on a plan": {"plan": MIXED, "positions": "alibi"},
     "las": {"plan": HeadPlan.las(n_heads=4, max_decay=0.1)},
+    "las, smoothed": {"plan": HeadPlan.las(n_heads=4, max_decay=0.1), "smoothing": 3},
+    "smoothed": {"smoothing": 5, "positions": "rotary"},
     "grouped queries": {"n_kv_heads": 2, "n_global": 2, "head_dim": 12},
     "qk-norm head": {"qk_norm": "head"},
     "qk-norm width": {"qk_norm": "width", "positions": "rotary"},

@@ -6,6 +6,7 @@ import torch
 from longshort import GPT, GPTConfig, HeadPlan, attention
 from longshort.lab.anatomy import _attention, anatomy, effective_rank
 from longshort.nn import LSAttention
+from longshort.ops import Smoothing
 
 PLANS = {
     "windows": HeadPlan(windows=(None, 5, 1)),
@@ -14,12 +15,13 @@ PLANS = {
 }
 
 
+@pytest.mark.parametrize("smoothing", [None, Smoothing(width=3, stage="before")])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_weights_are_those_of_the_op(plan, softcap):
+def test_weights_are_those_of_the_op(plan, softcap, smoothing):
     q, k, v = torch.randn(3, 1, 3, 20, 8, dtype=torch.float64).unbind()
-    logits, weights, visible = _attention(q[0], k[0], plan, softcap)
-    result = attention(q, k, v, plan, softcap=softcap, stats=True, backend="reference")
+    logits, weights, visible = _attention(q[0], k[0], plan, softcap, smoothing)
+    result = attention(q, k, v, plan, softcap=softcap, smoothing=smoothing, stats=True, backend="reference")
     torch.testing.assert_close(weights @ v[0], result.out[0])
     largest = logits.masked_fill(~visible, 0).abs().amax((1, 2))
     torch.testing.assert_close(largest.float(), result.logits.abs_max)
@@ -73,3 +75,15 @@ def test_the_mode_of_the_model_is_left_as_it_was():
 
 def test_effective_rank_counts_equal_directions():
     assert effective_rank(torch.ones(2, 7)).tolist() == pytest.approx([7.0, 7.0])
+
+
+def test_smoothing_after_the_softmax_is_left_out():
+    model, tokens = GPT(GPTConfig.preset("tiny", n_layers=1)), torch.randint(256, (1, 30))
+    smoothed = GPT(GPTConfig.preset("tiny", n_layers=1, smoothing=4))
+    smoothed.load_state_dict(model.state_dict())
+    assert anatomy(smoothed, tokens, near=4) == anatomy(model, tokens, near=4)
+
+
+def test_chunks_are_refused():
+    with pytest.raises(ValueError, match="model must have causal attention over whole rows, got a layer with chunks"):
+        anatomy(GPT(GPTConfig.preset("tiny", attention_chunk=8)), torch.randint(256, (1, 30)))

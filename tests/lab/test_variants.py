@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from longshort import GPT
+from longshort import GPT, HeadPlan
 from longshort.lab.variants import VARIANTS, local_window
 from longshort.train import TrainConfig
+
+LOCAL = ("ls", "all-local", "layer-wise", "ls-smooth")
 
 
 def changes(config, variant):
@@ -43,6 +45,11 @@ def test_every_variant_builds_a_model_and_goes_to_json_and_back(config, name):
         ("z-loss", {"model.z_loss": 1e-4}),
         ("qk-clip", {"stability.qk_clip": 100.0}),
         ("adagc", {"stability.clip": "tensor"}),
+        ("las", {"model.smoothing": 5}),
+        ("decay-only", {}),
+        ("smoothing-only", {"model.smoothing": 5}),
+        ("las-before", {"model.smoothing": 5, "model.smoothing_stage": "before", "model.backend": "reference"}),
+        ("ls-smooth", {"model.smoothing": 5}),
     ],
 )
 def test_a_variant_changes_one_thing_besides_the_reach(config, name, expected):
@@ -54,9 +61,33 @@ def test_the_table_above_names_every_variant():
     assert [name for name, _ in cases] == list(VARIANTS)
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if name not in ("ls", "all-local", "layer-wise")])
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name not in LOCAL])
 def test_all_other_variants_have_global_heads_only(config, name):
     assert all(window is None for plan in VARIANTS[name](config).model.layer_plans for window in plan.windows)
+
+
+@pytest.mark.parametrize(
+    ("name", "decays"), [("las", True), ("decay-only", True), ("las-before", True), ("plain", False)]
+)
+def test_the_arms_of_las_alone_decay(config, name, decays):
+    plan = HeadPlan.las(config.model.n_heads, max_decay=0.001) if decays else HeadPlan.full(config.model.n_heads)
+    assert set(VARIANTS[name](config).model.layer_plans) == {plan}
+
+
+def test_ls_smooth_keeps_the_plan_of_the_configuration_and_smooths_causally(config):
+    smooth = VARIANTS["ls-smooth"](config).model
+    assert smooth.layer_plans == config.model.layer_plans
+    assert (smooth.smoothing, smooth.smoothing_side, smooth.smoothing_stage) == (5, "causal", "after")
+
+
+@pytest.mark.parametrize("name", ["las", "smoothing-only", "las-before", "ls-smooth"])
+def test_a_smoothed_arm_sees_nothing_of_the_future(config, name):
+    torch.manual_seed(0)
+    model, tokens = GPT(VARIANTS[name](config).model).eval(), torch.randint(config.model.vocab_size, (1, 20))
+    changed = tokens.clone()
+    changed[:, 12:] = (changed[:, 12:] + 1) % config.model.vocab_size
+    with torch.no_grad():
+        assert torch.equal(model(tokens).logits[:, :12], model(changed).logits[:, :12])
 
 
 def test_ls_keeps_the_plan_of_the_configuration(config):
@@ -74,7 +105,7 @@ def test_layer_wise_mixes_layers_instead_of_heads(config):
 
 def test_parameters_are_equal_in_number_where_only_the_reach_differs(config):
     sizes = set()
-    for name in ("plain", "ls", "all-local", "layer-wise", "softcap"):
+    for name in ("plain", "ls", "all-local", "layer-wise", "softcap", "las", "smoothing-only", "ls-smooth"):
         with torch.device("meta"):
             sizes.add(GPT(VARIANTS[name](config).model).n_parameters())
     assert len(sizes) == 1

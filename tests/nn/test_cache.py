@@ -410,7 +410,11 @@ def test_a_layer_alone_takes_the_cache_of_a_layer():
 @pytest.mark.parametrize(
     ("plan", "x", "message"),
     [
-        (HeadPlan.full(4), torch.zeros(2, 3, 32), "cache must have the plan, KV heads and head dim of this layer"),
+        (
+            HeadPlan.full(4),
+            torch.zeros(2, 3, 32),
+            "cache must have the plan, KV heads, head dim and smoothing of this layer",
+        ),
         (HeadPlan(windows=(4,) * 4), torch.zeros(1, 3, 32), "batch size of the input, 1, got 2"),
         (HeadPlan(windows=(4,) * 4), torch.zeros(2, 9, 32), "cache has max_length 8 and holds 0; got 9 more"),
     ],

@@ -46,6 +46,7 @@ CASES = {
     "rotary": {"positions": "rotary", "n_global": 1, "window": 5},
     "grouped": {"n_kv_heads": 2, "n_global": 2, "window": 7},
     "qk-norm": {"qk_norm": "head"},
+    "smoothing after the softmax": {"smoothing": 3},
 }
 
 
@@ -82,4 +83,11 @@ def test_it_leaves_no_hook_behind():
 def test_logits_that_are_not_plain_are_refused(changes):
     model = GPT(GPTConfig(**SIZES | changes))
     with pytest.raises(ValueError, match="only known for plain logits"):
+        attention_entropy(model, torch.randint(50, (1, 8)))
+
+
+@pytest.mark.parametrize("changes", [{"attention_chunk": 4}, {"smoothing": 3, "smoothing_stage": "before"}])
+def test_rows_that_are_cut_or_pooled_before_the_softmax_are_refused(changes):
+    model = GPT(GPTConfig(**SIZES | changes, backend="reference"))
+    with pytest.raises(ValueError, match="only known for whole rows of unpooled logits"):
         attention_entropy(model, torch.randint(50, (1, 8)))

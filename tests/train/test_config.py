@@ -51,6 +51,14 @@ def test_off_is_a_word_and_not_false(tmp_path, text):
     assert TrainConfig.from_dict(TINY).with_overrides(["stability.guard=off", "run.compile=true"]).run.compile is True
 
 
+def test_smoothing_and_chunks_are_set_as_any_other_field_of_the_model():
+    overrides = ["model.smoothing=5", "model.smoothing_stage=before", "model.attention_chunk=64"]
+    model = TrainConfig.from_dict(TINY).with_overrides(overrides).model
+    assert (model.smoothing, model.smoothing_stage, model.attention_chunk) == (5, "before", 64)
+    with pytest.raises(ConfigError, match="model: smoothing must be None or an integer >= 1, got 0"):
+        TrainConfig.from_dict(TINY).with_overrides(["model.smoothing=0"])
+
+
 def test_null_unsets_what_may_be_unset():
     config = TrainConfig.from_dict(TINY | {"stability": {"qk_clip": 100}})
     assert config.stability.qk_clip == 100.0

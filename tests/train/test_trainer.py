@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from longshort.model import GPT
+from longshort.ops import Smoothing
 from longshort.stability import attention_entropy
 from longshort.train import ConfigError, load_model, train
 from longshort.train.checkpoint import load_checkpoint, newest_checkpoint
@@ -92,6 +93,14 @@ def test_measuring_changes_nothing_that_is_trained(finished, corpus, tmp_path):
     train(tiny_config(corpus, tmp_path / "measured", *changes, "run.eval_every=15", "run.save_every=7"))
     assert losses(tmp_path / "measured") == losses(finished)
     assert differences(tmp_path / "measured", finished) == []
+
+
+def test_a_smoothed_model_trains_and_is_loaded_as_it_was(corpus, tmp_path):
+    train(tiny_config(corpus, tmp_path / "smoothed", smoothing=3))
+    found = list(losses(tmp_path / "smoothed").values())
+    assert found[-1] < found[0]
+    model, _ = load_model(tmp_path / "smoothed")
+    assert model.blocks[0].attention.smoothing == Smoothing(width=3)
 
 
 @pytest.mark.parametrize("seed", [1, -1, 20260101, 2**40 + 1])

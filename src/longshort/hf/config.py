@@ -40,6 +40,10 @@ _NAMES = {
     "init_std": "initializer_range",
     "loss_chunk": "loss_chunk",
     "backend": "attention_backend",
+    "smoothing": "attention_smoothing",
+    "smoothing_side": "attention_smoothing_side",
+    "smoothing_stage": "attention_smoothing_stage",
+    "attention_chunk": "attention_chunk",
 }
 """Fields that mean the same in both; `ff_multiplier`, `plan` and `plans` are told in another way."""
 
@@ -105,6 +109,12 @@ class LongShortConfig(PreTrainedConfig):
     score_exponent: float = 1.0
     """Below 1, of a model trained by the e-exponentiated loss: logits are its transform of the output scores."""
     score_linear_below: float = 0.01
+    attention_smoothing: int | None = None
+    """Width of LaS smoothing of the values."""
+    attention_smoothing_side: str = "causal"
+    attention_smoothing_stage: str = "after"
+    attention_chunk: int | None = None
+    """Attention within chunks of so many positions; `generate` needs use_cache=False then."""
 
     use_cache: bool = True
     bos_token_id: int | None = None

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from longshort.heads import HeadPlan
 from longshort.nn import LSAttention
+from longshort.ops.smoothing import Smoothing, pool_rows
 
 NEAR = 50
 """Keys that count as near, the current one included: the paper's window."""
@@ -28,7 +29,8 @@ def anatomy(model: nn.Module, tokens: Tensor, *, near: int = NEAR) -> dict[str, 
 
     `logit`: the largest |logit|. `near_mass`: attention on the nearest `near` keys, over queries that see more.
     `far_keys`: keys beyond those with more than 1 % of the weight, a query. `far_noticed`: share of the far mass that
-    they hold. `logit_rank`, `attention_rank`: effective ranks of QK^T and of the attention matrix.
+    they hold. `logit_rank`, `attention_rank`: effective ranks of QK^T and of the attention matrix. Attention is what
+    the softmax gives: smoothing after it is left out.
 
     >>> from longshort import GPT, GPTConfig
     >>> found = anatomy(GPT(GPTConfig.preset("tiny")), torch.randint(256, (1, 64)), near=4)
@@ -36,6 +38,8 @@ def anatomy(model: nn.Module, tokens: Tensor, *, near: int = NEAR) -> dict[str, 
     (2, 4)
     """
     layers = [module for module in model.modules() if isinstance(module, LSAttention)]
+    if any(not layer.causal or layer.chunk is not None for layer in layers):
+        raise ValueError("model must have causal attention over whole rows, got a layer with chunks or two-sided")
     was_training = model.training
     model.eval()
     rows: list[dict[str, Tensor]] = []
@@ -81,11 +85,12 @@ def _of_layer(layer: LSAttention, x: Tensor, near: int) -> dict[str, Tensor]:
     q, k, _ = layer.heads(x)
     q_HTD, k_HTD = (y[0].float() for y in (q, k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)))
     with torch.autocast(x.device.type, enabled=False):  # the model's precision for q and k, fp32 from here on
-        return _of_heads(q_HTD, k_HTD, layer.plan, layer.softcap, near)
+        return _of_heads(*_attention(q_HTD, k_HTD, layer.plan, layer.softcap, layer.smoothing), q_HTD, k_HTD, near)
 
 
-def _of_heads(q_HTD: Tensor, k_HTD: Tensor, plan: HeadPlan, softcap: float | None, near: int) -> dict[str, Tensor]:
-    logits, weights, visible = _attention(q_HTD, k_HTD, plan, softcap)
+def _of_heads(
+    logits: Tensor, weights: Tensor, visible: Tensor, q_HTD: Tensor, k_HTD: Tensor, near: int
+) -> dict[str, Tensor]:
     if not bool(logits.isfinite().all()):
         nothing = q_HTD.new_full(q_HTD.shape[:1], torch.nan)
         return dict.fromkeys(("logit", "near_mass", "far_keys", "far_noticed", "logit_rank", "attention_rank"), nothing)
@@ -105,7 +110,9 @@ def _of_heads(q_HTD: Tensor, k_HTD: Tensor, plan: HeadPlan, softcap: float | Non
     }
 
 
-def _attention(q_HTD: Tensor, k_HTD: Tensor, plan: HeadPlan, softcap: float | None) -> tuple[Tensor, Tensor, Tensor]:
+def _attention(
+    q_HTD: Tensor, k_HTD: Tensor, plan: HeadPlan, softcap: float | None, smoothing: Smoothing | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Logits, weights and visibility, (H, T, T), by the definition of the op."""
     positions = torch.arange(q_HTD.shape[1], device=q_HTD.device)
     distance = positions[:, None] - positions
@@ -119,6 +126,8 @@ def _attention(q_HTD: Tensor, k_HTD: Tensor, plan: HeadPlan, softcap: float | No
         x = softcap * torch.tanh(x / softcap)
     if plan.slopes is not None:
         x = x - _per_head(plan.slopes, x) * distance
+    if smoothing is not None and smoothing.stage == "before":
+        x = pool_rows(x.masked_fill(~visible, 0)[None], smoothing)[0]
     return logits, x.masked_fill(~visible, -torch.inf).softmax(-1), visible
 
 

@@ -8,6 +8,11 @@ from dataclasses import replace
 from longshort.heads import HeadPlan
 from longshort.train import TrainConfig
 
+LAS_MAX_DECAY = 0.001
+"""The largest decay of the LaS arms; of the size that the paper's tasks were likely run with."""
+LAS_WIDTH = 5
+"""Smoothing of the LaS arms; the paper pools 3 or 5 keys."""
+
 
 def plain(config: TrainConfig) -> TrainConfig:
     """Every head global, nothing else: the baseline."""
@@ -30,6 +35,27 @@ def layer_wise(config: TrainConfig) -> TrainConfig:
     local, full = HeadPlan(windows=(local_window(config),) * heads), HeadPlan.full(heads)
     plans = tuple(full if layer % 3 == 2 or layer == layers - 1 else local for layer in range(layers))
     return replace(config, model=replace(config.model, plans=plans, plan=None, n_global=None, window=None))
+
+
+def decay_only(config: TrainConfig) -> TrainConfig:
+    """LaS without its smoothing: every head global, all but the first decaying."""
+    return with_plan(config, HeadPlan.las(config.model.n_heads, max_decay=LAS_MAX_DECAY))
+
+
+def las(config: TrainConfig) -> TrainConfig:
+    """LaS attention (arXiv 2311.16620) in its causal form: decays, and one-sided smoothing."""
+    return smoothed(decay_only(config))
+
+
+def las_before(config: TrainConfig) -> TrainConfig:
+    """LaS with the logits pooled before the softmax, as one summary of the paper has it: dense, by the reference."""
+    config = las(config)
+    return replace(config, model=replace(config.model, smoothing_stage="before", backend="reference"))
+
+
+def smoothed(config: TrainConfig) -> TrainConfig:
+    """The same configuration with one-sided smoothing."""
+    return replace(config, model=replace(config.model, smoothing=LAS_WIDTH, smoothing_side="causal"))
 
 
 def with_plan(config: TrainConfig, plan: HeadPlan) -> TrainConfig:
@@ -74,5 +100,13 @@ VARIANTS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
     "z-loss": _plain_with(z_loss=1e-4),
     "qk-clip": _plain_and(qk_clip=100.0),
     "adagc": _plain_and(clip="tensor"),
+    "las": las,
+    "decay-only": decay_only,
+    "smoothing-only": lambda config: smoothed(plain(config)),
+    "las-before": las_before,
+    "ls-smooth": smoothed,
 }
-"""Every arm by name. All but ls, all-local and layer-wise have plain attention, so that one thing differs."""
+"""Every arm by name. All but those with local heads or of LaS have plain attention, so that one thing differs."""
+
+EXPERIMENTAL = ("las-before",)
+"""Arms that are only run when asked for by name: this one forms whole attention matrices."""

@@ -12,6 +12,7 @@ from longshort.heads import HeadPlan
 from longshort.nn.block import ACTIVATIONS
 from longshort.nn.norms import QK_NORMS
 from longshort.ops.api import BACKENDS
+from longshort.ops.smoothing import SIDES, STAGES
 
 POSITIONS = ("learned", "rotary", "sinusoidal", "alibi", "none")
 
@@ -84,6 +85,14 @@ class GPTConfig:
     """Tokens whose output logits exist at one time in the loss; about 64 MB of them if None."""
     backend: str = "auto"
     """Backend of the attention op."""
+    smoothing: int | None = None
+    """Width of LaS smoothing: each value is averaged with the ones before it; none if None or 1."""
+    smoothing_side: str = "causal"
+    """causal, or centred, which looks ahead: a language model refuses it."""
+    smoothing_stage: str = "after"
+    """after the softmax, or before it (pooled logits: an experiment, with backend reference)."""
+    attention_chunk: int | None = None
+    """Attention within chunks of so many positions, which no cache serves; the whole row if None."""
 
     def __post_init__(self) -> None:
         if isinstance(self.plans, list):
@@ -177,7 +186,7 @@ GPT-2's vocabulary stays at 50,257, the tokenizer's and the checkpoints' size; `
 def _check_numbers(config: GPTConfig) -> None:
     for name in (*_REQUIRED, "ff_multiplier"):
         _check(name, getattr(config, name), "an integer >= 1", _is_count(getattr(config, name)))
-    for name in ("n_kv_heads", "head_dim", "window", "loss_chunk"):
+    for name in ("n_kv_heads", "head_dim", "window", "loss_chunk", "smoothing", "attention_chunk"):
         value = getattr(config, name)
         _check(name, value, "None or an integer >= 1", value is None or _is_count(value))
     for name in ("rope_theta", "norm_eps", "init_std"):
@@ -194,6 +203,11 @@ def _check_choices(config: GPTConfig) -> None:
         _check(name, getattr(config, name), f"one of {', '.join(choices)}", getattr(config, name) in choices)
     norms = f"None or one of {', '.join(QK_NORMS)}"
     _check("qk_norm", config.qk_norm, norms, config.qk_norm is None or config.qk_norm in QK_NORMS)
+    for name, choices in (("smoothing_side", SIDES), ("smoothing_stage", STAGES)):
+        _check(name, getattr(config, name), f"one of {', '.join(choices)}", getattr(config, name) in choices)
+    if config.smoothing_side == "centred":
+        odd = config.smoothing is None or config.smoothing % 2
+        _check("smoothing", config.smoothing, "odd where smoothing_side is centred", odd)
     for name in ("restart_positions", "sigma_reparam", "bias", "tie_embeddings"):
         _check(name, getattr(config, name), "True or False", isinstance(getattr(config, name), bool))
 

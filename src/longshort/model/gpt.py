@@ -182,10 +182,11 @@ class GPT(nn.Module):
         (torch.Size([1, 20, 256]), 20)
         """
         layers = self._attention_layers()
+        layers[0].check_cacheable()
         weight, context = self.embedding.weight, self.config.context
         plans = [layer.plan for layer in layers]
         sizes: dict[str, Any] = {"n_kv_heads": layers[0].n_kv_heads, "head_dim": layers[0].head_dim}
-        sizes |= {"batch_size": batch_size, "rollback": rollback}
+        sizes |= {"batch_size": batch_size, "rollback": rollback, "smoothing": layers[0].smoothing}
         sizes |= {"dtype": dtype or weight.dtype, "device": weight.device}
         if not static:
             return LSCache(plans, max_length=max_length, **sizes)
@@ -301,7 +302,7 @@ class GPT(nn.Module):
         layers = self._attention_layers()
         fits = len(cache.layers) == len(layers) and all(map(LSAttention.fits, layers, cache.layers))
         if not fits:
-            raise ValueError("cache must have the plans, KV heads and head dim of this model: see new_cache")
+            raise ValueError("cache must have the plans, KV heads, head dim and smoothing of this model: see new_cache")
         cache.check(shape[0], shape[1])
 
     def _check_positions(self, shape: torch.Size, positions: Tensor | None, cache: LSCache | None) -> None:
@@ -335,6 +336,10 @@ def _block(config: GPTConfig, layer: int) -> Block:
         dropout=config.dropout,
         backend=config.backend,
         rope_theta=config.rope_theta,
+        smoothing=config.smoothing,
+        smoothing_side=config.smoothing_side,
+        smoothing_stage=config.smoothing_stage,
+        chunk=config.attention_chunk,
     )
     mlp = MLP(
         config.width,

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from longshort.heads import HeadPlan
 from longshort.nn.cache import LayerCache
+from longshort.nn.chunks import attend_within_chunks
 from longshort.nn.norms import QKNorm
 from longshort.nn.positions import rotary
 from longshort.nn.reparam import linear
-from longshort.ops import LogitStats, attention
+from longshort.ops import LogitStats, Smoothing, attention
 
 _ENCODINGS = ("rotary", "alibi", "none")
 
@@ -27,9 +28,9 @@ class LSAttentionResult(NamedTuple):
 
 
 class LSAttention(nn.Module):
-    """Causal self-attention in which every head has its own reach.
+    """Self-attention in which every head has its own reach.
 
-    Project, QK-norm, rotary, attention, project back, dropout: in that order.
+    Project, QK-norm, rotary, smoothing of the values, attention, project back, dropout: in that order.
 
     Args:
         width: features of the input and the output.
@@ -46,6 +47,13 @@ class LSAttention(nn.Module):
         attention_dropout: must be 0, see the error.
         backend: passed to `attention`.
         rope_theta: base of the rotary angles.
+        causal: False is the two-sided form, without a cache.
+        smoothing: values that are averaged, the pooling of LaS attention (arXiv 2311.16620); none if None or 1. A local
+            head then reaches window + smoothing - 1 keys. See `Smoothing`.
+        smoothing_side: "causal", or "centred" where the attention is two-sided or `lookahead` is set.
+        smoothing_stage: "after" the softmax, or "before" it, an experiment with backend="reference".
+        lookahead: allow centred smoothing in causal attention, where it leaks the future.
+        chunk: attention within chunks of so many positions, without a cache; the whole row if None.
 
     >>> layer = LSAttention(64, HeadPlan.long_short(n_heads=4, n_global=1, window=16), positions="rotary")
     >>> layer(torch.randn(2, 50, 64)).out.shape
@@ -68,6 +76,12 @@ class LSAttention(nn.Module):
         attention_dropout: float = 0.0,
         backend: str = "auto",
         rope_theta: float = 10000.0,
+        causal: bool = True,
+        smoothing: int | None = None,
+        smoothing_side: str = "causal",
+        smoothing_stage: str = "after",
+        lookahead: bool = False,
+        chunk: int | None = None,
     ) -> None:
         super().__init__()
         self.head_dim = _head_dim(width, plan, head_dim)
@@ -77,6 +91,12 @@ class LSAttention(nn.Module):
         self.plan = plan.with_alibi() if positions == "alibi" and plan.slopes is None else plan
         self.rope_theta = rope_theta if positions == "rotary" else None
         self.softcap, self.backend = softcap, backend
+        self.causal, self.chunk = causal, _checked_chunk(chunk)
+        pooling = Smoothing(
+            width=1 if smoothing is None else smoothing, side=smoothing_side, stage=smoothing_stage, lookahead=lookahead
+        )
+        pooling.check(causal=causal)
+        self.smoothing = pooling if pooling.width > 1 else None
 
         heads = (self.n_heads, self.n_kv_heads, self.n_kv_heads)
         self.qkv = linear(width, [n * self.head_dim for n in heads], bias=bias, sigma_reparam=sigma_reparam)
@@ -107,9 +127,12 @@ class LSAttention(nn.Module):
         if cache is not None:
             return self._forward_cached(x, positions, segments, cache, stats)
         q, k, v = self.heads(x, positions)
-        result = attention(
-            q, k, v, self.plan, softcap=self.softcap, segments=segments, stats=stats, backend=self.backend
-        )
+        options: dict[str, Any] = {"softcap": self.softcap, "segments": segments, "stats": stats}
+        options |= {"causal": self.causal, "smoothing": self.smoothing, "backend": self.backend}
+        if self.chunk is None:
+            result = attention(q, k, v, self.plan, **options)
+        else:
+            result = attend_within_chunks(q, k, v, self.plan, self.chunk, **options)
         out = self.out(result.out.transpose(1, 2).flatten(-2))
         return LSAttentionResult(self.dropout(out), result.logits)
 
@@ -117,8 +140,9 @@ class LSAttention(nn.Module):
     def _forward_cached(
         self, x: Tensor, positions: Tensor | None, segments: Tensor | None, cache: LayerCache, stats: bool
     ) -> LSAttentionResult:
+        self.check_cacheable()
         if not self.fits(cache):
-            raise ValueError("cache must have the plan, KV heads and head dim of this layer")
+            raise ValueError("cache must have the plan, KV heads, head dim and smoothing of this layer")
         if positions is None:
             positions = cache.next_positions(x.shape[1])
         q, k, v = self.heads(x, positions)
@@ -128,8 +152,18 @@ class LSAttention(nn.Module):
 
     def fits(self, cache: LayerCache) -> bool:
         """Is the cache made for a layer like this?"""
-        theirs = (cache.plan, cache.n_kv_heads, cache.head_dim)
-        return theirs == (self.plan, self.n_kv_heads, self.head_dim)
+        theirs = (cache.plan, cache.n_kv_heads, cache.head_dim, cache.smoothing)
+        return theirs == (self.plan, self.n_kv_heads, self.head_dim, self.smoothing)
+
+    def check_cacheable(self) -> None:
+        """Raise where what is cached of a token would not stay as it is, or not stay in sight."""
+        if not self.causal:
+            raise ValueError("causal must be True for decoding with a cache, got False: run the whole row without one")
+        if self.chunk is not None:
+            raise ValueError(
+                f"chunk must be None for decoding with a cache, got {self.chunk}: run the whole row without one, or "
+                "give the heads windows, which a cache serves"
+            )
 
     def heads(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, H, T, D), k and v (B, H_kv, T, D) as they enter the op; views of one projection where they can be."""
@@ -154,6 +188,12 @@ def _head_dim(width: int, plan: HeadPlan, head_dim: int | None) -> int:
     if width < 1 or width % plan.n_heads:
         raise ValueError(f"width must be a multiple of the plan's {plan.n_heads} heads, or give head_dim; got {width}")
     return width // plan.n_heads
+
+
+def _checked_chunk(chunk: int | None) -> int | None:
+    if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
+        raise ValueError(f"chunk must be None or an integer >= 1, got {chunk!r}")
+    return chunk
 
 
 def _check_options(positions: str, head_dim: int, attention_dropout: float) -> None:

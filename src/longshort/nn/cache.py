@@ -2,30 +2,29 @@
 
 A layer has one pool for each distinct reach of its KV heads. Rows are written in place; what a chunk of tokens sees is
 read in order, as a view where the rows lie in order and as a small copy where the ring wraps. Masks, padding and
-statistics are the op's: each pool is one call of it, with more keys than queries.
+statistics are the op's: each pool is one call of it, with more keys than queries. With smoothing, pools hold smoothed
+values, and a small ring beside them the newest raw ones, which the next tokens' values are averaged with.
 
 Shapes: B batch, H query heads, H_kv key/value heads, T new tokens, S cached and new ones, D head dimension.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from longshort.heads import HeadPlan
-from longshort.ops import LogitStats, attention
+from longshort.nn.pool import Heads, Pool, RawValues, Rows
+from longshort.ops import LogitStats, Smoothing, attention
 from longshort.ops.fused import attend_last
 
 _FIRST_ROWS = 64
 """Rows of a pool that grows; it doubles from there."""
 
 _LEAN_BACKENDS = ("auto", "blocked")
-
-Heads = slice | list[int]
 
 
 class CachedAttention(NamedTuple):
@@ -35,91 +34,6 @@ class CachedAttention(NamedTuple):
     """(B, H, T, D)."""
     logits: LogitStats | None
     """Extremes of the logits per head, of these queries; None unless stats=True."""
-
-
-@dataclass
-class Pool:
-    """Keys and values (B, heads, rows, D) of the KV heads of one reach; position p lies in row p modulo the rows."""
-
-    window: int | None
-    limit: int | None
-    """Rows at most; None: it grows without bound."""
-    plan: HeadPlan
-    """Of the query heads that read this pool."""
-    heads: Heads
-    kv_heads: Heads
-    k: Tensor
-    v: Tensor
-
-    def reserve(self, length: int) -> None:
-        """Room for positions below `length`. A pool below its limit has never wrapped, so growing moves no row."""
-        rows = self.k.shape[2]
-        if length <= rows or rows == self.limit:
-            return
-        wanted = max(2 * rows, length)
-        wanted = wanted if self.limit is None else min(wanted, self.limit)
-        for name in ("k", "v"):
-            old: Tensor = getattr(self, name)
-            new = old.new_empty((*old.shape[:2], wanted, old.shape[3]))
-            new[:, :, :rows] = old
-            setattr(self, name, new)
-
-    def resize(self, limit: int, length: int) -> None:
-        """Give a ring that holds positions below `length` another limit; the newest rows move to their new places."""
-        rows = self.k.shape[2]
-        wrapped, self.limit = rows == self.limit, limit
-        if rows == limit or (rows < limit and not wrapped):
-            return
-        first = max(0, length - min(rows, limit))
-        for name in ("k", "v"):
-            old: Tensor = getattr(self, name)
-            new, kept = old.new_empty((*old.shape[:2], limit, old.shape[3])), self._read(old, first, length)
-            for place in _rows(first, length, limit):
-                new[:, :, place] = kept[:, :, : place.stop - place.start]
-                kept = kept[:, :, place.stop - place.start :]
-            setattr(self, name, new)
-
-    def extend(self, start: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Take in new rows from position `start` on and return, in order, every row that they may see, themselves last.
-
-        A chunk too long for the ring to hold beside its past is read before it overwrites that past.
-        """
-        new = k.shape[2]
-        past = start if self.window is None else min(start, self.window - 1)
-        fits = past + new <= self.k.shape[2]
-        if fits:
-            self._write(start, k, v)
-            return self._read(self.k, start - past, start + new), self._read(self.v, start - past, start + new)
-        seen = (
-            torch.cat((self._read(self.k, start - past, start), k.to(self.k.dtype)), dim=2),
-            torch.cat((self._read(self.v, start - past, start), v.to(self.v.dtype)), dim=2),
-        )
-        self._write(start, k, v)
-        return seen
-
-    def append(self, position: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Take in one new row and return, in any order, every row that it may see; all of them are no copy."""
-        rows = self.k.shape[2]
-        self.k.narrow(2, position % rows, 1).copy_(k)
-        self.v.narrow(2, position % rows, 1).copy_(v)
-        first = 0 if self.window is None else max(0, position + 1 - self.window)
-        if position + 1 - first == rows:
-            return self.k, self.v
-        return self._read(self.k, first, position + 1), self._read(self.v, first, position + 1)
-
-    def _read(self, pool: Tensor, start: int, stop: int) -> Tensor:
-        parts = [pool[:, :, rows] for rows in _rows(start, stop, pool.shape[2])]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-
-    def _write(self, start: int, k: Tensor, v: Tensor) -> None:
-        stop = start + k.shape[2]
-        first = max(start, stop - self.k.shape[2])
-        taken = first - start
-        for rows in _rows(first, stop, self.k.shape[2]):
-            count = rows.stop - rows.start
-            self.k[:, :, rows] = k[:, :, taken : taken + count]
-            self.v[:, :, rows] = v[:, :, taken : taken + count]
-            taken += count
 
 
 class LayerCache:
@@ -136,8 +50,10 @@ class LayerCache:
         rollback: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        smoothing: Smoothing | None = None,
     ) -> None:
         self.plan, self.n_kv_heads, self.head_dim, self.max_length = plan, n_kv_heads, head_dim, max_length
+        self.smoothing = smoothing
         self.length = 0
         """Positions held."""
         self.written = 0
@@ -153,9 +69,19 @@ class LayerCache:
             rows = _smaller(limit, None if max_length is not None else _FIRST_ROWS)
             shape = (batch_size, len(kv_heads), rows or _FIRST_ROWS, head_dim)
             k, v = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
-            self.pools.append(Pool(window, limit, _part(plan, heads), _as_slice(heads), _as_slice(kv_heads), k, v))
+            self.pools.append(Pool(window, limit, k, v, _part(plan, heads), _as_slice(heads), _as_slice(kv_heads)))
+        self.raw_values: RawValues | None = None
+        if smoothing is not None:
+            rows = _smaller(smoothing.width + rollback, max_length)
+            shape = (batch_size, n_kv_heads, rows or 0, head_dim)
+            self.raw_values = RawValues.empty(smoothing, rows or 0, shape, dtype=dtype, device=device)
         alike = all(set(pool.plan.windows) == {pool.window} for pool in self.pools)
         self._sees_alike = alike and plan.decays is None and plan.slopes is None
+
+    @property
+    def stores(self) -> list[Rows]:
+        """All that holds rows."""
+        return [*self.pools] if self.raw_values is None else [*self.pools, self.raw_values]
 
     def check(self, batch_size: int, new: int) -> None:
         """Raise, before anything is written, where `new` more tokens for each of `batch_size` rows have no place."""
@@ -185,6 +111,8 @@ class LayerCache:
         `segments` (B, S) covers the cached positions and the new ones.
         """
         self.check(k.shape[0], k.shape[2])
+        if self.raw_values is not None:
+            v = self.raw_values.smoothed(self.length, v, segments)
         if softcap is None and segments is None and not stats and backend in _LEAN_BACKENDS and self._is_lean(q):
             return CachedAttention(self._attend_last(q, k, v), None)
         start, stop = self.length, self.length + k.shape[2]
@@ -204,7 +132,7 @@ class LayerCache:
         stats: bool,
         backend: str,
     ) -> CachedAttention:
-        """As `attend`, the new tokens being at positions `start` and after; nothing is counted."""
+        """As `attend`, with the values to attend to, at positions `start` and after; nothing is counted."""
         stop = start + k.shape[2]
         out = torch.empty_like(q) if len(self.pools) > 1 else q
         largest = torch.empty(self.plan.n_heads, device=q.device)
@@ -254,6 +182,7 @@ class LSCache:
         batch_size: rows.
         max_length: allocate for so many positions at once and refuse more; if None, pools grow by doubling.
         rollback: tokens that `crop` can take back; a local head keeps window + rollback rows.
+        smoothing: of the layers; causal, and after the softmax. The newest width + rollback raw values are kept then.
 
     >>> from longshort import GPT, GPTConfig
     >>> model = GPT(GPTConfig.preset("tiny"))
@@ -275,6 +204,7 @@ class LSCache:
         rollback: int = 32,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        smoothing: Smoothing | None = None,
     ) -> None:
         least = {"head_dim": (head_dim, 1), "batch_size": (batch_size, 0), "rollback": (rollback, 0)}
         if max_length is not None:
@@ -284,13 +214,14 @@ class LSCache:
                 raise ValueError(f"{name} must be at least {bound}, got {value}")
         if not plans:
             raise ValueError("plans must name at least one layer, got none")
+        _check_smoothing(smoothing)
         self.batch_size, self.max_length, self.rollback = batch_size, max_length, rollback
         self.recording = False
         """See `activate_past_recording`."""
         self._spare_rows, self._cropped_at = rollback, 0
         self.device = torch.device(device)
         sizes: dict[str, Any] = {"batch_size": batch_size, "max_length": max_length, "rollback": rollback}
-        sizes |= {"dtype": dtype, "device": device}
+        sizes |= {"dtype": dtype, "device": device, "smoothing": smoothing}
         self.layers = [self._layer(plan, n_kv_heads or plan.n_heads, head_dim, sizes) for plan in plans]
         self._segments: Tensor | None = None
         self._positions: Tensor | None = None
@@ -311,7 +242,7 @@ class LSCache:
     @property
     def nbytes(self) -> int:
         """Bytes of every tensor held."""
-        pools = [x for layer in self.layers for pool in layer.pools for x in (pool.k, pool.v)]
+        pools = [x for layer in self.layers for store in layer.stores for x in (store.k, store.v)]
         tables = [x for x in (self._segments, self._positions) if x is not None]
         return sum(x.nbytes for x in (*pools, *tables))
 
@@ -359,7 +290,7 @@ class LSCache:
     def crop(self, n: int) -> None:
         """Take back the last n tokens, as if they had never been seen."""
         spare = self.length
-        if any(pool.window is not None for layer in self.layers for pool in layer.pools):
+        if any(store.window is not None for layer in self.layers for store in layer.stores):
             spare = min(spare, self._spare_rows - max(layer.written - layer.length for layer in self.layers))
         if not 0 <= n <= spare:
             raise ValueError(
@@ -402,8 +333,8 @@ class LSCache:
         if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self.batch_size:
             raise ValueError(f"rows must be from 0 to {self.batch_size - 1}, got {rows.tolist()}")
         for layer in self.layers:
-            for pool in layer.pools:
-                pool.k, pool.v = _selected(pool.k, rows), _selected(pool.v, rows)
+            for store in layer.stores:
+                store.k, store.v = _selected(store.k, rows), _selected(store.v, rows)
         self._segments, self._positions = (
             None if table is None else _selected(table, rows) for table in (self._segments, self._positions)
         )
@@ -421,9 +352,9 @@ class LSCache:
         if not extra:
             return
         for layer in self.layers:
-            for pool in layer.pools:
-                if pool.window is not None:
-                    pool.resize(_smaller(pool.window + spare_rows, self.max_length) or 0, layer.length)
+            for store in layer.stores:
+                if store.window is not None:
+                    store.resize(_smaller(store.window + spare_rows, self.max_length) or 0, layer.length)
             layer.written = max(layer.written + extra, layer.length)
         self._spare_rows = spare_rows
 
@@ -439,13 +370,14 @@ class LSCache:
         return table
 
 
-def _rows(start: int, stop: int, size: int) -> Iterator[slice]:
-    """Where positions start to stop, at most `size` of them, lie in a ring: one run of rows, or two where it wraps."""
-    first = start % size
-    last = first + stop - start
-    yield slice(first, min(last, size))
-    if last > size:
-        yield slice(0, last - size)
+def _check_smoothing(smoothing: Smoothing | None) -> None:
+    """A cached token is final: nothing that comes later may change what is seen of it."""
+    if smoothing is None or (smoothing.side == "causal" and smoothing.stage == "after"):
+        return
+    raise ValueError(
+        "a cache serves smoothing of side 'causal' after the softmax, "
+        f"got side {smoothing.side!r} {smoothing.stage} the softmax: run the whole row without a cache"
+    )
 
 
 def _selected(x: Tensor, rows: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from longshort.heads import HeadPlan
 from longshort.nn.cache import CachedAttention, LayerCache, LSCache
+from longshort.ops import Smoothing
 from longshort.ops.decode import HeadLayout, decode
 
 MOST_TOKENS = 8
@@ -52,6 +53,7 @@ class StaticLayerCache(LayerCache):
         rollback: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        smoothing: Smoothing | None = None,
     ) -> None:
         super().__init__(
             plan,
@@ -62,7 +64,11 @@ class StaticLayerCache(LayerCache):
             rollback=rollback,
             dtype=dtype,
             device="meta",
+            smoothing=smoothing,
         )
+        if self.raw_values is not None:
+            raw = self.raw_values
+            raw.k, raw.v = (torch.empty(x.shape, dtype=dtype, device=device) for x in (raw.k, raw.v))
         self.clock, self.tickets = clock, tickets
         self.most_tokens = max(1, min(MOST_TOKENS, 64 * n_kv_heads // plan.n_heads, rollback + 1))
         """A ring holds window + rollback rows: of more tokens, the last would overwrite what the first sees."""
@@ -106,6 +112,9 @@ class StaticLayerCache(LayerCache):
         """
         new = k.shape[2]
         self.check(k.shape[0], new)
+        if self.raw_values is not None:
+            raw, step = self.raw_values, new <= self.most_tokens
+            v = raw.smoothed_step(self.clock.held, v, segments) if step else raw.smoothed(self._start(), v, segments)
         if new > self.most_tokens:
             return self.attend_chunk(
                 self._start(), q, k, v, softcap=softcap, segments=segments, stats=stats, backend=backend
@@ -149,6 +158,7 @@ class StaticCache(LSCache):
         rollback: int = 32,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        smoothing: Smoothing | None = None,
     ) -> None:
         self._clock = _Clock(device)
         # Layers take turns, so one set of tickets serves them all.
@@ -164,6 +174,7 @@ class StaticCache(LSCache):
             rollback=rollback,
             dtype=dtype,
             device=device,
+            smoothing=smoothing,
         )
         self.capacity = max_length
         self.most_tokens = min(layer.most_tokens for layer in self.layers)

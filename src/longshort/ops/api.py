@@ -17,6 +17,7 @@ from torch import Tensor
 from longshort.heads import HeadPlan
 from longshort.ops import schema
 from longshort.ops.reference import reference
+from longshort.ops.smoothing import Smoothing, smooth_values
 
 BACKENDS = ("auto", "reference", "blocked", "triton")
 _TRITON = find_spec("triton") is not None
@@ -58,6 +59,7 @@ def attention(
     causal: bool = True,
     softcap: float | None = None,
     segments: Tensor | None = None,
+    smoothing: Smoothing | None = None,
     stats: bool = False,
     backend: str = "auto",
 ) -> AttentionResult:
@@ -76,6 +78,7 @@ def attention(
         softcap: logits become softcap * tanh(logits / softcap).
         segments: (B, S) integers; a query sees keys of its own segment only. A negative id is padding: it sees nothing,
             is seen by nothing, and gives zeros and -inf lse.
+        smoothing: pool the attention rows over the keys (LaS); lse and statistics stay those of the unpooled rows.
         stats: also return the per-head extremes of the logits.
         backend: "auto" chooses; a named backend serves the call or raises, and never falls back.
 
@@ -90,11 +93,15 @@ def attention(
     _check_tensors(q, k, v)
     _check_options(q, k, plan, scale, softcap, segments)
     backend = chosen_backend(backend, q)
+    pooling = None
+    if smoothing is not None:
+        v, pooling = _smoothed(v, smoothing, causal, segments, backend)
     if backend == "reference":
         with _without_autocast(q):
             out, lse, largest, smallest = reference(
-                q, k, v, plan, scale=_scale(scale, q), causal=causal, softcap=softcap, segments=segments
-            )
+                q, k, v, plan, scale=_scale(scale, q), causal=causal, softcap=softcap, segments=segments,
+                pooling=pooling,
+            )  # fmt: skip
     else:
         out, lse, largest, smallest = schema.run(backend, q, k, v, plan, scale, causal, softcap, segments, stats)
     return AttentionResult(out, lse, LogitStats(largest, smallest) if stats else None)
@@ -120,6 +127,23 @@ def _has_autocast(q: Tensor) -> bool:
 
 def _without_autocast(q: Tensor) -> AbstractContextManager[Any]:
     return torch.autocast(q.device.type, enabled=False) if _has_autocast(q) else nullcontext()
+
+
+def _smoothed(
+    v: Tensor, smoothing: Smoothing, causal: bool, segments: Tensor | None, backend: str
+) -> tuple[Tensor, Smoothing | None]:
+    """The values to attend to, and the pooling of the logits that the reference is left with."""
+    if not isinstance(smoothing, Smoothing):
+        raise ValueError(f"smoothing must be None or a Smoothing, got {type(smoothing).__name__}")
+    smoothing.check(causal=causal)
+    if smoothing.stage == "after":
+        return smooth_values(v, smoothing, segments), None
+    if backend != "reference":
+        raise ValueError(
+            f'smoothing_stage must be "after" with the {backend} backend, got "before": pooling the logits before '
+            'the softmax is an experiment that only backend="reference" serves'
+        )
+    return v, smoothing
 
 
 def _scale(scale: float | None, q: Tensor) -> float:

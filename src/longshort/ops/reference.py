@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from longshort.heads import HeadPlan
+from longshort.ops.smoothing import Smoothing, pool_rows
 
 
 def reference(
@@ -23,9 +24,11 @@ def reference(
     causal: bool,
     softcap: float | None,
     segments: Tensor | None,
+    pooling: Smoothing | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """softmax(x) V per head, x[t, j] = softcap(scale q_t.k_j exp(-decay |t-j|)) - slope |t-j| over the visible keys.
 
+    `pooling` averages x along the keys, before the mask and the softmax: see `smoothing.pool_rows`.
     Returns out (B, H, T, D), lse (B, H, T), and the largest and smallest scale q_t.k_j over visible pairs, each (H,).
     """
     n_queries, n_keys, group = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
@@ -52,6 +55,8 @@ def reference(
         x = softcap * torch.tanh(x / softcap)
     if plan.slopes is not None:
         x = x - (_per_head(plan.slopes, q.device) * distance_TS).to(dtype)
+    if pooling is not None:
+        x = pool_rows(x.masked_fill(~visible, 0), pooling)
     x = x.masked_fill(~visible, -torch.inf)
 
     blind = ~visible.any(-1, keepdim=True)  # rows that see nothing give zeros, not NaN

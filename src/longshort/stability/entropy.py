@@ -16,7 +16,8 @@ def attention_entropy(model: nn.Module, tokens: Tensor, **inputs: Any) -> Tensor
     """Mean entropy in nats of each head's rows, (L, H), over a batch of tokens (B, T).
 
     With x the logits and p their softmax, the entropy is lse - sum p x, and sum_j p_j q.k_j = q.(sum_j p_j k_j):
-    attention that returns keys in place of values gives it. The model must be the plain module, not a compiled one.
+    attention that returns keys in place of values gives it. Rows are taken before any smoothing.
+    The model must be the plain module, not a compiled one.
     """
     check_entropy(model)
     layers = [module for module in model.modules() if isinstance(module, LSAttention)]
@@ -44,13 +45,18 @@ def check_entropy(model: nn.Module) -> None:
             raise ValueError(
                 "attention entropy is only known for plain logits: turn off softcap, ALiBi and decay, or it"
             )
+        if layer.chunk is not None or (layer.smoothing is not None and layer.smoothing.stage == "before"):
+            raise ValueError(
+                "attention entropy is only known for whole rows of unpooled logits: turn off chunks and smoothing "
+                "before the softmax, or it"
+            )
 
 
 def _entropy(
     layer: LSAttention, x: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None, **_: Any
 ) -> Tensor:
     q, k, _v = layer.heads(x, positions)
-    result = attention(q, k, k, layer.plan, segments=segments, backend=layer.backend)
+    result = attention(q, k, k, layer.plan, causal=layer.causal, segments=segments, backend=layer.backend)
     keys = result.out.to(result.lse.dtype)
     entropy = result.lse - (q.to(keys.dtype) * keys).sum(-1) / layer.head_dim**0.5
     real = result.lse.isfinite()

@@ -79,9 +79,10 @@ def check_same_run(config: TrainConfig, checkpoint: Checkpoint, fingerprint: str
         if imported and section != "model":
             continue
         for key, value in values.items():
-            if key not in _MAY_CHANGE.get(section, ()) and theirs.get(section, {}).get(key) != value:
+            found = theirs[section][key]
+            if key not in _MAY_CHANGE.get(section, ()) and found != value:
                 raise ConfigError(
-                    f"{config.run.out} holds a run with {section}.{key}={theirs.get(section, {}).get(key)!r}, "
+                    f"{config.run.out} holds a run with {section}.{key}={found!r}, "
                     f"not {value!r}: set it back to resume, or choose another run.out"
                 )
     vocabulary = checkpoint.state["vocabulary"]

@@ -1,0 +1,32 @@
+"""Whether a checkpoint is of this run: what was not yet a key then had its default."""
+
+from pathlib import Path
+
+import pytest
+
+from longshort.train import ConfigError
+from longshort.train.checkpoint import Checkpoint
+from longshort.train.record import check_same_run
+
+from .tiny import tiny_config
+
+
+def checkpoint_without(config, section, key):
+    written = config.to_dict()
+    del written[section][key]
+    state = {"config": written, "vocabulary": "bytes"}
+    return Checkpoint(path=Path("step-1"), step=1, model={}, trainer={}, state=state)
+
+
+@pytest.mark.parametrize(("section", "key"), [("model", "smoothing_side"), ("optimizer", "eps")])
+def test_a_run_from_before_a_key_existed_goes_on_with_its_default(tmp_path, section, key):
+    config = tiny_config("data", tmp_path)
+    check_same_run(config, checkpoint_without(config, section, key), "bytes")
+
+
+def test_a_run_from_before_a_key_existed_does_not_go_on_with_another_value(tmp_path):
+    config = tiny_config("data", tmp_path, "optimizer.eps=1e-4", smoothing=5)
+    with pytest.raises(ConfigError, match=r"holds a run with model\.smoothing=None, not 5"):
+        check_same_run(config, checkpoint_without(config, "model", "smoothing"), "bytes")
+    with pytest.raises(ConfigError, match=r"holds a run with optimizer\.eps=1e-08, not 0\.0001"):
+        check_same_run(config, checkpoint_without(config, "optimizer", "eps"), "bytes")
