@@ -27,7 +27,7 @@ class LSAttentionResult(NamedTuple):
 
 
 class LSAttention(nn.Module):
-    """Causal self-attention in which every head has its own reach.
+    """Self-attention, causal unless said otherwise, in which every head has its own reach.
 
     Project, QK-norm, rotary, attention, project back, dropout: in that order.
 
@@ -46,6 +46,7 @@ class LSAttention(nn.Module):
         attention_dropout: must be 0, see the error.
         backend: passed to `attention`.
         rope_theta: base of the rotary angles.
+        causal: False lets a token see both sides, a local head window - 1 keys to each; no cache then.
 
     >>> layer = LSAttention(64, HeadPlan.long_short(n_heads=4, n_global=1, window=16), positions="rotary")
     >>> layer(torch.randn(2, 50, 64)).out.shape
@@ -68,6 +69,7 @@ class LSAttention(nn.Module):
         attention_dropout: float = 0.0,
         backend: str = "auto",
         rope_theta: float = 10000.0,
+        causal: bool = True,
     ) -> None:
         super().__init__()
         self.head_dim = _head_dim(width, plan, head_dim)
@@ -76,7 +78,7 @@ class LSAttention(nn.Module):
         _check_options(positions, self.head_dim, attention_dropout)
         self.plan = plan.with_alibi() if positions == "alibi" and plan.slopes is None else plan
         self.rope_theta = rope_theta if positions == "rotary" else None
-        self.softcap, self.backend = softcap, backend
+        self.softcap, self.backend, self.causal = softcap, backend, causal
 
         heads = (self.n_heads, self.n_kv_heads, self.n_kv_heads)
         self.qkv = linear(width, [n * self.head_dim for n in heads], bias=bias, sigma_reparam=sigma_reparam)
@@ -108,7 +110,15 @@ class LSAttention(nn.Module):
             return self._forward_cached(x, positions, segments, cache, stats)
         q, k, v = self.heads(x, positions)
         result = attention(
-            q, k, v, self.plan, softcap=self.softcap, segments=segments, stats=stats, backend=self.backend
+            q,
+            k,
+            v,
+            self.plan,
+            causal=self.causal,
+            softcap=self.softcap,
+            segments=segments,
+            stats=stats,
+            backend=self.backend,
         )
         out = self.out(result.out.transpose(1, 2).flatten(-2))
         return LSAttentionResult(self.dropout(out), result.logits)
@@ -117,6 +127,10 @@ class LSAttention(nn.Module):
     def _forward_cached(
         self, x: Tensor, positions: Tensor | None, segments: Tensor | None, cache: LayerCache, stats: bool
     ) -> LSAttentionResult:
+        if not self.causal:
+            raise ValueError(
+                "cache must be None where attention is two-sided: what comes later changes what came before"
+            )
         if not self.fits(cache):
             raise ValueError("cache must have the plan, KV heads and head dim of this layer")
         if positions is None:

@@ -50,7 +50,7 @@ def _entropy(
     layer: LSAttention, x: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None, **_: Any
 ) -> Tensor:
     q, k, _v = layer.heads(x, positions)
-    result = attention(q, k, k, layer.plan, segments=segments, backend=layer.backend)
+    result = attention(q, k, k, layer.plan, causal=layer.causal, segments=segments, backend=layer.backend)
     keys = result.out.to(result.lse.dtype)
     entropy = result.lse - (q.to(keys.dtype) * keys).sum(-1) / layer.head_dim**0.5
     real = result.lse.isfinite()

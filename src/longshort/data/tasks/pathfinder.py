@@ -20,8 +20,8 @@ SIDE, DASH, GAP, THICKNESS = 32, 2.0, 1.0, 0.5
 DOT_RADIUS, CONTRAST, SEED_DISTANCE, DISTRACTOR_DASHES = 1.5, 0.75, 7.0, 20
 VOCAB_SIZE, N_CLASSES = 256, 2
 MARGIN, CLEARANCE, DOT_CLEARANCE = 1.0, 2.0, 3.25
-"""From the border; between the middles of dashes of two curves; from the middle of a dot to that of a dash. Both leave a
-pixel and a half of black."""
+"""From the border; between the middles of dashes of two curves; from the middle of a dot to that of a dash of another
+curve. Both leave a pixel and a half of black."""
 TURN, SHARPEST_TURN = 0.35, 0.9
 """Radians: the spread of the turn at a dash, and its bound."""
 _TRIES, _STARTS = 8, 100
