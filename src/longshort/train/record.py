@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from longshort import __version__
-from longshort.model import GPT
 from longshort.train.checkpoint import Checkpoint
 from longshort.train.config import ConfigError, TrainConfig
 from longshort.train.distributed import World
@@ -24,6 +24,7 @@ _MAY_CHANGE = {
     },
     "telemetry": {"logits_every", "entropy_every", "layer_gradients"},
     "data": {"path"},
+    "task": {"path"},
     "model": {"backend", "loss_chunk"},
 }
 """Keys that a resumed run may set anew; any other would make it a different run."""
@@ -39,7 +40,7 @@ def open_log(config: TrainConfig, out: Path) -> RunLog:
     return RunLog(out, sinks)
 
 
-def run_description(config: TrainConfig, model: GPT, world: World) -> dict[str, Any]:
+def run_description(config: TrainConfig, model: nn.Module, world: World) -> dict[str, Any]:
     """The fields of the record of kind "run"."""
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.machine()
     return {
@@ -62,7 +63,8 @@ def run_description(config: TrainConfig, model: GPT, world: World) -> dict[str, 
 
 def check_same_run(config: TrainConfig, checkpoint: Checkpoint, fingerprint: str) -> None:
     """Raise where the checkpoint in the run's folder is of another run; imported weights have no run but a model."""
-    ours, theirs = config.to_dict(), checkpoint.state["config"]
+    # Read as a configuration, a checkpoint of an earlier version has the defaults of keys that it did not know.
+    ours, theirs = config.to_dict(), TrainConfig.from_dict(checkpoint.state["config"]).to_dict()
     imported = "imported" in checkpoint.state
     for section, values in ours.items():
         if imported and section != "model":

@@ -21,16 +21,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from longshort.data.stream import Batch
-from longshort.model import GPT
 from longshort.nn import update_sigma
 from longshort.stability import LogitMeter, SpikeGuard, TensorClip, attention_entropy, qk_clip
 from longshort.stability.clipping import clip_by_global_norm, gradient_norm
 from longshort.stability.entropy import check_entropy
 from longshort.stability.qk_clip import check_qk_clip
+from longshort.train.answers import TaskData, answer_scores
 from longshort.train.checkpoint import (
     Checkpoint,
     discard_after,
-    load_checkpoint,
     newest_checkpoint,
     prune_checkpoints,
     save_checkpoint,
@@ -38,9 +37,10 @@ from longshort.train.checkpoint import (
 from longshort.train.config import ConfigError, TrainConfig
 from longshort.train.corpus import Corpus
 from longshort.train.distributed import World, joined
-from longshort.train.evaluation import autocast, validation_loss
+from longshort.train.evaluation import autocast, validation_scores
 from longshort.train.flops import flops_per_token, peak_flops
 from longshort.train.log import RunLog, rewind_log
+from longshort.train.models import Model, build_model
 from longshort.train.optimizer import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from longshort.train.progress import Reporter, Silent
 from longshort.train.record import check_same_run, open_log, run_description
@@ -99,11 +99,12 @@ class Trainer:
             )
         self.out = Path(config.run.out)
         self.checkpoints = self.out / "checkpoints"
-        self.corpus = Corpus.open(config, message=reporter.message)
+        kind = Corpus if config.task.name is None else TaskData
+        self.corpus: Corpus | TaskData = kind.open(config, message=reporter.message)
         self.stream = self.corpus.stream("train", seed=config.run.seed)
         self.validation = self.corpus.stream("validation", seed=0)
         torch.manual_seed(config.run.seed)
-        self.model = GPT(config.model).to(world.device)
+        self.model: Model = build_model(config).to(world.device)
         self.model.gradient_checkpointing = config.run.checkpoint_activations
         if config.stability.qk_clip is not None:
             check_qk_clip(self.model)
@@ -290,26 +291,27 @@ class Trainer:
             self._save()
 
     def _evaluate(self) -> bool:
-        """Record the validation loss; True if it is the lowest so far."""
-        loss = validation_loss(
-            self.model,
-            self.validation,
-            batches=self.config.run.eval_batches,
-            world=self.world,
-            precision=self.config.run.precision,
+        """Record the validation loss, and for a task the accuracy; True if the loss is the lowest so far."""
+        batches = (
+            self.validation.batch(number, rank=self.world.rank, world_size=self.world.size)
+            for number in range(self.config.run.eval_batches)
         )
+        judge = validation_scores if self.config.task.name is None else answer_scores
+        scores = judge(self.model, batches, world=self.world, precision=self.config.run.precision)
+        loss = scores["loss"]
         progress = self.progress
         best = math.isfinite(loss) and (progress.best_loss is None or loss < progress.best_loss)
         if best:
             progress.best_loss, progress.best_step = loss, progress.step
-        values = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "tokens": progress.tokens}
+        values = scores | {"perplexity": math.exp(min(loss, 700.0)), "tokens": progress.tokens}
         self._record("eval", step=progress.step, split="validation", seconds=progress.seconds, **values)
         return best
 
     def _entropy(self) -> Tensor:
-        tokens = self.validation.batch(0).tokens[:1].to(self.world.device)
-        with autocast(self.config.run.precision, self.world.device):
-            return attention_entropy(self.model, tokens)
+        batch, device = self.validation.batch(0), self.world.device
+        inputs = {} if batch.segments is None else {"segments": batch.segments[:1].to(device)}
+        with autocast(self.config.run.precision, device):
+            return attention_entropy(self.model, batch.tokens[:1].to(device), **inputs)
 
     def _layer_gradients(self) -> dict[str, float]:
         """Gradient norm of each block, before clipping."""
@@ -394,11 +396,3 @@ class Trainer:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def load_model(path: Path, device: torch.device | str = "cpu") -> tuple[GPT, Checkpoint]:
-    """The model of a checkpoint, or of a run's newest one, ready to evaluate."""
-    checkpoint = load_checkpoint(path)
-    model = GPT(TrainConfig.from_dict(checkpoint.state["config"]).model)
-    model.load_state_dict(checkpoint.model)
-    return model.to(device).eval(), checkpoint

@@ -110,7 +110,7 @@ def _values(name: str, settings: TaskSettings) -> dict[str, int]:
     """The settings that the task has, published values where none is given."""
     defaults = _kind(name).defaults
     values = {}
-    for field in dataclasses.fields(settings):
+    for field in dataclasses.fields(TaskSettings):
         given = getattr(settings, field.name)
         if field.name in ("seed", *(() if "path" not in defaults else ("path", *SPLITS))):
             continue

@@ -1,0 +1,44 @@
+"""Which model a configuration means, and the model of a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from longshort.data.tasks import classes_of
+from longshort.model import GPT, SequenceClassifier
+from longshort.train.checkpoint import Checkpoint, CheckpointError, load_checkpoint
+from longshort.train.config import TrainConfig
+
+Model = GPT | SequenceClassifier
+"""What the trainer trains: both take (tokens, targets, segments=, stats=) and return logits, loss and statistics."""
+
+
+def build_model(config: TrainConfig) -> Model:
+    """A classifier where the task has classes; else a language model, for text and for tasks with marked positions."""
+    task = config.task
+    n_classes = None if task.name is None else classes_of(task.name)
+    if n_classes is None:
+        return GPT(config.model)
+    return SequenceClassifier(config.model, n_classes=n_classes, causal=task.causal, norm=task.norm)
+
+
+def load_model(path: Path, device: torch.device | str = "cpu") -> tuple[GPT, Checkpoint]:
+    """The language model of a checkpoint, or of a run's newest one, ready to evaluate."""
+    model, checkpoint = load_trained(path, device)
+    if not isinstance(model, GPT):
+        task = checkpoint.state["config"]["task"]["name"]
+        raise CheckpointError(
+            f"{checkpoint.path} holds a classifier of the task {task}, which writes no text; expected a language model "
+            "(`longshort evaluate` gives a classifier's accuracy)"
+        )
+    return model, checkpoint
+
+
+def load_trained(path: Path, device: torch.device | str = "cpu") -> tuple[Model, Checkpoint]:
+    """The model of a checkpoint, or of a run's newest one, whatever it is, ready to evaluate."""
+    checkpoint = load_checkpoint(path)
+    model = build_model(TrainConfig.from_dict(checkpoint.state["config"]))
+    model.load_state_dict(checkpoint.model)
+    return model.to(device).eval(), checkpoint
