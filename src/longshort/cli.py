@@ -286,6 +286,7 @@ def compare(
     from longshort.lab.runner import run_all
     from longshort.lab.variants import VARIANTS
     from longshort.train import TrainConfig
+    from longshort.train.answers import draw_tasks
 
     console = Console()
     with _one_line_errors():
@@ -293,6 +294,7 @@ def compare(
         names = list(VARIANTS) if variants == "all" else [name.strip() for name in variants.split(",")]
         arms = comparison.plan_arms(settings, names, range(settings.run.seed, settings.run.seed + seeds), out)
         left = [arm.config for arm in arms if not arm.is_finished]
+        draw_tasks(left, typer.echo)
         with live_table(arms, console) as watch:
             finished = not left or run_all(left, jobs=min(jobs, len(left)), watch=watch)
         if not finished:

@@ -52,6 +52,12 @@ class TaskData:
         """A task's tokens are no text: there is none to keep."""
 
 
+def draw_tasks(configs: Iterable[TrainConfig], message: Callable[[str], None]) -> None:
+    """Draw what these runs need, before they start side by side and each would draw it."""
+    for config in {config.task: config for config in configs if config.task.name is not None}.values():
+        TaskData.open(config, message)
+
+
 def _every_tenth(name: str, message: Callable[[str], None]) -> Callable[[int, int], None]:
     def progress(done: int, total: int) -> None:
         if done * 10 // total > (done - 1000) * 10 // total:

@@ -36,7 +36,15 @@ def test_every_run_is_a_valid_configuration_in_a_folder_of_its_own(name, quick, 
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("explosion", 6), ("stabilizers", 14), ("lr-sensitivity", 20), ("heads-and-window", 78), ("positions", 10)],
+    [
+        ("explosion", 6),
+        ("stabilizers", 14),
+        ("lr-sensitivity", 20),
+        ("heads-and-window", 78),
+        ("positions", 10),
+        ("long-range", 14),
+        ("recall", 10),
+    ],
 )
 def test_a_sweep_has_the_arms_that_its_question_needs(name, count, tmp_path):
     assert len(plan_sweep(RECIPES[name], Options(out=tmp_path), data=None)) == count

@@ -7,9 +7,11 @@ from longshort.lab.reproduce import (
     explosion,
     heads_and_window,
     latency,
+    long_range,
     long_runs,
     lr_sensitivity,
     positions,
+    recall,
     stabilizers,
 )
 from longshort.lab.reproduce.recipe import Recipe
@@ -26,5 +28,7 @@ RECIPES: dict[str, Recipe] = {
         latency.RECIPE,
         long_runs.ENDURANCE,
         long_runs.SCALE,
+        long_range.RECIPE,
+        recall.RECIPE,
     )
 }

@@ -18,6 +18,7 @@ from longshort.bench.training import attending
 from longshort.files import write_json
 from longshort.heads import HeadPlan
 from longshort.lab.anatomy import anatomy
+from longshort.lab.evaluate import evaluate_task
 from longshort.lab.reproduce.measures import AFTER, count_spikes
 from longshort.lab.runner import named_config
 from longshort.ops import AttentionResult, attention
@@ -55,18 +56,22 @@ def train_and_look(config: TrainConfig) -> None:
 
 
 def look(config: TrainConfig, out: Path) -> dict[str, Any]:
-    """The anatomy of the newest checkpoint's attention; spikes and the largest |logit| of the whole log, before it is
-    thinned to travel.
+    """The anatomy of the newest checkpoint's attention, or with a task its test scores; spikes and the largest |logit|
+    of the whole log, before it is thinned to travel.
     """
     device = choose_device(config.run.device)
-    model, _ = load_model(out, device)
-    tokens = Corpus.open(config).stream("validation", seed=0).batch(0).tokens[:ROWS].to(device)
-    with autocast(config.run.precision, device):
-        found = anatomy(model, tokens)
+    found: dict[str, Any] = {}
+    if config.task.name is None:
+        model, _ = load_model(out, device)
+        tokens = Corpus.open(config).stream("validation", seed=0).batch(0).tokens[:ROWS].to(device)
+        with autocast(config.run.precision, device):
+            found["anatomy"] = anatomy(model, tokens)
+    else:
+        found["test"] = evaluate_task(out, split="test", device=device)
     steps = [record for record in read_log(out) if record["kind"] == "train"]
     peaks = [peak for record in steps if (peak := largest_logit(record)) is not None]
     return {
-        "anatomy": found,
+        **found,
         "spikes": count_spikes(record["loss"] for record in steps),
         "largest_logit": max(peaks, default=None),
     }
