@@ -127,3 +127,20 @@ def test_recomputing_blocks_is_refused_with_batch_norm():
     model().gradient_checkpointing = True
     with pytest.raises(ValueError, match="gradient_checkpointing must be off with norm='batch'"):
         model(norm="batch").gradient_checkpointing = True
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+def test_it_compiles_in_one_graph(norm):
+    tokens, segments = padded(torch.randint(1, 16, (2, 12)), 16)
+    labels = torch.tensor([0, 2])
+    plain, compiled = model(norm=norm, n_global=1, window=4), model(norm=norm, n_global=1, window=4)
+    run = torch.compile(compiled, backend="aot_eager", fullgraph=True)
+    expected, found = (m(tokens, labels, segments=segments, stats=True) for m in (plain, run))
+    torch.testing.assert_close(found.loss, expected.loss)
+    torch.testing.assert_close(found.stats, expected.stats)
+    expected.loss.backward()
+    found.loss.backward()
+    for mine, theirs in zip(plain.parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(theirs.grad, mine.grad, rtol=1e-4, atol=1e-6)
+    for mine, theirs in zip(plain.buffers(), compiled.buffers(), strict=True):
+        torch.testing.assert_close(theirs, mine)
