@@ -244,11 +244,13 @@ def _bench_gpu(device: str, *, quick: bool, rounds: int | None, shapes: str | No
 @app.command()
 def train(
     config: Annotated[Path, typer.Argument(help="YAML file; see configs/ for examples.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ...")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ..., or task=NAME.")] = None,
 ) -> None:
     """Train a model, or go on with the run in run.out; under torchrun, on several processes.
 
     Example: longshort train configs/tiny.yaml optimizer.lr=3e-3 run.out=runs/mine
+
+    With task=NAME, on examples with answers: longshort train configs/listops.yaml
     """
     from longshort.train import TrainConfig
     from longshort.train import train as run_training
@@ -284,6 +286,7 @@ def compare(
     from longshort.lab.runner import run_all
     from longshort.lab.variants import EXPERIMENTAL, VARIANTS
     from longshort.train import TrainConfig
+    from longshort.train.answers import draw_tasks
 
     console = Console()
     with _one_line_errors():
@@ -292,6 +295,7 @@ def compare(
         names = every if variants == "all" else [name.strip() for name in variants.split(",")]
         arms = comparison.plan_arms(settings, names, range(settings.run.seed, settings.run.seed + seeds), out)
         left = [arm.config for arm in arms if not arm.is_finished]
+        draw_tasks(left, typer.echo)
         with live_table(arms, console) as watch:
             finished = not left or run_all(left, jobs=min(jobs, len(left)), watch=watch)
         if not finished:
@@ -315,14 +319,14 @@ def evaluate(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON here.")] = None,
 ) -> None:
-    """Perplexity of a checkpoint over a whole split by a sliding window, and by position in the window.
+    """Perplexity of a checkpoint over a whole split by a sliding window, and by position; of a task, the accuracy.
 
     Example: longshort evaluate runs/mine --split validation
     """
     from rich.console import Console
 
     from longshort.files import write_json
-    from longshort.lab.evaluate import evaluate_checkpoint, position_table
+    from longshort.lab.evaluate import evaluate_checkpoint, evaluation_table
 
     console = Console()
     with _one_line_errors(), console.status("evaluating") as status:
@@ -335,9 +339,9 @@ def evaluate(
             limit=limit,
             bucket=bucket,
             device=device,
-            progress=lambda done: status.update(f"evaluating: {done} windows"),
+            progress=lambda done: status.update(f"evaluating: {done} windows or rows"),
         )
-    console.print(position_table(result))
+    console.print(evaluation_table(result))
     if out is not None:
         typer.echo(f"wrote {write_json(out, result)}")
 

@@ -10,7 +10,7 @@ from longshort.data.stream import TokenStream
 from longshort.data.tokens import TokenFile
 from longshort.train import load_model
 from longshort.train.distributed import World
-from longshort.train.evaluation import evaluate_split, validation_loss
+from longshort.train.evaluation import evaluate_split, validation_scores
 
 CPU = torch.device("cpu")
 
@@ -93,7 +93,7 @@ def test_validation_is_the_mean_over_the_same_first_batches_and_leaves_the_mode_
         expected = sum(model(batch.tokens, batch.targets).loss.item() for batch in batches) / 3
     for training in (True, False):
         model.train(training)
-        found = validation_loss(model, stream, batches=3, world=World(0, 1, CPU), precision="fp32")
+        found = validation_scores(model, map(stream.batch, range(3)), world=World(0, 1, CPU), precision="fp32")["loss"]
         assert found == pytest.approx(expected, rel=1e-6)
         assert model.training is training
     model.eval()

@@ -309,7 +309,7 @@ def test_a_compiled_run_gives_the_losses_of_an_eager_one(corpus, tmp_path, monke
 
 def test_the_best_model_is_kept_though_no_checkpoint_was_due_at_its_step(corpus, tmp_path, monkeypatch):
     found = iter([3.0, 1.0, 2.0, 2.5, 1.5])
-    monkeypatch.setattr("longshort.train.trainer.validation_loss", lambda *arguments, **options: next(found))
+    monkeypatch.setattr("longshort.train.trainer.validation_scores", lambda *_, **options: {"loss": next(found)})
     changes = ["run.steps=10", "run.eval_every=2", "run.save_every=5", "run.keep=1"]
     assert train(tiny_config(corpus, tmp_path / "run", *changes)).best_validation_loss == 1.0
     left = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())

@@ -22,5 +22,10 @@ def default_data(cache_dir: Path | str | None = None, progress: Progress | None 
     corpora = standard_library_corpus()
     identity = json.dumps([corpus.identity() for corpus in corpora.values()])
     name = f"stdlib-{platform.python_version()}-bytes-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
-    root = Path(cache_dir or os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "longshort")
+    root = Path(cache_dir) if cache_dir else cache_root()
     return prepare(corpora, root / name, progress=progress).folder
+
+
+def cache_root() -> Path:
+    """Where data that can be made again is kept: $LONGSHORT_CACHE, else ~/.cache/longshort."""
+    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "longshort")

@@ -93,13 +93,18 @@ def _encode_here(task: list[Assigned]) -> list[Encoded]:
 
 def _start(tokenizer: dict[str, Any]) -> None:
     global _of_this_process
+    follow_the_parent()
+    # The processes are the parallelism.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _of_this_process = tokenizer_from_dict(tokenizer)
+
+
+def follow_the_parent() -> None:
+    """What a process of a pool does first: its parent alone listens to Ctrl-C, and it ends when the parent does."""
     # Ctrl-C reaches the whole group; the parent decides what to do about it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A pool's processes wait for ever when their parent is killed outright: each holds both ends of its own queue.
     threading.Thread(target=_leave_with_the_parent, daemon=True).start()
-    # The processes are the parallelism.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _of_this_process = tokenizer_from_dict(tokenizer)
 
 
 def _leave_with_the_parent() -> None:

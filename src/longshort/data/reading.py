@@ -45,12 +45,22 @@ def read_pieces(path: Path) -> Iterator[Piece]:
     """
     layout = path.with_suffix("") if path.suffix in COMPRESSIONS else path
     documents = _json_lines if layout.suffix in (".jsonl", ".json") else _plain_text
+    with open_text(path) as (lines, raw):
+        for text, ends_document in documents(path, lines):
+            yield Piece(text, ends_document, raw.tell())
+
+
+@contextlib.contextmanager
+def open_text(path: Path) -> Iterator[tuple[IO[str], IO[bytes]]]:
+    """The lines of a text file, unpacked where it is compressed, and the file as it is stored, to ask for its place.
+
+    Every failure while it is read is a `DataError` that names the file.
+    """
     try:
         with path.open("rb") as raw, contextlib.closing(_decompressed(path, raw)) as unpacked:
             watched = _Watched(path, unpacked)
             with io.TextIOWrapper(io.BufferedReader(watched, 1 << 17), encoding="utf-8-sig", newline="\n") as lines:
-                for text, ends_document in documents(path, lines):
-                    yield Piece(text, ends_document, raw.tell())
+                yield lines, raw
     except UnicodeDecodeError as error:
         offset = watched.count - len(error.object) + error.start
         raise DataError(

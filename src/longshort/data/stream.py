@@ -91,16 +91,7 @@ class TokenStream:
 
     def batch(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
         """The rows of `rank` in step `step`, counted from 0."""
-        if step < 0:
-            raise ValueError(f"step: {step}; expected at least 0")
-        if world_size < 1 or not 0 <= rank < world_size:
-            raise ValueError(f"rank, world_size: {rank}, {world_size}; expected 0 <= rank < world_size")
-        if self.batch_size % world_size:
-            raise ValueError(
-                f"batch_size: {self.batch_size} rows do not divide among {world_size} ranks; expected a multiple"
-            )
-        share = self.batch_size // world_size
-        first = step * self.batch_size + rank * share
+        first, share = rows_of_rank(step, self.batch_size, rank, world_size)
         indices, starts = self._windows(first, share)
         rows = np.stack([self._row(start) for start in starts])
         tokens, targets = torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy())
@@ -129,6 +120,22 @@ class TokenStream:
         key = f"{self.seed}/{epoch}"
         number = int.from_bytes(hashlib.blake2b(f"offset/{key}".encode(), digest_size=8).digest(), "little")
         return Permutation(self.windows_per_epoch, key), number % (self._room + 1)
+
+
+def rows_of_rank(step: int, batch_size: int, rank: int, world_size: int) -> tuple[int, int]:
+    """First row of a rank's share of a step, in the endless sequence of rows, and how many it takes.
+
+    >>> rows_of_rank(step=2, batch_size=8, rank=1, world_size=4)
+    (18, 2)
+    """
+    if step < 0:
+        raise ValueError(f"step: {step}; expected at least 0")
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise ValueError(f"rank, world_size: {rank}, {world_size}; expected 0 <= rank < world_size")
+    if batch_size % world_size:
+        raise ValueError(f"batch_size: {batch_size} rows do not divide among {world_size} ranks; expected a multiple")
+    share = batch_size // world_size
+    return step * batch_size + rank * share, share
 
 
 def document_numbers(tokens: Tensor, end_of_document: int) -> Tensor:

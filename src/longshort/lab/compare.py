@@ -74,6 +74,7 @@ def summarize(arms: Sequence[Arm]) -> list[dict[str, Any]]:
                 "validation_loss": mean,
                 "spread": None if mean is None else max(losses) - min(losses),
                 "perplexity": None if mean is None else math.exp(min(mean, 700.0)),
+                "accuracy": _mean_accuracy([run["accuracy"] for run in runs]),
                 "best_loss": _mean([run["best_loss"] for run in runs]),
                 "max_logit": _largest([run["max_logit"] for run in runs]),
                 "tokens_per_second": statistics.fmean(run["tokens_per_second"] for run in runs),
@@ -92,6 +93,7 @@ def _outcome(records: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "parameters": by_kind["run"][0]["parameters"],
         "final_loss": evaluations[-1] if evaluations else math.inf,
+        "accuracy": by_kind["eval"][-1].get("accuracy") if evaluations else None,
         "best_loss": min(evaluations, default=math.inf),
         "max_logit": _largest([largest_logit(record) for record in steps if record.get("logit_max")]),
         "tokens_per_second": statistics.median(record["tokens_per_second"] for record in steps),
@@ -107,6 +109,12 @@ def _largest(values: list[float | None]) -> float | None:
 def _mean(values: list[float]) -> float | None:
     """The mean; None if any is not finite, since a diverged seed has no mean."""
     return statistics.fmean(values) if all(math.isfinite(v) for v in values) else None
+
+
+def _mean_accuracy(values: list[float | None]) -> float | None:
+    """The mean; None where the runs have no task, and so no answers to be right about."""
+    measured = [value for value in values if value is not None]
+    return statistics.fmean(measured) if measured else None
 
 
 def save_summary(arms: Sequence[Arm], out: Path) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,17 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from longshort.data.stream import document_numbers, windows
+from longshort.data.stream import Batch, document_numbers, windows
 from longshort.data.tokens import TokenFile
 from longshort.model import GPT
 from longshort.train import ConfigError, TrainConfig, load_model
+from longshort.train.answers import TaskData, answer_scores
 from longshort.train.calibration import fit_temperature, raw_scores, score_sample
+from longshort.train.checkpoint import load_checkpoint
 from longshort.train.corpus import Corpus
-from longshort.train.distributed import choose_device
+from longshort.train.distributed import World, choose_device
 from longshort.train.evaluation import evaluate_split
+from longshort.train.models import load_trained
 
 
 def evaluate_checkpoint(
@@ -40,8 +43,13 @@ def evaluate_checkpoint(
     if split not in ("train", "validation", "test"):
         raise ConfigError(f"split must be train, validation or test, got {split!r}")
     chosen = choose_device(device)
+    config = TrainConfig.from_dict(load_checkpoint(checkpoint).state["config"])
+    if config.task.name is not None:
+        for name, value in (("--data", data), ("--length", length), ("--stride", stride), ("--limit", limit)):
+            if value is not None:
+                raise ConfigError(f"{name} is for text; {checkpoint} was trained on the task {config.task.name}")
+        return evaluate_task(checkpoint, split=split, device=chosen, progress=progress)
     model, loaded = load_model(checkpoint, chosen)
-    config = TrainConfig.from_dict(loaded.state["config"])
     folder = data if data is not None else Corpus.open(config).folder
     tokens = TokenFile.open(folder / f"{split}.tokens", fingerprint=loaded.state["vocabulary"])
     length = length or config.length
@@ -78,6 +86,42 @@ def _temperature(
     inputs, targets = (torch.stack(rows).to(device) for rows in zip(*(w[:2] for w in first), strict=True))
     documents = document_numbers(inputs, tokens.end_of_document) if config.data.segments else None
     return fit_temperature(*score_sample(model, inputs, targets, config.run.precision, segments=documents))
+
+
+def evaluate_task(
+    checkpoint: Path,
+    *,
+    split: str,
+    device: torch.device,
+    progress: Callable[[int], None] = lambda rows_done: None,
+) -> dict[str, Any]:
+    """Loss and accuracy over a whole split of the run's own task."""
+    model, loaded = load_trained(checkpoint, device)
+    config = TrainConfig.from_dict(loaded.state["config"])
+    stream = TaskData.open(config).stream(split, seed=0)
+
+    def counted() -> Iterator[Batch]:
+        done = 0
+        for batch in stream.in_order():
+            yield batch
+            done += len(batch.tokens)
+            progress(done)
+
+    scores = answer_scores(model, counted(), world=World(0, 1, device), precision=config.run.precision)
+    where = {"checkpoint": str(loaded.path), "step": loaded.step, "task": config.task.name, "split": split}
+    return {**where, "examples": len(stream), **scores}
+
+
+def evaluation_table(result: dict[str, Any]) -> Table:
+    """What `evaluate_checkpoint` found, for people."""
+    if "task" not in result:
+        return position_table(result)
+    table = Table(title=f"{result['split']} of {result['task']}: {result['examples']:,} examples")
+    scores = {name: result[name] for name in ("loss", "accuracy", "exact") if name in result}
+    for name in scores:
+        table.add_column(name, justify="right")
+    table.add_row(*(f"{value:.4f}" if name == "loss" else f"{value:.2%}" for name, value in scores.items()))
+    return table
 
 
 def position_table(result: dict[str, Any]) -> Table:

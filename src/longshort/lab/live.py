@@ -102,7 +102,9 @@ def result_table(rows: Sequence[dict[str, Any]]) -> Table:
         collapse_padding=True,
         caption="means over seeds; spread: largest minus smallest loss; |logit|: the largest",
     )
-    for name in ("variant", "seeds", "loss", "spread", "perplexity", "|logit|", "tokens/s", "spikes"):
+    with_answers = any(row.get("accuracy") is not None for row in rows)
+    second = "accuracy" if with_answers else "perplexity"
+    for name in ("variant", "seeds", "loss", "spread", second, "|logit|", "tokens/s", "spikes"):
         table.add_column(name, justify="left" if name == "variant" else "right", no_wrap=True)
     for row in rows:
         table.add_row(
@@ -110,12 +112,16 @@ def result_table(rows: Sequence[dict[str, Any]]) -> Table:
             str(row["seeds"]),
             number(row["validation_loss"]),
             number(row["spread"]),
-            number(row["perplexity"]),
+            _share(row.get("accuracy")) if with_answers else number(row["perplexity"]),
             number(row["max_logit"]),
             f"{row['tokens_per_second']:,.0f}",
             str(row["spikes"]),
         )
     return table
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.2%}"
 
 
 def number(value: float | None) -> str:

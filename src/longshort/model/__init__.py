@@ -1,6 +1,7 @@
-"""The language model, its configuration and its named sizes."""
+"""The language model, its configuration and its named sizes; and the classifier on the same blocks."""
 
+from longshort.model.classifier import ClassifierOutput, SequenceClassifier
 from longshort.model.config import PRESETS, GPTConfig
 from longshort.model.gpt import GPT, GPTOutput
 
-__all__ = ["GPT", "PRESETS", "GPTConfig", "GPTOutput"]
+__all__ = ["GPT", "PRESETS", "ClassifierOutput", "GPTConfig", "GPTOutput", "SequenceClassifier"]

@@ -28,6 +28,7 @@ from longshort.nn import (
     segment_positions,
     sinusoidal,
 )
+from longshort.nn.block import apply_norm
 
 IGNORED_TARGET = -100
 """A target of this value enters neither the loss nor its mean."""
@@ -162,6 +163,11 @@ class GPT(nn.Module):
             logits = self._logits(kept) if wanted else None
         return GPTOutput(logits, loss, statistics)
 
+    def hidden(self, tokens: Tensor, *, segments: Tensor | None = None, stats: bool = False) -> tuple[Tensor, Any]:
+        """The normalised last hidden state (B, T, width), and the statistics (L, H, 2) or None; see `forward`."""
+        self._check_inputs(tokens, None, None, segments, None, None)
+        return self._hidden(tokens, None, segments, None, None, stats)
+
     def new_cache(
         self,
         batch_size: int = 1,
@@ -228,7 +234,7 @@ class GPT(nn.Module):
                 statistics.append(torch.stack((logits.max, logits.min), dim=-1))
         if cache is not None:
             cache.advance(x.shape[1])
-        return self.norm(x), torch.stack(statistics).detach() if stats else None
+        return apply_norm(self.norm, x, segments), torch.stack(statistics).detach() if stats else None
 
     def _with_positions(self, x: Tensor, positions: Tensor) -> Tensor:
         if self.position_embedding is not None:

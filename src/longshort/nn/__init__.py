@@ -3,7 +3,7 @@
 from longshort.nn.attention import LSAttention, LSAttentionResult
 from longshort.nn.block import MLP, Block
 from longshort.nn.cache import LayerCache, LSCache
-from longshort.nn.norms import QKNorm, RMSNorm
+from longshort.nn.norms import QKNorm, RMSNorm, SequenceBatchNorm
 from longshort.nn.positions import rotary, segment_positions, sinusoidal
 from longshort.nn.reparam import SigmaLinear, update_sigma
 from longshort.nn.static_cache import StaticCache
@@ -17,6 +17,7 @@ __all__ = [
     "LayerCache",
     "QKNorm",
     "RMSNorm",
+    "SequenceBatchNorm",
     "SigmaLinear",
     "StaticCache",
     "rotary",

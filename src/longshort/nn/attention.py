@@ -28,7 +28,7 @@ class LSAttentionResult(NamedTuple):
 
 
 class LSAttention(nn.Module):
-    """Self-attention in which every head has its own reach.
+    """Self-attention, causal unless said otherwise, in which every head has its own reach.
 
     Project, QK-norm, rotary, smoothing of the values, attention, project back, dropout: in that order.
 
@@ -47,7 +47,7 @@ class LSAttention(nn.Module):
         attention_dropout: must be 0, see the error.
         backend: passed to `attention`.
         rope_theta: base of the rotary angles.
-        causal: False is the two-sided form, without a cache.
+        causal: False lets a token see both sides, a local head window - 1 keys to each; no cache then.
         smoothing: values that are averaged, the pooling of LaS attention (arXiv 2311.16620); none if None or 1. A local
             head then reaches window + smoothing - 1 keys. See `Smoothing`.
         smoothing_side: "causal", or "centred" where the attention is two-sided or `lookahead` is set.

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from longshort.nn.attention import LSAttention, LSAttentionResult
 from longshort.nn.cache import LayerCache
+from longshort.nn.norms import SequenceBatchNorm
 from longshort.nn.reparam import linear
 
 ACTIVATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
@@ -37,7 +38,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)).
+    """x + attention(norm(x)), then x + mlp(norm(x)); the norms may be replaced by `SequenceBatchNorm`.
 
     >>> import torch
     >>> from longshort import HeadPlan
@@ -63,8 +64,12 @@ class Block(nn.Module):
         stats: bool = False,
     ) -> LSAttentionResult:
         """The residual stream (B, T, width) after the block, with the logit statistics of its attention."""
-        attended = self.attention(
-            self.attention_norm(x), positions=positions, segments=segments, cache=cache, stats=stats
-        )
+        normalised = apply_norm(self.attention_norm, x, segments)
+        attended = self.attention(normalised, positions=positions, segments=segments, cache=cache, stats=stats)
         x = x + attended.out
-        return LSAttentionResult(x + self.mlp(self.mlp_norm(x)), attended.logits)
+        return LSAttentionResult(x + self.mlp(apply_norm(self.mlp_norm, x, segments)), attended.logits)
+
+
+def apply_norm(norm: nn.Module, x: Tensor, segments: Tensor | None) -> Tensor:
+    """Batch norm must know what is padding; a norm of each token alone need not."""
+    return norm(x, segments) if isinstance(norm, SequenceBatchNorm) else norm(x)

@@ -1,6 +1,6 @@
-"""RMS normalisation of queries and keys (QK-norm) in the variants that the literature calls by one name.
+"""Norms: RMS normalisation of queries and keys (QK-norm) in its variants, and batch norm that knows of padding.
 
-The block's own norms are `torch.nn.LayerNorm`, which takes `bias=False` itself.
+The block's own norms are `torch.nn.LayerNorm`, which takes `bias=False` itself, unless a model sets others.
 """
 
 from __future__ import annotations
@@ -56,3 +56,45 @@ class QKNorm(nn.Module):
         if self.variant == "width":
             return self.norm(x.flatten(-2)).unflatten(-1, x.shape[-2:])
         return self.norm(x)
+
+
+class SequenceBatchNorm(nn.Module):
+    """Batch norm of x (B, T, width) over rows and positions, padding left out of the means; computed in fp32.
+
+    Which positions are padding is said by segments (B, T), negative there. Models on Long Range Arena have batch norm
+    (S4, arXiv 2111.00396); torch's own would average over the padding too.
+
+    >>> norm = SequenceBatchNorm(8)
+    >>> norm(torch.randn(2, 5, 8), torch.tensor([[0, 0, 0, 0, -1], [0, 0, -1, -1, -1]])).shape
+    torch.Size([2, 5, 8])
+    """
+
+    running_mean: Tensor
+    running_variance: Tensor
+
+    def __init__(self, features: int, *, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.eps, self.momentum = eps, momentum
+        self.weight, self.bias = nn.Parameter(torch.ones(features)), nn.Parameter(torch.zeros(features))
+        self.register_buffer("running_mean", torch.zeros(features))
+        self.register_buffer("running_variance", torch.ones(features))
+
+    def forward(self, x: Tensor, segments: Tensor | None = None) -> Tensor:
+        values = x.to(torch.promote_types(x.dtype, torch.float32))
+        mean, variance = self.running_mean, self.running_variance
+        if self.training:
+            mean, variance = self._moments(values, segments)
+        normalised = (values - mean) * torch.rsqrt(variance + self.eps)
+        return (normalised * self.weight + self.bias).to(x.dtype)
+
+    def _moments(self, x: Tensor, segments: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Mean and variance over what is not padding; also moves the running ones towards them."""
+        real = torch.ones_like(x[..., :1]) if segments is None else (segments >= 0).unsqueeze(-1).to(x.dtype)
+        count = real.sum().clamp(min=1)
+        mean = (x * real).sum((0, 1)) / count
+        variance = ((x - mean).square() * real).sum((0, 1)) / count
+        with torch.no_grad():
+            unbiased = variance * (count / (count - 1).clamp(min=1))
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+            self.running_variance.lerp_(unbiased.to(self.running_variance.dtype), self.momentum)
+        return mean, variance

@@ -17,7 +17,9 @@ from typing import Any
 
 import yaml
 
+from longshort.data.tasks import TASKS, TaskSettings, classes_of, task_length
 from longshort.model import GPTConfig
+from longshort.model.classifier import NORMS
 
 
 class ConfigError(ValueError):
@@ -48,6 +50,18 @@ class LossConfig:
     """From 0 to 1; scores s become sign(s) |s|^exponent. 1: plain cross-entropy."""
     linear_below: float = 0.01
     """The size of a score below which the transform is linear."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig(TaskSettings):
+    """Examples with answers in place of text. `task=listops`, on the command line or in YAML, means `task.name`."""
+
+    name: str | None = None
+    """One of `longshort.data.tasks.TASKS`; None trains on text."""
+    causal: bool = False
+    """Classifiers: a token sees nothing that follows it. Tasks with marked positions are causal in any case."""
+    norm: str = "layer"
+    """Classifiers: layer or batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +181,7 @@ class TrainConfig:
     run: RunConfig = field(default_factory=RunConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     stability: StabilityConfig = field(default_factory=StabilityConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
 
     def __post_init__(self) -> None:
         run, data, stability = self.run, self.data, self.stability
@@ -198,10 +213,13 @@ class TrainConfig:
             raise ConfigError(
                 f"data.batch_size must be a multiple of run.accumulate={run.accumulate}, got {data.batch_size}"
             )
+        _check_task(self)
 
     @property
     def length(self) -> int:
         """Tokens in a row."""
+        if self.task.name is not None:
+            return task_length(self.task.name, self.task)
         return self.data.length or self.model.context
 
     @classmethod
@@ -214,7 +232,7 @@ class TrainConfig:
         values: dict[str, Any] = {"model": _model(_mapping("model", data["model"]))}
         for name, kind in sections.items():
             if name != "model" and data.get(name) is not None:
-                values[name] = _section(name, kind, _mapping(name, data[name]))
+                values[name] = _section(name, kind, _named_values(name, data[name]))
         return cls(**values)
 
     @classmethod
@@ -253,9 +271,10 @@ _Loader.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|TRUE|false|False
 
 
 def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    result = {name: {} if section is None else _mapping(name, section) for name, section in data.items()}
+    result = {name: {} if section is None else _named_values(name, section) for name, section in data.items()}
     for override in overrides:
         name, separator, text = override.partition("=")
+        name = "task.name" if name == "task" else name
         section, dot, key = name.partition(".")
         if not (separator and dot and key):
             raise ConfigError(f"an override looks like section.key=value, got {override!r}")
@@ -265,6 +284,36 @@ def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, 
             raise ConfigError(f"the value of {name} is not YAML: {text!r}") from None
         result.setdefault(section, {})[key] = value
     return result
+
+
+def _named_values(name: str, section: Any) -> dict[str, Any]:
+    """The keys of a section; a task may be given by its name alone."""
+    return {"name": section} if name == "task" and isinstance(section, str) else _mapping(name, section)
+
+
+def _check_task(config: TrainConfig) -> None:
+    task, data, model = config.task, config.data, config.model
+    if task.name is None:
+        given = [key for key, value in dataclasses.asdict(task).items() if value != getattr(TaskConfig(), key)]
+        if given:
+            raise ConfigError(f"task.{given[0]} needs task.name, one of {', '.join(TASKS)}")
+        return
+    _one_of("task.name", task.name, tuple(TASKS))
+    _one_of("task.norm", task.norm, NORMS)
+    for name in ("path", "length", "segments"):
+        if getattr(data, name) != getattr(DataConfig(), name):
+            raise ConfigError(f"data.{name} must not be set with a task, whose own settings are those of section task")
+    if classes_of(task.name) is None and (task.causal or task.norm != "layer"):
+        raise ConfigError(f"task.causal and task.norm are for classifiers; {task.name} trains the language model")
+    try:
+        length = task_length(task.name, task)
+    except ValueError as error:
+        raise ConfigError(f"task: {error}") from None
+    if model.positions == "learned" and length > model.context:
+        raise ConfigError(
+            f"model.context must be at least {length}, the length of the task {task.name}, where positions are "
+            f"learned, got {model.context}"
+        )
 
 
 def _model(values: dict[str, Any]) -> GPTConfig:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longshort.data.stream import TokenStream, Window, document_numbers, windows
+from longshort.data.stream import Batch, Window, document_numbers, windows
 from longshort.data.tokens import TokenFile
 from longshort.train.distributed import World
 
@@ -25,18 +25,18 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any
 
 
 @torch.no_grad()
-def validation_loss(model: nn.Module, stream: TokenStream, *, batches: int, world: World, precision: str) -> float:
-    """Mean loss over the first `batches` batches of a stream, the same ones at every call."""
+def validation_scores(model: nn.Module, batches: Iterable[Batch], *, world: World, precision: str) -> dict[str, float]:
+    """Mean loss over some batches, of which this rank has its share."""
     was_training = model.training
     model.eval()
-    total = torch.zeros((), device=world.device)
-    for step in range(batches):
-        batch = stream.batch(step, rank=world.rank, world_size=world.size)
+    total, count = torch.zeros((), device=world.device), 0
+    for batch in batches:
+        count += 1
         tokens, targets, segments = (None if x is None else x.to(world.device) for x in batch[:3])
         with autocast(precision, world.device):
             total += model(tokens, targets, segments=segments).loss
     model.train(was_training)
-    return float(world.mean(total / batches))
+    return {"loss": float(world.mean(total / count))}
 
 
 @torch.no_grad()

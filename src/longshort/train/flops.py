@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from longshort.model import GPT
+from longshort.model import GPT, SequenceClassifier
 
 _PEAK_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12, "3090": 71e12}
 """Dense bf16 matrix FLOP/s by the vendors' data sheets."""
 
 
-def flops_per_token(model: GPT, length: int) -> float:
+def flops_per_token(model: GPT | SequenceClassifier, length: int) -> float:
     """Forward and backward: 6 a weight in a matrix product, 12 a head feature and visible key (PaLM, 2204.02311)."""
     tables = [model.embedding] if not model.config.tie_embeddings else []
     if model.position_embedding is not None:
@@ -18,6 +18,8 @@ def flops_per_token(model: GPT, length: int) -> float:
     weights = sum(p.numel() for p in model.parameters()) - sum(table.weight.numel() for table in tables)
     head_dim = model.config.head_dim or model.config.width // model.config.n_heads
     seen = sum(_mean_visible(window, length) for plan in model.config.layer_plans for window in plan.windows)
+    if isinstance(model, SequenceClassifier) and not model.causal:
+        seen = 2 * seen - model.config.n_layers * model.config.n_heads  # as many keys after a token as before it
     return 6.0 * weights + 12.0 * head_dim * seen
 
 

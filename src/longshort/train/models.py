@@ -1,4 +1,4 @@
-"""The model of a run: new, or from a checkpoint."""
+"""Which model a configuration means, and the model of a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,20 +6,40 @@ from pathlib import Path
 
 import torch
 
-from longshort.model import GPT
-from longshort.train.checkpoint import Checkpoint, load_checkpoint
+from longshort.data.tasks import classes_of
+from longshort.model import GPT, SequenceClassifier
+from longshort.train.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 from longshort.train.config import TrainConfig
 
+Model = GPT | SequenceClassifier
+"""What the trainer trains: both take (tokens, targets, segments=, stats=) and return logits, loss and statistics."""
 
-def build_model(config: TrainConfig) -> GPT:
-    """A new model of this run, with the loss that it is trained by."""
-    model = GPT(config.model)
-    model.exponent, model.linear_below = config.loss.exponent, config.loss.linear_below
-    return model
+
+def build_model(config: TrainConfig) -> Model:
+    """A classifier where the task has classes; else a language model, for text and for tasks with marked positions."""
+    task = config.task
+    n_classes = None if task.name is None else classes_of(task.name)
+    if n_classes is None:
+        model = GPT(config.model)
+        model.exponent, model.linear_below = config.loss.exponent, config.loss.linear_below
+        return model
+    return SequenceClassifier(config.model, n_classes=n_classes, causal=task.causal, norm=task.norm)
 
 
 def load_model(path: Path, device: torch.device | str = "cpu") -> tuple[GPT, Checkpoint]:
-    """The model of a checkpoint, or of a run's newest one, ready to evaluate."""
+    """The language model of a checkpoint, or of a run's newest one, ready to evaluate."""
+    model, checkpoint = load_trained(path, device)
+    if not isinstance(model, GPT):
+        task = checkpoint.state["config"]["task"]["name"]
+        raise CheckpointError(
+            f"{checkpoint.path} holds a classifier of the task {task}, which writes no text; expected a language model "
+            "(`longshort evaluate` gives a classifier's accuracy)"
+        )
+    return model, checkpoint
+
+
+def load_trained(path: Path, device: torch.device | str = "cpu") -> tuple[Model, Checkpoint]:
+    """The model of a checkpoint, or of a run's newest one, whatever it is, ready to evaluate."""
     checkpoint = load_checkpoint(path)
     model = build_model(TrainConfig.from_dict(checkpoint.state["config"]))
     model.load_state_dict(checkpoint.model)

@@ -50,10 +50,9 @@ class ConsoleReporter:
                 self._last_shown = time.monotonic()
                 self._show(step_line(record, steps=steps, logit=self._logit))
         elif kind == "eval":
-            self.message(
-                f"step {record['step']}: validation loss {_number(record['loss'])},"
-                f" perplexity {_number(record['perplexity'])}"
-            )
+            accuracy = record.get("accuracy")
+            second = f"perplexity {_number(record['perplexity'])}" if accuracy is None else f"accuracy {accuracy:.2%}"
+            self.message(f"step {record['step']}: validation loss {_number(record['loss'])}, {second}")
         elif kind == "spike":
             self.message(f"step {record['step']}: spike ({record['reason']}), {record['action']}")
         elif kind == "end" and self._status is not None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from longshort import __version__
-from longshort.model import GPT
 from longshort.train.checkpoint import Checkpoint
 from longshort.train.config import ConfigError, TrainConfig
 from longshort.train.distributed import World
@@ -34,6 +34,7 @@ _MAY_CHANGE = {
     },
     "telemetry": {"logits_every", "entropy_every", "layer_gradients"},
     "data": {"path"},
+    "task": {"path"},
     "model": {"backend", "loss_chunk"},
 }
 """Keys that a resumed run may set anew; any other would make it a different run."""
@@ -49,7 +50,7 @@ def open_log(config: TrainConfig, out: Path) -> RunLog:
     return RunLog(out, sinks)
 
 
-def run_description(config: TrainConfig, model: GPT, world: World) -> dict[str, Any]:
+def run_description(config: TrainConfig, model: nn.Module, world: World) -> dict[str, Any]:
     """The fields of the record of kind "run"."""
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.machine()
     return {

@@ -26,6 +26,7 @@ from longshort.stability import LogitMeter, SpikeGuard, TensorClip, attention_en
 from longshort.stability.clipping import clip_by_global_norm, gradient_norm
 from longshort.stability.entropy import check_entropy
 from longshort.stability.qk_clip import check_qk_clip
+from longshort.train.answers import TaskData, answer_scores
 from longshort.train.checkpoint import (
     Checkpoint,
     discard_after,
@@ -36,10 +37,10 @@ from longshort.train.checkpoint import (
 from longshort.train.config import ConfigError, TrainConfig
 from longshort.train.corpus import Corpus
 from longshort.train.distributed import World, joined
-from longshort.train.evaluation import autocast, validation_loss
+from longshort.train.evaluation import autocast, validation_scores
 from longshort.train.flops import flops_per_token, peak_flops
 from longshort.train.log import RunLog, rewind_log
-from longshort.train.models import build_model
+from longshort.train.models import Model, build_model
 from longshort.train.optimizer import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from longshort.train.progress import Reporter, Silent
 from longshort.train.record import check_same_run, open_log, run_description
@@ -100,11 +101,12 @@ class Trainer:
             raise ConfigError(f"run.cuda_graphs must be false with several processes, got {world.size}")
         self.out = Path(config.run.out)
         self.checkpoints = self.out / "checkpoints"
-        self.corpus = Corpus.open(config, message=reporter.message)
+        kind = Corpus if config.task.name is None else TaskData
+        self.corpus: Corpus | TaskData = kind.open(config, message=reporter.message)
         self.stream = self.corpus.stream("train", seed=config.run.seed)
         self.validation = self.corpus.stream("validation", seed=0)
         torch.manual_seed(config.run.seed)
-        self.model = build_model(config).to(world.device)
+        self.model: Model = build_model(config).to(world.device)
         self.model.gradient_checkpointing = config.run.checkpoint_activations
         if config.stability.qk_clip is not None:
             check_qk_clip(self.model)
@@ -294,26 +296,27 @@ class Trainer:
             self._save()
 
     def _evaluate(self) -> bool:
-        """Record the validation loss; True if it is the lowest so far."""
-        loss = validation_loss(
-            self.model,
-            self.validation,
-            batches=self.config.run.eval_batches,
-            world=self.world,
-            precision=self.config.run.precision,
+        """Record the validation loss, and for a task the accuracy; True if the loss is the lowest so far."""
+        batches = (
+            self.validation.batch(number, rank=self.world.rank, world_size=self.world.size)
+            for number in range(self.config.run.eval_batches)
         )
+        judge = validation_scores if self.config.task.name is None else answer_scores
+        scores = judge(self.model, batches, world=self.world, precision=self.config.run.precision)
+        loss = scores["loss"]
         progress = self.progress
         best = math.isfinite(loss) and (progress.best_loss is None or loss < progress.best_loss)
         if best:
             progress.best_loss, progress.best_step = loss, progress.step
-        values = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "tokens": progress.tokens}
+        values = scores | {"perplexity": math.exp(min(loss, 700.0)), "tokens": progress.tokens}
         self._record("eval", step=progress.step, split="validation", seconds=progress.seconds, **values)
         return best
 
     def _entropy(self) -> Tensor:
-        tokens = self.validation.batch(0).tokens[:1].to(self.world.device)
-        with autocast(self.config.run.precision, self.world.device):
-            return attention_entropy(self.model, tokens)
+        batch, device = self.validation.batch(0), self.world.device
+        inputs = {} if batch.segments is None else {"segments": batch.segments[:1].to(device)}
+        with autocast(self.config.run.precision, device):
+            return attention_entropy(self.model, batch.tokens[:1].to(device), **inputs)
 
     def _layer_gradients(self) -> dict[str, float]:
         """Gradient norm of each block, before clipping."""

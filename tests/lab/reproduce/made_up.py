@@ -25,7 +25,11 @@ def made_up_sweep(recipe, folder: Path, *, seeds=(0,), arms=None, steps=120) -> 
         head = json.loads(lines[0]) | {"config": arm.config.to_dict()}
         head["plans"] = [list(plan.windows) for plan in arm.config.model.layer_plans]
         path.write_text("\n".join([json.dumps(head), *lines[1:]]) + "\n")
-        (arm.out / "after.json").write_text(json.dumps(after(layers, arm.config.model.n_heads)))
+        found = after(layers, arm.config.model.n_heads)
+        if arm.config.task.name is not None:  # more global heads, more right answers
+            share = 0.5 + 0.05 * sum(w is None for w in arm.config.model.layer_plans[0].windows)
+            found["test"] = {"loss": 1.0, "accuracy": share, "examples": 100}
+        (arm.out / "after.json").write_text(json.dumps(found))
     return folder
 
 

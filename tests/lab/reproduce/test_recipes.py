@@ -43,6 +43,8 @@ def test_every_run_is_a_valid_configuration_in_a_folder_of_its_own(name, quick, 
         ("heads-and-window", 78),
         ("positions", 10),
         ("corrupted-tokens", 16),
+        ("long-range", 14),
+        ("recall", 10),
     ],
 )
 def test_a_sweep_has_the_arms_that_its_question_needs(name, count, tmp_path):

@@ -51,6 +51,10 @@ def final_perplexity(run: Run) -> float | None:
     return run.evaluations[-1].perplexity if run.evaluations else None
 
 
+def final_accuracy(run: Run) -> float | None:
+    return run.evaluations[-1].accuracy if run.evaluations else None
+
+
 def _lowest(values: Sequence[float]) -> float | None:
     finite = [value for value in values if math.isfinite(value)]
     return min(finite) if finite else (math.nan if values else None)
@@ -183,8 +187,10 @@ def _losses(variants: Sequence[Variant]) -> list[str]:
     if not finite:
         return [f"No {kind} is finite." if known else "No loss was recorded."]
     best, spread = finite[0]
-    perplexity = best.spread(final_perplexity)
-    aside = f", perplexity {with_spread(perplexity)}" if perplexity is not None and perplexity.count else ""
+    name, second = "accuracy", best.spread(final_accuracy)
+    if second is None:
+        name, second = "perplexity", best.spread(final_perplexity)
+    aside = f", {name} {with_spread(second)}" if second is not None and second.count else ""
     if len(known) == 1:
         return [f"Its {kind} is {with_spread(spread)}{aside}."]
     said = [f"The lowest {kind} is that of {best.name}: {with_spread(spread)}{aside}."]

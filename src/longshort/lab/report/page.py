@@ -81,13 +81,15 @@ def render(runs: Sequence[Run], data: datasets.Datasets, title: str, out: Path) 
     )
     environment.filters |= {"number": comparison.number, "count": lambda value: f"{value:,}"}
     variants = comparison.group(runs)
+    answers = any(comparison.final_accuracy(run) is not None for run in runs)
     return environment.get_template("page.html.j2").render(
         title=title,
         runs=runs,
         variants=variants,
         colors={variant.name: divmod(i, len(theme.LIGHT["category"])) for i, variant in enumerate(variants)},
         summary=comparison.summary(variants),
-        table=[_table_row(variant) for variant in variants],
+        table=[_table_row(variant, answers=answers) for variant in variants],
+        answers=answers,
         notes=[note for run in runs for note in run.notes],
         data=data,
         unfinished=any(run.status != "finished" for run in runs),
@@ -121,8 +123,11 @@ def _payload(runs: Sequence[Run], data: datasets.Datasets) -> dict[str, Any]:
     return {"specs": specs, "tables": data.tables, "heat": data.heat, "themes": themes}
 
 
-def _table_row(variant: comparison.Variant) -> dict[str, Any]:
+def _table_row(variant: comparison.Variant, *, answers: bool) -> dict[str, Any]:
+    """What a variant reached; `answers`: some run of the report has a task, and so an accuracy."""
+    accuracy = (("final accuracy", comparison.final_accuracy, 4),) if answers else ()
     measures = (
+        *accuracy,
         ("final loss", comparison.final_loss, 4),
         ("final perplexity", comparison.final_perplexity, 4),
         ("best loss", comparison.best_loss, 4),

@@ -31,6 +31,8 @@ class Evaluation:
     step: int
     loss: float
     perplexity: float
+    accuracy: float | None = None
+    """Share of right answers, where the run has a task."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,8 @@ class _Reading:
         if line.data.get("split", "validation") == "validation":
             perplexity = line.number_or_nan("perplexity")
             self.evaluations.pop(step, None)
-            self.evaluations[step] = Evaluation(step, loss, perplexity)
+            accuracy = line.number_or_nan("accuracy") if "accuracy" in line.data else None
+            self.evaluations[step] = Evaluation(step, loss, perplexity, accuracy)
 
     def _take_spike(self, line: _Line) -> None:
         texts = (line.get("reason", str), line.get("action", str))

@@ -51,8 +51,10 @@ def on_cuda(device: str) -> bool:
     return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
 
 
-def token_folder(recipe: Recipe, options: Options) -> Path:
-    """The folder of the data, or an error with the command that makes one."""
+def token_folder(recipe: Recipe, options: Options) -> Path | None:
+    """The folder of the data, or an error with the command that makes one; None where the arms have tasks."""
+    if recipe.base is not None:
+        return None
     if options.data is None and options.quick:
         return default_data()
     command = "longshort data --out data/books --vocab-size 10000 BOOKS.txt --validation HELD-OUT.txt"
@@ -66,11 +68,15 @@ def token_folder(recipe: Recipe, options: Options) -> Path:
 def base_config(recipe: Recipe, options: Options, *, data: Path | None) -> TrainConfig:
     """What every arm starts from. The vocabulary is that of the data; one kernel, named, serves all arms on a GPU."""
     steps = options.steps or (QUICK_STEPS if options.quick else recipe.steps)
-    values = {section: dict(keys) for section, keys in (QUICK if options.quick else PAPER).items()}
+    author = QUICK if options.quick else PAPER
+    own = recipe.quick_base if options.quick else recipe.base
+    values = {section: dict(keys) for section, keys in (author if own is None else own).items()}
     changes: dict[str, Any] = {} if options.quick else dict(recipe.settings)
     changes |= {"run.steps": steps, "run.eval_every": max(1, steps // EVALUATIONS), "run.device": options.device}
     if data is not None:
         changes |= {"data.path": str(data), "model.vocab_size": TokenFile.open(data / "train.tokens").vocab_size}
+    if own is not None and options.data is not None:
+        changes |= {"task.name": "text", "task.path": str(options.data.resolve())}
     if on_cuda(options.device):
         # The default chunk of the loss saves memory that such a model does not need; compiled, a step takes 5.5 ms of
         # an H200 instead of 9.

@@ -9,10 +9,12 @@ from longshort.lab.reproduce import (
     heads_and_window,
     label_noise,
     latency,
+    long_range,
     long_runs,
     loss_landscape,
     lr_sensitivity,
     positions,
+    recall,
     stabilizers,
 )
 from longshort.lab.reproduce.recipe import Recipe
@@ -32,5 +34,7 @@ RECIPES: dict[str, Recipe] = {
         label_noise.RECIPE,
         corrupted_tokens.RECIPE,
         loss_landscape.RECIPE,
+        long_range.RECIPE,
+        recall.RECIPE,
     )
 }

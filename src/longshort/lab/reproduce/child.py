@@ -18,6 +18,7 @@ from longshort.bench.training import attending
 from longshort.files import write_json
 from longshort.heads import HeadPlan
 from longshort.lab.anatomy import anatomy
+from longshort.lab.evaluate import evaluate_task
 from longshort.lab.reproduce import corrupted_tokens
 from longshort.lab.reproduce.measures import AFTER, count_spikes
 from longshort.lab.reproduce.step_clock import StepClock
@@ -60,23 +61,25 @@ def train_and_look(config: TrainConfig) -> None:
 
 
 def look(config: TrainConfig, out: Path) -> dict[str, Any]:
-    """The anatomy of the newest checkpoint's attention; spikes and the largest |logit| of the whole log, before it is
-    thinned to travel. Where the loss is what is compared, also the losses on clean text by a fitted temperature.
+    """The anatomy of the newest checkpoint's attention, or with a task its test scores; spikes and the largest |logit|
+    of the whole log, before it is thinned to travel. Where the loss is what is compared, also the losses on clean text
+    by a fitted temperature.
     """
-    device = choose_device(config.run.device)
-    model, _ = load_model(out, device)
-    stream = Corpus.open(config).stream("validation", seed=0)
-    tokens = stream.batch(0).tokens[:ROWS].to(device)
-    with autocast(config.run.precision, device):
-        found = anatomy(model, tokens)
+    device, run = choose_device(config.run.device), config.run
     steps = [record for record in read_log(out) if record["kind"] == "train"]
     peaks = [peak for record in steps if (peak := largest_logit(record)) is not None]
-    after: dict[str, Any] = {"anatomy": found, "largest_logit": max(peaks, default=None)}
-    after["spikes"] = count_spikes(record["loss"] for record in steps)
-    if config.run.variant in corrupted_tokens.NAMES:
-        batches, precision = config.run.eval_batches, config.run.precision
-        after["clean"] = calibrated_losses(model, stream, batches=batches, device=device, precision=precision)
-    return after
+    found: dict[str, Any] = {"largest_logit": max(peaks, default=None)}
+    found["spikes"] = count_spikes(record["loss"] for record in steps)
+    if config.task.name is not None:
+        return found | {"test": evaluate_task(out, split="test", device=device)}
+    model, _ = load_model(out, device)
+    stream = Corpus.open(config).stream("validation", seed=0)
+    with autocast(run.precision, device):
+        found["anatomy"] = anatomy(model, stream.batch(0).tokens[:ROWS].to(device))
+    if run.variant in corrupted_tokens.NAMES:
+        options: dict[str, Any] = {"batches": run.eval_batches, "device": device, "precision": run.precision}
+        found["clean"] = calibrated_losses(model, stream, **options)
+    return found
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class Options:
 
     out: Path
     data: Path | None = None
-    """Token folder; a quick version takes the default data without it."""
+    """Token folder; a quick version takes the default data without it. For recipes on tasks, where their files lie."""
     steps: int | None = None
     """The recipe's own if None."""
     seeds: tuple[int, ...] = (0,)
@@ -90,6 +90,10 @@ class Recipe:
     """An Altair chart from `Summary.data`."""
     arms: Callable[[TrainConfig], Arms] | None = None
     """Every arm of the sweep, from the base configuration; pure."""
+    base: Mapping[str, Mapping[str, Any]] | None = None
+    """Sections of the base configuration in place of the author's, with a task: the runs then need no token folder."""
+    quick_base: Mapping[str, Mapping[str, Any]] | None = None
+    """The same for `--quick`."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Changes of the base configuration, as `section.key: value`."""
     steps: int = 0

@@ -23,10 +23,11 @@ from longshort.lab.reproduce.base import base_config, on_cuda, token_folder
 from longshort.lab.reproduce.measures import AFTER, STEP_TIMES, read_json
 from longshort.lab.reproduce.recipe import Options, Recipe
 from longshort.lab.runner import Follower, RunFailed, run_all
-from longshort.model import GPT
 from longshort.train import ConfigError, TrainConfig
+from longshort.train.answers import draw_tasks
 from longshort.train.flops import flops_per_token
 from longshort.train.log import largest_logit, read_log
+from longshort.train.models import build_model
 
 CHILD = "longshort.lab.reproduce.child"
 COMMANDS = "commands.json"
@@ -54,7 +55,7 @@ def estimate(arms: Sequence[Arm], options: Options) -> float:
     flops = 0.0
     for arm in arms:
         with torch.device("meta"):
-            model = GPT(arm.config.model)
+            model = build_model(arm.config)
         tokens = arm.config.run.steps * arm.config.data.batch_size * arm.config.length
         flops += tokens * flops_per_token(model, arm.config.length)
     return flops / _FLOPS[on_cuda(options.device)]
@@ -86,6 +87,7 @@ def run_sweep(recipe: Recipe, options: Options, message: Message) -> bool:
     if not left:
         return True
     remember_command(options.out)
+    draw_tasks([arm.config for arm in left], message)
     failures: list[RunFailed] = []
 
     def failed(failure: RunFailed) -> None:
@@ -114,6 +116,7 @@ def time_steps(recipe: Recipe, options: Options, message: Message) -> Path:
     path = options.out / STEP_TIMES
     times: dict[str, Any] = read_json(path) if path.is_file() else {}
     remember_command(options.out)
+    draw_tasks([arm.config for arm in arms], message)
     folder = options.out / "timing" / str(time.time_ns())
     folder.mkdir(parents=True)
     configs = {arm.variant: _for_timing(arm, folder) for arm in arms}

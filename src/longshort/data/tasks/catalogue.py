@@ -1,0 +1,238 @@
+"""Every task by name, with its published settings, and the one function that opens any of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from longshort.data.errors import DataError
+from longshort.data.tasks import listops, loaders, passkey, pathfinder, recall
+from longshort.data.tasks.examples import SPLITS, Examples, Task
+from longshort.data.tasks.generated import Draw, Progress, generated
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """What may be chosen about a task; None is the published value. A task refuses settings that it does not have."""
+
+    path: str | None = None
+    """Folder or file of a task that is read (text, image, smnist)."""
+    length: int | None = None
+    """Tokens of the longest row: listops, text, recall, passkey."""
+    seed: int = 0
+    """Of the generated examples, and of which training rows are for validation; not the seed of the training."""
+    train: int | None = None
+    """Training examples; of a task that is read, the first so many."""
+    validation: int | None = None
+    """Validation examples."""
+    test: int | None = None
+    """Test examples."""
+    paddles: int | None = None
+    """pathfinder: dashes of a long curve, 14 (hard), 9 or 6 (easy)."""
+    pairs: int | None = None
+    """recall: keys with a value, and queries."""
+    symbols: int | None = None
+    """recall: size of the vocabulary, half of it keys and half values."""
+    digits: int | None = None
+    """passkey: digits of the number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kind:
+    """How a task is made."""
+
+    defaults: Mapping[str, int]
+    """Its settings and their published values; the examples of each split are among them, where it is generated."""
+    open: Callable[..., Task]
+    n_classes: int | None = None
+
+
+def task_length(name: str, settings: TaskSettings | None = None) -> int:
+    """Tokens of a row of the task, without opening it.
+
+    >>> task_length("listops")
+    2000
+    """
+    values = _values(name, settings or TaskSettings())
+    return _FIXED_LENGTHS.get(name) or int(values["length"])
+
+
+def classes_of(name: str) -> int | None:
+    """Number of classes of the task; None for one whose targets are tokens at marked positions."""
+    return _kind(name).n_classes
+
+
+def open_task(
+    name: str,
+    settings: TaskSettings | None = None,
+    *,
+    cache: Path | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Task:
+    """The task of this name: generated, or found in the cache, or read from its files.
+
+    Args:
+        cache: where generated examples are kept; $LONGSHORT_CACHE, else ~/.cache/longshort, if None.
+        workers: processes that generate; every core if None. The examples do not depend on it.
+        progress: is told of rows drawn, and of how many there will be.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as cache:
+    ...     settings = TaskSettings(length=64, train=20, validation=5, test=5)
+    ...     task = open_task("listops", settings, cache=Path(cache))
+    >>> task.vocab_size, task.n_classes, task.length, len(task.splits["train"])
+    (16, 10, 64, 20)
+    """
+    settings = settings or TaskSettings()
+    kind, values = _kind(name), _values(name, settings)
+    if "path" in kind.defaults:
+        if settings.path is None:
+            raise DataError(f"{name} is read from files: give its path; {_FILES[name]}")
+        task = kind.open(name, values, Path(settings.path), settings.seed)
+        return dataclasses.replace(task, splits=_first_rows(task.splits, settings))
+    return kind.open(name, values, settings.seed, cache=cache, workers=workers, progress=progress)
+
+
+def _kind(name: str) -> _Kind:
+    if name not in TASKS:
+        near = difflib.get_close_matches(str(name), TASKS, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise DataError(f"a task must be one of {', '.join(TASKS)}, got {name!r}{hint}")
+    return TASKS[name]
+
+
+def _values(name: str, settings: TaskSettings) -> dict[str, int]:
+    """The settings that the task has, published values where none is given."""
+    defaults = _kind(name).defaults
+    values = {}
+    for field in dataclasses.fields(TaskSettings):
+        given = getattr(settings, field.name)
+        if field.name in ("seed", *(() if "path" not in defaults else ("path", *SPLITS))):
+            continue
+        if given is not None and field.name not in defaults:
+            raise DataError(f"{name} has no setting {field.name!r}; it has {', '.join(['seed', *defaults])}")
+        if field.name in defaults:
+            values[field.name] = defaults[field.name] if given is None else given
+            if values[field.name] < 1:
+                raise DataError(f"{field.name} of {name} must be at least 1, got {given}")
+    return values
+
+
+def _first_rows(splits: Mapping[str, Examples], settings: TaskSettings) -> dict[str, Examples]:
+    counts = {split: getattr(settings, split) for split in SPLITS}
+    for split, count in counts.items():
+        if count is not None and not 1 <= count <= len(splits[split]):
+            raise DataError(f"{split} must be from 1 to the {len(splits[split])} rows of the file, got {count}")
+    return {
+        split: examples if counts[split] is None else examples.chosen(range(counts[split]))
+        for split, examples in splits.items()
+    }
+
+
+def _draws(draw: Draw, vocab_size: int | None, n_classes: int | None, padding: int | None = None) -> Any:
+    """How a generated task is opened; a vocabulary of None is the setting `symbols`."""
+
+    def opened(name: str, values: dict[str, int], seed: int, **where: Any) -> Task:
+        counts = {split: values[split] for split in SPLITS}
+        options = {key: value for key, value in values.items() if key not in SPLITS}
+        if name in _CHECKS:
+            try:
+                _CHECKS[name](**options)
+            except ValueError as error:
+                raise DataError(f"{name}: {error}") from None
+        size = vocab_size or values["symbols"]
+        splits, fingerprint = generated(name, draw, options, counts=counts, seed=seed, vocab_size=size, **where)
+        length = _FIXED_LENGTHS.get(name) or values["length"]
+        return Task(
+            name=name,
+            vocab_size=size,
+            n_classes=n_classes,
+            length=length,
+            padding=padding,
+            splits=splits,
+            fingerprint=fingerprint,
+        )
+
+    return opened
+
+
+def _text(name: str, values: dict[str, int], path: Path, seed: int) -> Task:
+    splits, fingerprint = loaders.read_reviews(path, length=values["length"], seed=seed)
+    return Task(
+        name=name,
+        vocab_size=loaders.TEXT_VOCAB,
+        n_classes=loaders.TEXT_CLASSES,
+        length=values["length"],
+        padding=loaders.TEXT_PADDING,
+        splits=splits,
+        fingerprint=fingerprint,
+    )
+
+
+def _pixels(file: str, side: int) -> Any:
+    def opened(name: str, values: dict[str, int], path: Path, seed: int) -> Task:
+        splits, fingerprint = loaders.read_pixels(path, name=file, side=side, seed=seed)
+        return Task(
+            name=name,
+            vocab_size=loaders.PIXEL_VOCAB,
+            n_classes=loaders.PIXEL_CLASSES,
+            length=side * side,
+            padding=None,
+            splits=splits,
+            fingerprint=fingerprint,
+        )
+
+    return opened
+
+
+def _check_listops(length: int) -> None:
+    if length < 16:
+        raise ValueError(f"length must be at least 16, got {length}")
+
+
+def _check_pathfinder(paddles: int) -> None:
+    if not 4 <= paddles <= 14:
+        raise ValueError(f"paddles must be from 4 to 14, or a curve finds no room, got {paddles}")
+
+
+_CHECKS: dict[str, Callable[..., None]] = {
+    "listops": _check_listops,
+    "pathfinder": _check_pathfinder,
+    "recall": recall.check,
+    "passkey": passkey.check,
+}
+_FIXED_LENGTHS = {"pathfinder": pathfinder.SIDE**2, "image": 32 * 32, "smnist": 28 * 28}
+_FILES = {
+    "text": "a folder with *train.tsv and *test.tsv (label, rating, number, text)",
+    "image": "an .npz of grey CIFAR-10: x_train (rows, 32, 32) uint8, y_train, x_test, y_test",
+    "smnist": "an .npz of MNIST: x_train (rows, 28, 28) uint8, y_train, x_test, y_test",
+}
+_PROBES = {"train": 20_000, "validation": 1_000, "test": 1_000}
+
+TASKS: dict[str, _Kind] = {
+    "listops": _Kind(
+        defaults={"length": 2000, "train": 96_000, "validation": 2_000, "test": 2_000},
+        open=_draws(listops.draw, listops.VOCAB_SIZE, listops.N_CLASSES, listops.PADDING),
+        n_classes=listops.N_CLASSES,
+    ),
+    "pathfinder": _Kind(
+        defaults={"paddles": 14, "train": 160_000, "validation": 20_000, "test": 20_000},
+        open=_draws(pathfinder.draw, pathfinder.VOCAB_SIZE, pathfinder.N_CLASSES),
+        n_classes=pathfinder.N_CLASSES,
+    ),
+    "text": _Kind(defaults={"path": 0, "length": 4000}, open=_text, n_classes=loaders.TEXT_CLASSES),
+    "image": _Kind(defaults={"path": 0}, open=_pixels("cifar10-gray.npz", 32), n_classes=loaders.PIXEL_CLASSES),
+    "smnist": _Kind(defaults={"path": 0}, open=_pixels("mnist.npz", 28), n_classes=loaders.PIXEL_CLASSES),
+    "recall": _Kind(
+        defaults={"length": 512, "pairs": 64, "symbols": 8192, **_PROBES}, open=_draws(recall.draw, None, None)
+    ),
+    "passkey": _Kind(
+        defaults={"length": 1024, "digits": 5, **_PROBES}, open=_draws(passkey.draw, passkey.VOCAB_SIZE, None)
+    ),
+}
+"""By the names that `task=` takes. Sizes and lengths are those of Long Range Arena; MQAR's are those of its paper."""

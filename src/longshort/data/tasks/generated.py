@@ -1,0 +1,167 @@
+"""Examples that code draws: on several processes, the same whatever their number, and kept on disk for the next run.
+
+An example depends on its key alone (task, seed, split, number), and doubles are left out in the order of the numbers,
+test before validation before training: no row of one split is in another, and the test set stays the same when more
+training rows are asked for. The cache is a folder of .npy files, either whole or not there.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from longshort.data.default import cache_root
+from longshort.data.errors import DataError
+from longshort.data.parallel import follow_the_parent
+from longshort.data.tasks.examples import SPLITS, Examples
+from longshort.files import new_folder, write_json
+
+FORMAT = 1
+"""Part of every fingerprint: raise it when a generator draws differently."""
+_CHUNK = 64
+_AHEAD = 64
+"""Chunks in flight: enough to keep many processes busy, few enough to bound the memory."""
+_SMALL = 512
+"""Fewer rows than this are not worth starting processes for."""
+
+Draw = Callable[..., tuple[Any, Any]]
+Progress = Callable[[int, int], None]
+
+
+def generated(
+    name: str,
+    draw: Draw,
+    options: Mapping[str, Any],
+    *,
+    counts: Mapping[str, int],
+    seed: int,
+    vocab_size: int,
+    workers: int | None = None,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> tuple[dict[str, Examples], str]:
+    """The splits of a generated task, drawn or found in the cache, and their fingerprint.
+
+    `draw(key, **options)` must be a function of a module, so that other processes find it.
+    """
+    made_from = {"format": FORMAT, "task": name, "seed": seed, "options": dict(options), "counts": dict(counts)}
+    fingerprint = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
+    folder = (cache or cache_root()) / "tasks" / f"{name}-{fingerprint[:16]}"
+    if not folder.is_dir():
+        splits = _drawn(name, draw, options, counts, seed, vocab_size, workers, progress)
+        _keep(folder, splits, made_from)
+    return {split: _read(folder, split) for split in SPLITS}, fingerprint
+
+
+def _drawn(
+    name: str,
+    draw: Draw,
+    options: Mapping[str, Any],
+    counts: Mapping[str, int],
+    seed: int,
+    vocab_size: int,
+    workers: int | None,
+    progress: Progress | None,
+) -> dict[str, Examples]:
+    total = sum(counts.values())
+    if workers is None:
+        workers = 1 if total < _SMALL else os.cpu_count() or 1
+    seen: set[bytes] = set()
+    splits = {}
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), follow_the_parent) if workers > 1 else None
+    try:
+        for split in reversed(SPLITS):
+            rows: list[tuple[Any, Any]] = []
+            candidates = _in_order(functools.partial(draw, **options), f"{name}/{seed}/{split}", pool)
+            for row in _distinct(candidates, seen, patience=100 * total + 1000, name=name):
+                rows.append(row)
+                if progress is not None and len(seen) % 1000 == 0:
+                    progress(len(seen), total)
+                if len(rows) == counts[split]:
+                    break
+            splits[split] = Examples.of_rows(rows, vocab_size=vocab_size)
+    finally:
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
+    return splits
+
+
+def _distinct(
+    candidates: Iterator[tuple[Any, Any]], seen: set[bytes], *, patience: int, name: str
+) -> Iterator[tuple[Any, Any]]:
+    """Those whose tokens were not seen before."""
+    for number, (tokens, answer) in enumerate(candidates):
+        row = np.asarray(tokens, dtype=np.uint16)
+        digest = hashlib.blake2b(row.tobytes(), digest_size=16).digest()
+        if digest not in seen:
+            seen.add(digest)
+            yield row, answer
+        elif number > patience:
+            raise DataError(
+                f"{name}: {patience} attempts gave {len(seen)} distinct rows; expected to be asked for less"
+            )
+
+
+def _in_order(draw: Draw, prefix: str, pool: ProcessPoolExecutor | None) -> Iterator[tuple[Any, Any]]:
+    """Examples number 0, 1, 2, ... of a prefix, without end."""
+    if pool is None:
+        for number in itertools.count():
+            yield draw(f"{prefix}/{number}")
+        return
+    ahead: deque[Future[list[tuple[Any, Any]]]] = deque()
+    try:
+        for first in itertools.count(0, _CHUNK):
+            ahead.append(pool.submit(_chunk, draw, prefix, first))
+            if len(ahead) >= _AHEAD:
+                yield from ahead.popleft().result()
+    except BrokenProcessPool:
+        raise DataError(
+            "workers: a generating process died (out of memory, or the calling script does not keep its work under "
+            'if __name__ == "__main__"); expected to pass with workers=1'
+        ) from None
+    finally:
+        for future in ahead:
+            future.cancel()
+
+
+def _chunk(draw: Draw, prefix: str, first: int) -> list[tuple[Any, Any]]:
+    return [draw(f"{prefix}/{number}") for number in range(first, first + _CHUNK)]
+
+
+def _keep(folder: Path, splits: Mapping[str, Examples], made_from: Mapping[str, Any]) -> None:
+    try:
+        with new_folder(folder) as draft:
+            write_json(draft / "task.json", made_from)
+            for split, examples in splits.items():
+                for part in ("tokens", "offsets", "labels", "targets"):
+                    values = getattr(examples, part)
+                    if values is not None:
+                        np.save(draft / f"{split}-{part}.npy", values, allow_pickle=False)
+    except (OSError, ValueError):
+        if not folder.is_dir():  # another process may have been faster: its folder holds the same
+            raise
+
+
+def _read(folder: Path, split: str) -> Examples:
+    parts: dict[str, Any] = {}
+    try:
+        for part in ("tokens", "offsets", "labels", "targets"):
+            path = folder / f"{split}-{part}.npy"
+            if path.is_file():
+                # What lies in memory once serves every run on the machine.
+                parts[part] = np.load(path, mmap_mode="r", allow_pickle=False)
+        return Examples(**parts)
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{folder}: damaged ({error}); remove the folder, and it is made again") from None

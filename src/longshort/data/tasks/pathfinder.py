@@ -1,0 +1,176 @@
+"""Pathfinder (Linsley et al., arXiv 1805.08315) at 32 x 32, as in Long Range Arena (arXiv 2011.04006).
+
+Two long dashed curves wind among shorter ones; two dots mark ends of long curves. Do the dots lie on one curve? The
+numbers below are the published ones. The publication leaves the walk of a curve and the clearances open. Here a curve
+turns at each dash by a normally distributed angle, and distinct curves keep more room between them than the dashes of
+one curve do, so that every picture has one right answer. Lengths are in pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longshort.data.tasks.recall import generator
+
+SIDE, DASH, GAP, THICKNESS = 32, 2.0, 1.0, 0.5
+DOT_RADIUS, CONTRAST, SEED_DISTANCE, DISTRACTOR_DASHES = 1.5, 0.75, 7.0, 20
+VOCAB_SIZE, N_CLASSES = 256, 2
+MARGIN, CLEARANCE, DOT_CLEARANCE = 1.0, 2.0, 3.25
+"""From the border; between the middles of dashes of two curves; from the middle of a dot to that of a dash of another
+curve. Both leave a pixel and a half of black."""
+TURN, SHARPEST_TURN = 0.35, 0.9
+"""Radians: the spread of the turn at a dash, and its bound."""
+_TRIES, _STARTS = 8, 100
+_SUBPIXELS = 4
+
+Points = NDArray[np.float64]
+
+
+class Scene(NamedTuple):
+    """Where everything lies; y first, as in the picture."""
+
+    dashes: Points
+    """(dashes, 2, 2): both ends of each, in pixels"""
+    curves: NDArray[np.int64]
+    """(dashes,): which curve each belongs to; 0 and 1 are the long ones"""
+    dots: Points
+    """(2, 2)"""
+    joined: bool
+
+
+def draw(key: str, *, paddles: int) -> tuple[NDArray[Any], int]:
+    """One picture, chosen by the key, as (its 1,024 pixels row by row, 1 if the dots are joined, else 0)."""
+    scene = draw_scene(key, paddles=paddles)
+    return picture(scene).reshape(-1), int(scene.joined)
+
+
+def draw_scene(key: str, *, paddles: int) -> Scene:
+    """Curves and dots. The answer is chosen before anything is drawn, so that no attempt that fails can tilt it."""
+    source = generator(key)
+    joined = bool(source.integers(2))
+    while True:
+        scene = _attempt(source, paddles, joined)
+        if scene is not None:
+            return scene
+
+
+def _attempt(source: np.random.Generator, paddles: int, joined: bool) -> Scene | None:
+    first = _curve(source, paddles, np.zeros((0, 2, 2)))
+    second = None if first is None else _curve(source, paddles, first, away_from=first[0, 0])
+    if first is None or second is None:
+        return None
+    # Both ends of the first curve, or an end of each.
+    dots = np.stack((first[0, 0], first[-1, 1] if joined else second[0, 0]))
+    clear = _to_segments(dots[:1], second).min() >= DOT_CLEARANCE
+    clear &= _to_segments(dots[1:], second if joined else first).min() >= DOT_CLEARANCE
+    if not clear or np.linalg.norm(dots[0] - dots[1]) < SEED_DISTANCE:
+        return None
+    curves = [first, second]
+    placed = np.concatenate(curves)
+    short = max(2, paddles // 3)
+    for _ in range(DISTRACTOR_DASHES // short):
+        curve = _curve(source, short, placed, dots=dots)
+        if curve is None:
+            return None
+        curves.append(curve)
+        placed = np.concatenate((placed, curve))
+    numbers = np.repeat(np.arange(len(curves)), [len(curve) for curve in curves])
+    return Scene(placed, numbers, dots, joined)
+
+
+def _curve(
+    source: np.random.Generator,
+    dashes: int,
+    others: Points,
+    *,
+    away_from: Points | None = None,
+    dots: Points | None = None,
+) -> Points | None:
+    """A curve clear of all others, (dashes, 2, 2), or None where none was found in a number of attempts."""
+    starts = source.uniform(MARGIN, SIDE - MARGIN, size=(_STARTS, 2))
+    free = _to_segments(starts, others).min(1, initial=SIDE) >= CLEARANCE
+    if away_from is not None:
+        free &= np.linalg.norm(starts - away_from, axis=1) >= SEED_DISTANCE
+    for start in starts[free]:
+        curve = _walk(source, start, dashes, others, dots)
+        if curve is not None:
+            return curve
+    return None
+
+
+def _walk(
+    source: np.random.Generator, start: Points, dashes: int, others: Points, dots: Points | None
+) -> Points | None:
+    """Dash after dash: each turned a little against the one before, and tried again where it finds no room."""
+    made = np.zeros((dashes, 2, 2))
+    angle, end = source.uniform(0, 2 * math.pi), start
+    for number in range(dashes):
+        turns = np.minimum(np.maximum(source.normal(0, TURN, size=_TRIES), -SHARPEST_TURN), SHARPEST_TURN)
+        angles = angle + turns if number else np.array([angle])
+        onwards = _directions(angles)
+        # Half of the gap along the old direction and half along the new one: never wider than GAP.
+        begins = end + GAP / 2 * (_directions(np.array([angle])) + onwards) if number else start[None]
+        candidates = np.stack((begins, begins + DASH * onwards), axis=1)
+        chosen = _first_with_room(candidates, others, made[: max(0, number - 1)], dots)
+        if chosen is None:
+            return None
+        made[number], angle, end = candidates[chosen], angles[chosen], candidates[chosen, 1]
+    return made
+
+
+def _directions(angles: Points) -> Points:
+    return np.stack((np.sin(angles), np.cos(angles)), axis=-1)
+
+
+def _first_with_room(candidates: Points, others: Points, own: Points, dots: Points | None) -> int | None:
+    """The first of some dashes, (candidates, 2, 2), that is inside the picture and clear of what is there.
+
+    Dashes that cross have an end within half a dash of the other one, so ends against dashes are enough.
+    """
+    room = ((candidates >= MARGIN) & (candidates <= SIDE - MARGIN)).all((1, 2))
+    if dots is not None:
+        room &= _to_segments(dots, candidates).min(0) >= DOT_CLEARANCE
+    there = np.concatenate((others, own))
+    if len(there) and room.any():
+        theirs = _to_segments(there.reshape(-1, 2), candidates).min(0)
+        ours = _to_segments(candidates.reshape(-1, 2), there).min(1).reshape(-1, 2).min(1)
+        room &= (theirs >= CLEARANCE) & (ours >= CLEARANCE)
+    return int(room.argmax()) if room.any() else None
+
+
+def _to_segments(points: Points, segments: Points) -> Points:
+    """(points, segments): the distance of each point from each segment."""
+    begin, along = segments[:, 0], segments[:, 1] - segments[:, 0]
+    away = points[:, None] - begin
+    share = np.minimum(np.maximum(np.einsum("psx,sx->ps", away, along) / np.einsum("sx,sx->s", along, along), 0), 1)
+    apart = away - share[..., None] * along
+    return np.sqrt(np.einsum("psx,psx->ps", apart, apart))
+
+
+def picture(scene: Scene, *, subpixels: int = _SUBPIXELS) -> NDArray[np.uint8]:
+    """(32, 32) grey values: dashes at the contrast, dots white, edges smoothed by averaging subpixels."""
+    fine = rendered(scene, subpixels=subpixels)
+    coarse = fine.reshape(SIDE, subpixels, SIDE, subpixels).mean((1, 3))
+    return np.round(255 * coarse).astype(np.uint8)
+
+
+def rendered(scene: Scene, *, subpixels: int) -> Points:
+    """(32 * subpixels,) squared: what lies at the centre of each subpixel, 0, the contrast, or 1."""
+    size = SIDE * subpixels
+    canvas = np.zeros((size, size))
+    reach = math.ceil((DASH / 2 + THICKNESS) * subpixels) + 1
+    patch = np.stack(np.meshgrid(*(np.arange(-reach, reach + 1),) * 2, indexing="ij"), -1).reshape(-1, 2)
+    for dash in scene.dashes:
+        cells = np.floor(dash.mean(0) * subpixels).astype(int) + patch
+        cells = cells[((cells >= 0) & (cells < size)).all(1)]
+        inside = cells[_to_segments((cells + 0.5) / subpixels, dash[None])[:, 0] <= THICKNESS / 2]
+        canvas[inside[:, 0], inside[:, 1]] = CONTRAST
+    rows, columns = np.ogrid[:size, :size]
+    for y, x in scene.dots:
+        away = np.hypot((rows + 0.5) / subpixels - y, (columns + 0.5) / subpixels - x)
+        canvas[away <= DOT_RADIUS] = 1.0
+    return canvas

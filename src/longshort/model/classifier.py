@@ -1,0 +1,132 @@
+"""A classifier of whole sequences on the blocks of the GPT: mean of the last hidden states, then one linear layer.
+
+Attention is two-sided unless asked otherwise; padding, marked by negative segments, is seen by nothing and enters no
+mean. Shapes: B batch, T tokens in a row, L layers, H heads, C classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from longshort.losses import linear_cross_entropy
+from longshort.model.config import GPTConfig
+from longshort.model.gpt import GPT
+from longshort.nn import Block, SequenceBatchNorm
+
+NORMS = ("layer", "batch")
+
+
+class ClassifierOutput(NamedTuple):
+    """What `SequenceClassifier` returns."""
+
+    logits: Tensor
+    """(B, C)."""
+    loss: Tensor | None
+    """Mean cross-entropy in nats, fp32; None without labels."""
+    stats: Tensor | None
+    """(L, H, 2) fp32: largest and smallest attention logit of each head, detached; None unless stats=True."""
+
+
+class SequenceClassifier(nn.Module):
+    """Which class a row of tokens belongs to.
+
+    Args:
+        config: sizes, plans and positions, as of a GPT; `tie_embeddings` has no meaning here.
+        n_classes: number of classes.
+        causal: True keeps each token from seeing what follows it.
+        norm: "layer", or "batch", which takes the mean over rows and positions that are not padding.
+
+    >>> model = SequenceClassifier(GPTConfig.preset("tiny", positions="none"), n_classes=10)
+    >>> tokens, labels = torch.randint(256, (2, 100)), torch.tensor([3, 7])
+    >>> output = model(tokens, labels, stats=True)
+    >>> output.logits.shape, output.loss.shape, output.stats.shape
+    (torch.Size([2, 10]), torch.Size([]), torch.Size([2, 4, 2]))
+    """
+
+    def __init__(self, config: GPTConfig, *, n_classes: int, causal: bool = False, norm: str = "layer") -> None:
+        super().__init__()
+        if n_classes < 2:
+            raise ValueError(f"n_classes must be at least 2, got {n_classes}")
+        if norm not in NORMS:
+            raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}")
+        self.config, self.n_classes, self.causal = config, n_classes, causal
+        # A tied trunk has no head of its own, which nothing here would use.
+        self.trunk = GPT(replace(config, tie_embeddings=True))
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.attention.causal = causal
+            if norm == "batch":
+                block.attention_norm = SequenceBatchNorm(config.width, eps=config.norm_eps)  # type: ignore[assignment]
+                block.mlp_norm = SequenceBatchNorm(config.width, eps=config.norm_eps)  # type: ignore[assignment]
+        if norm == "batch":
+            self.trunk.norm = SequenceBatchNorm(config.width, eps=config.norm_eps)  # type: ignore[assignment]
+        self.head = nn.Linear(config.width, n_classes, bias=False)
+        nn.init.normal_(self.head.weight, std=config.init_std)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        return self.trunk.blocks
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        return self.trunk.embedding
+
+    @property
+    def position_embedding(self) -> nn.Embedding | None:
+        return self.trunk.position_embedding
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Recompute each block in the backward pass; not with batch norm, whose means would move twice a step."""
+        return self.trunk.gradient_checkpointing
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, wanted: bool) -> None:
+        if wanted and isinstance(self.trunk.norm, SequenceBatchNorm):
+            raise ValueError("gradient_checkpointing must be off with norm='batch': its means would move twice a step")
+        self.trunk.gradient_checkpointing = wanted
+
+    def forward(
+        self,
+        tokens: Tensor,
+        labels: Tensor | None = None,
+        *,
+        segments: Tensor | None = None,
+        stats: bool = False,
+    ) -> ClassifierOutput:
+        """Score the classes.
+
+        Args:
+            tokens: (B, T) token ids.
+            labels: (B,) int64 classes.
+            segments: (B, T) integers, negative where a token is padding; None if none is.
+            stats: also return the extremes of the attention logits.
+        """
+        if labels is not None and (labels.dtype != torch.int64 or labels.shape != tokens.shape[:1]):
+            raise ValueError(
+                f"labels must be int64 of shape ({len(tokens)},), got {labels.dtype} of shape {tuple(labels.shape)}"
+            )
+        if labels is not None and labels.device.type == "cpu" and not torch.compiler.is_compiling() and len(labels):
+            smallest, largest = int(labels.min()), int(labels.max())
+            if smallest < 0 or largest >= self.n_classes:
+                raise ValueError(f"labels must be from 0 to {self.n_classes - 1}, got from {smallest} to {largest}")
+        hidden, statistics = self.trunk.hidden(tokens, segments=segments, stats=stats)
+        pooled = _mean_of_real(hidden, segments)
+        loss = None
+        if labels is not None:
+            z_weight = self.config.z_loss if self.training else 0.0
+            loss = linear_cross_entropy(pooled, self.head.weight, labels, z_weight=z_weight)
+        return ClassifierOutput(F.linear(pooled, self.head.weight), loss, statistics)
+
+
+def _mean_of_real(hidden: Tensor, segments: Tensor | None) -> Tensor:
+    """(B, width): the mean over positions that are not padding; zeros for a row of nothing else."""
+    if segments is None:
+        return hidden.mean(1)
+    real = (segments >= 0).unsqueeze(-1)
+    return hidden.masked_fill(~real, 0.0).sum(1) / real.sum(1).clamp(min=1)

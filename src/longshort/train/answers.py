@@ -1,0 +1,107 @@
+"""The examples of a run with a task, and how many of its questions a model answers rightly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from longshort.data.stream import Batch
+from longshort.data.tasks import IGNORED, Task, open_task
+from longshort.data.tasks.stream import ExampleStream
+from longshort.model import GPT
+from longshort.train.config import ConfigError, TrainConfig
+from longshort.train.distributed import World
+from longshort.train.evaluation import autocast
+from longshort.train.models import Model
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """A task and how a run cuts it into batches; stands where a corpus stands for text."""
+
+    task: Task
+    batch_size: int
+
+    @classmethod
+    def open(cls, config: TrainConfig, message: Callable[[str], None] = lambda text: None) -> TaskData:
+        """The task that the configuration names; a generated one is drawn on first use, which can take minutes."""
+        name = config.task.name
+        assert name is not None
+        task = open_task(name, config.task, progress=_every_tenth(name, message))
+        if task.vocab_size > config.model.vocab_size:
+            raise ConfigError(
+                f"model.vocab_size must be at least {task.vocab_size}, the vocabulary of the task {name}, "
+                f"got {config.model.vocab_size}"
+            )
+        return cls(task, config.data.batch_size)
+
+    @property
+    def fingerprint(self) -> str:
+        return self.task.fingerprint
+
+    def stream(self, split: str, *, seed: int) -> ExampleStream:
+        """Batches of one split."""
+        return ExampleStream(self.task, split, batch_size=self.batch_size, seed=seed)
+
+    def keep_tokenizer(self, out: Path) -> None:
+        """A task's tokens are no text: there is none to keep."""
+
+
+def draw_tasks(configs: Iterable[TrainConfig], message: Callable[[str], None]) -> None:
+    """Draw what these runs need, before they start side by side and each would draw it."""
+    for config in {config.task: config for config in configs if config.task.name is not None}.values():
+        TaskData.open(config, message)
+
+
+def _every_tenth(name: str, message: Callable[[str], None]) -> Callable[[int, int], None]:
+    def progress(done: int, total: int) -> None:
+        if done * 10 // total > (done - 1000) * 10 // total:
+            message(f"drawing {name}: {done:,} of {total:,} rows")
+
+    return progress
+
+
+@torch.no_grad()
+def answer_scores(model: Model, batches: Iterable[Batch], *, world: World, precision: str) -> dict[str, float]:
+    """Mean loss and share of right answers over all questions; `exact`: rows of which every answer is right.
+
+    A classifier is asked once a row, and has no `exact`.
+    """
+    was_training = model.training
+    model.eval()
+    sums = torch.zeros(5, dtype=torch.float64, device=world.device)
+    for batch in batches:
+        tokens, targets = batch.tokens.to(world.device), batch.targets.to(world.device)
+        segments = None if batch.segments is None else batch.segments.to(world.device)
+        with autocast(precision, world.device):
+            logits, asked = _answers(model, tokens, targets, segments)
+        losses = F.cross_entropy(logits.float(), asked, reduction="none").double()
+        right = logits.argmax(-1) == asked
+        sums += torch.stack((losses.sum(), right.sum(), asked.new_tensor(len(asked)), *_rows(right, targets)))
+    model.train(was_training)
+    loss, right_answers, questions, right_rows, rows = world.mean(sums).tolist()
+    scores = {"loss": loss / questions, "accuracy": right_answers / questions}
+    return scores | ({"exact": right_rows / rows} if isinstance(model, GPT) else {})
+
+
+def _answers(model: Model, tokens: Tensor, targets: Tensor, segments: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(questions, classes) scores and (questions,) right answers; logits of other positions are never formed."""
+    if not isinstance(model, GPT):
+        return model(tokens, segments=segments).logits, targets
+    asked = targets != IGNORED
+    hidden, _ = model.hidden(tokens, segments=segments)
+    return F.linear(hidden[asked], model.head_weight), targets[asked]
+
+
+def _rows(right: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """How many rows have no wrong answer, and how many rows there are."""
+    if targets.ndim == 1:
+        return right.sum(), right.new_tensor(len(right), dtype=torch.long)
+    wrong = torch.zeros(targets.shape, dtype=torch.bool, device=targets.device)
+    wrong[targets != IGNORED] = ~right
+    return (~wrong.any(1)).sum(), right.new_tensor(len(targets), dtype=torch.long)

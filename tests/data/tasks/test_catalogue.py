@@ -1,0 +1,113 @@
+"""Opening tasks: generated once and found again, the same on any number of processes, and refused with reasons."""
+
+import numpy as np
+import pytest
+
+from longshort.data import DataError
+from longshort.data.tasks import TASKS, Examples, TaskSettings, generated, listops, open_task, task_length
+
+SMALL = {"train": 30, "validation": 4, "test": 6}
+
+
+def rows(task):
+    return {split: [(t.tolist(), a) for t, a in (ex[i] for i in range(len(ex)))] for split, ex in task.splits.items()}
+
+
+def test_the_examples_do_not_depend_on_the_number_of_processes(tmp_path):
+    settings = TaskSettings(length=32, train=100, validation=20, test=20)
+    one = open_task("listops", settings, cache=tmp_path / "one", workers=1)
+    two = open_task("listops", settings, cache=tmp_path / "two", workers=2)
+    assert rows(one) == rows(two) and one.fingerprint == two.fingerprint
+
+
+def test_no_row_is_in_two_splits_or_twice_in_one(tmp_path):
+    task = open_task("listops", TaskSettings(length=16, train=300, validation=40, test=60), cache=tmp_path, workers=1)
+    found = [tuple(tokens) for split in rows(task).values() for tokens, _ in split]
+    assert len(set(found)) == len(found) == 400
+
+
+def test_more_training_rows_leave_the_test_set_as_it_was(tmp_path):
+    few, many = (
+        open_task("listops", TaskSettings(length=32, **(SMALL | {"train": n})), cache=tmp_path) for n in (5, 30)
+    )
+    assert rows(few)["test"] == rows(many)["test"] and rows(few)["train"] == rows(many)["train"][:5]
+
+
+def test_another_seed_gives_other_rows(tmp_path):
+    zero, one = (open_task("listops", TaskSettings(length=32, seed=s, **SMALL), cache=tmp_path) for s in (0, 1))
+    assert rows(zero) != rows(one) and zero.fingerprint != one.fingerprint
+
+
+def test_the_second_call_finds_the_rows_on_disk(tmp_path, monkeypatch):
+    settings = TaskSettings(length=32, **SMALL)
+    first = rows(open_task("listops", settings, cache=tmp_path))
+    monkeypatch.setattr(generated, "_drawn", None)
+    assert rows(open_task("listops", settings, cache=tmp_path)) == first
+
+
+def test_a_failed_generation_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(np, "save", lambda *a, **k: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        open_task("listops", TaskSettings(length=32, **SMALL), cache=tmp_path)
+    assert list((tmp_path / "tasks").iterdir()) == []
+
+
+def test_a_damaged_cache_is_named(tmp_path):
+    settings = TaskSettings(length=32, **SMALL)
+    open_task("listops", settings, cache=tmp_path)
+    (path,) = tmp_path.glob("tasks/*/train-offsets.npy")
+    path.write_bytes(b"nothing")
+    with pytest.raises(DataError, match=r"damaged .* remove the folder"):
+        open_task("listops", settings, cache=tmp_path)
+
+
+def test_too_few_distinct_rows_end_in_one_line(tmp_path):
+    with pytest.raises(DataError, match="distinct rows"):
+        generated.generated(
+            "coin", _coin, {}, counts={"train": 2, "validation": 1, "test": 1}, seed=0, vocab_size=2, cache=tmp_path
+        )
+
+
+def _coin(key):
+    return [listops.draw(key, length=16)[1] % 2], 0
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("list-ops", {}, "one of listops, pathfinder, text.* got 'list-ops'; did you mean listops"),
+        ("listops", {"pairs": 3}, "listops has no setting 'pairs'; it has seed, length, train"),
+        ("listops", {"length": 4}, "listops: length must be at least 16, got 4"),
+        ("listops", {"train": 0}, "train of listops must be at least 1, got 0"),
+        ("pathfinder", {"paddles": 20}, "paddles must be from 4 to 14"),
+        ("recall", {"length": 100}, "pairs must be from 1 to a quarter of the length 100, got 64"),
+        ("text", {}, "text is read from files: give its path; a folder with"),
+    ],
+)
+def test_settings_that_cannot_be_end_in_one_line(name, settings, words, tmp_path):
+    with pytest.raises(DataError, match=words):
+        open_task(name, TaskSettings(**settings), cache=tmp_path)
+
+
+def test_published_lengths():
+    assert {name: task_length(name) for name in TASKS} == {
+        "listops": 2000,
+        "pathfinder": 1024,
+        "text": 4000,
+        "image": 1024,
+        "smnist": 784,
+        "recall": 512,
+        "passkey": 1024,
+    }
+
+
+def test_examples_refuse_arrays_that_do_not_fit():
+    tokens, offsets = np.arange(4, dtype=np.uint8), np.array([0, 2, 4])
+    with pytest.raises(ValueError, match="one of the two"):
+        Examples(tokens=tokens, offsets=offsets)
+    with pytest.raises(ValueError, match="must have 2 entries"):
+        Examples(tokens=tokens, offsets=offsets, labels=np.zeros(3, np.int64))
+    with pytest.raises(ValueError, match="from 0 to the 4 tokens"):
+        Examples(tokens=tokens, offsets=offsets[:2], labels=np.zeros(1, np.int64))
+    with pytest.raises(IndexError, match="from 0 to 1, got 2"):
+        Examples(tokens=tokens, offsets=offsets, labels=np.zeros(2, np.int64))[2]

@@ -1,0 +1,119 @@
+"""The recipes on tasks: arms that differ in the attention alone, the quick versions, and what their numbers decide."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from longshort.cli import app
+from longshort.lab import runner
+from longshort.lab.reproduce import child, long_range, recall, sweep
+from longshort.lab.reproduce.catalogue import RECIPES
+from longshort.lab.reproduce.figures import picture
+from longshort.lab.reproduce.recipe import FAILS, HOLDS, PARTLY, Options
+from longshort.lab.reproduce.sweep import plan_sweep
+from longshort.train.config import TaskConfig
+
+from .made_up import made_up_sweep
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("LONGSHORT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def planned(name, tmp_path, **options):
+    return {arm.variant: arm.config for arm in plan_sweep(RECIPES[name], Options(out=tmp_path, **options), data=None)}
+
+
+def test_arms_of_a_task_differ_in_plan_and_positions_alone(tmp_path):
+    for name in ("long-range", "recall"):
+        configs = planned(name, tmp_path, data=tmp_path) if name == "long-range" else planned(name, tmp_path)
+        for task in {config.task.name for config in configs.values()}:
+            same = {
+                replace(
+                    config,
+                    model=replace(config.model, plan=None, positions="none"),
+                    run=replace(config.run, out="", variant=None),
+                )
+                for config in configs.values()
+                if config.task.name == task
+            }
+            assert len(same) == 1
+    assert len(configs) == 10
+
+
+def test_tasks_that_are_read_come_in_with_their_files(tmp_path):
+    assert {config.task.name for config in planned("long-range", tmp_path).values()} == {"listops", "pathfinder"}
+    configs = planned("long-range", tmp_path, data=tmp_path)
+    assert {config.task.name for config in configs.values()} == {"listops", "pathfinder", "text", "image", "smnist"}
+    assert {config.task.path for config in configs.values()} == {None, str(tmp_path.resolve())}
+    assert len(configs) == 5 * len(long_range.KINDS)
+
+
+def test_sizes_of_the_base_ask_about_listops_alone(tmp_path):
+    configs = planned("long-range", tmp_path, overrides=("task.length=512", "task.train=1000", "task.norm=batch"))
+    assert {config.task for config in configs.values()} == {
+        TaskConfig(name="listops", length=512, train=1000, norm="batch")
+    }
+
+
+def test_windows_and_decay_are_in_their_arms_only(tmp_path):
+    plans = {name: config.model.layer_plans[0] for name, config in planned("long-range", tmp_path).items()}
+    assert plans["listops-ls"].windows == (None, None, *[64] * 6) == plans["listops-ls-rotary"].windows
+    assert plans["listops-decay"].decays[-1] == 0.001 and plans["listops-none"].decays is None
+    assert plans["listops-alibi"].slopes is not None and plans["listops-none"].n_global == 8
+
+
+def test_recall_goes_from_no_global_head_to_plain_attention(tmp_path):
+    configs = planned("recall", tmp_path)
+    assert [configs[f"recall-g{n}"].model.layer_plans[0].n_global for n in recall.GLOBAL_HEADS] == [0, 1, 2, 4, 8]
+
+
+@pytest.mark.parametrize(("name", "arms"), [("long-range", "listops-none,listops-ls"), ("recall", "*-g1")])
+def test_the_quick_version_trains_and_tests(name, arms, tmp_path, monkeypatch):
+    def in_this_process(configs, **_):
+        for config in configs:
+            child.train_and_look(config)
+        return True
+
+    monkeypatch.setattr(sweep, "run_all", in_this_process)
+    arguments = ["reproduce", name, "--quick", "--device", "cpu", "--steps", "4", "--arms", arms]
+    shown = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
+    assert shown.exit_code == 0, shown.output
+    summary = RECIPES[name].summarise(tmp_path / "out")
+    assert len(summary.data["rows"]) == 2 and summary.table in shown.output
+    for row in summary.data["rows"]:
+        after = json.loads((tmp_path / "out" / f"{row['arm']}-seed0" / "after.json").read_text())
+        assert row["accuracy"] == after["test"]["accuracy"] and after["test"]["split"] == "test"
+    picture(RECIPES[name].figure(summary.data), tmp_path / "figure.png", title=name)
+
+
+def test_what_recall_decides(tmp_path):
+    findings = RECIPES["recall"].summarise(made_up_sweep(RECIPES["recall"], tmp_path)).findings
+    # Made up: five points more with each global head.
+    assert findings["enough"].verdict == FAILS and findings["needed"].verdict == HOLDS
+    assert "recall: 50.0 %, 55.0 %, 90.0 %" in findings["enough"].ours
+
+
+def test_what_long_range_decides():
+    tasks = {
+        "listops": {"none": 0.3, "alibi": 0.35, "decay": 0.4, "ls": 0.3, "rotary": 0.4, "ls-rotary": 0.5},
+        "pathfinder": {"none": 0.6, "alibi": 0.7, "decay": 0.7, "ls": 0.5, "rotary": 0.7, "ls-rotary": 0.8},
+    }
+    findings = long_range._findings(tasks)
+    assert {key: found.verdict for key, found in findings.items()} == {"decay": PARTLY, "windows": PARTLY}
+    assert findings["windows"].ours == "no loss on listops of listops, pathfinder"
+    assert long_range._findings({"listops": {"none": 0.3}}) == {}
+
+
+def test_a_run_without_a_test_score_shows_its_last_evaluation(tmp_path):
+    folder = made_up_sweep(RECIPES["recall"], tmp_path, arms=("recall-g1",))
+    (folder / "recall-g1-seed0" / "after.json").unlink()
+    (row,) = RECIPES["recall"].summarise(folder).data["rows"]
+    assert row["accuracy"] is None
+    log = folder / "recall-g1-seed0" / runner.METRICS
+    log.write_text(log.read_text().replace('"perplexity"', '"accuracy": 0.25, "perplexity"'))
+    (row,) = RECIPES["recall"].summarise(folder).data["rows"]
+    assert row["accuracy"] == 0.25

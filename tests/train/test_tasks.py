@@ -1,0 +1,150 @@
+"""Training on tasks: the same trainer, accuracy in the evaluations, resumed bit for bit, refused with reasons."""
+
+import pytest
+import torch
+
+from longshort import GPT
+from longshort.data.tasks import open_task
+from longshort.data.tasks.stream import ExampleStream
+from longshort.model import SequenceClassifier
+from longshort.train import ConfigError, TrainConfig, load_model, train
+from longshort.train.answers import answer_scores
+from longshort.train.checkpoint import CheckpointError, load_checkpoint
+from longshort.train.distributed import World
+from longshort.train.flops import flops_per_token
+from longshort.train.models import build_model, load_trained
+from longshort.train.record import check_same_run
+
+from .tiny import differences, losses, records
+
+TINY = {"vocab_size": 16, "context": 32, "n_layers": 2, "width": 16, "n_heads": 2, "n_global": 1, "window": 4}
+ROWS = {"train": 40, "validation": 8, "test": 8}
+LISTOPS = {"name": "listops", "length": 32, **ROWS}
+RECALL = {"name": "recall", "length": 32, "pairs": 2, "symbols": 16, **ROWS}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("LONGSHORT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def config(out, *overrides, task=LISTOPS, **sections):
+    run = {"out": str(out), "steps": 8, "device": "cpu", "eval_every": 4, "eval_batches": 2, "save_every": 4}
+    values = {"model": TINY, "task": task, "data": {"batch_size": 4}, "optimizer": {"lr": 1e-2}, "run": run}
+    return TrainConfig.from_dict(values | sections).with_overrides(overrides)
+
+
+@pytest.mark.parametrize(("task", "norm"), [(LISTOPS, "layer"), (LISTOPS, "batch"), (RECALL, "layer")])
+def test_a_stopped_run_goes_on_bit_for_bit(task, norm, tmp_path):
+    settings = task if norm == "layer" else {**task, "norm": norm}
+    whole, halved = (config(tmp_path / name, task=settings) for name in ("whole", "halved"))
+    train(whole)
+    train(halved.with_overrides(["run.steps=4"]))
+    train(halved)
+    assert differences(tmp_path / "whole", tmp_path / "halved") == []
+    assert losses(tmp_path / "whole") == losses(tmp_path / "halved")
+
+
+def test_evaluations_record_the_accuracy(tmp_path):
+    train(config(tmp_path / "classes"))
+    train(config(tmp_path / "marked", task=RECALL))
+    for record in records(tmp_path / "classes", "eval"):
+        assert 0 <= record["accuracy"] <= 1 and "exact" not in record
+    for record in records(tmp_path / "marked", "eval"):
+        assert 0 <= record["exact"] <= record["accuracy"] <= 1
+
+
+def test_accuracy_and_loss_are_those_of_the_whole_logits(tmp_path):
+    settings = config(tmp_path, task=RECALL)
+    task, model = open_task("recall", settings.task), build_model(settings).eval()
+    batches = list(ExampleStream(task, "test", batch_size=3, seed=0).in_order())
+    found = answer_scores(model, batches, world=World(0, 1, torch.device("cpu")), precision="fp32")
+    right, exact, total = [], [], []
+    for batch in batches:
+        logits = model(batch.tokens).logits
+        for row, targets in zip(logits, batch.targets, strict=True):
+            asked = (targets != -100).nonzero().flatten().tolist()
+            hits = [int(row[place].argmax()) == int(targets[place]) for place in asked]
+            right += hits
+            exact.append(all(hits))
+            total += [-row[place].log_softmax(-1)[targets[place]].item() for place in asked]
+    assert len(right) == 16 and found["accuracy"] == sum(right) / 16 and found["exact"] == sum(exact) / 8
+    assert found["loss"] == pytest.approx(sum(total) / 16, rel=1e-5)
+
+
+def test_a_recall_task_is_learned(tmp_path):
+    task = {"name": "recall", "length": 16, "pairs": 1, "symbols": 8, "train": 400, "validation": 40, "test": 40}
+    changes = ("run.steps=150", "run.eval_every=0", "model.width=32", "model.vocab_size=8", "data.batch_size=16")
+    train(config(tmp_path, *changes, task=task))
+    assert records(tmp_path, "eval")[-1]["accuracy"] > 0.6  # a guess among the four values is right in a quarter
+
+
+def test_a_classifier_is_built_for_classes_and_the_language_model_for_marked_positions(tmp_path):
+    classifier = build_model(config(tmp_path, task={**LISTOPS, "causal": True, "norm": "batch"}))
+    assert isinstance(classifier, SequenceClassifier) and classifier.causal and classifier.n_classes == 10
+    assert isinstance(build_model(config(tmp_path, task=RECALL)), GPT)
+
+
+def test_two_sided_attention_costs_more_than_causal(tmp_path):
+    causal, both = (build_model(config(tmp_path, task={**LISTOPS, "causal": c})) for c in (True, False))
+    # A global head sees 32 keys instead of 16.5 on average, a local one of window 4 as many to each side.
+    difference = (32 - 16.5) + ((2 * 3.8125 - 1) - 3.8125)
+    assert flops_per_token(both, 32) - flops_per_token(causal, 32) == pytest.approx(12 * 8 * 2 * difference)
+
+
+def test_a_classifier_is_loaded_as_such_and_refused_as_a_language_model(tmp_path):
+    train(config(tmp_path, "run.steps=1"))
+    model, _ = load_trained(tmp_path)
+    assert isinstance(model, SequenceClassifier) and not model.training
+    with pytest.raises(CheckpointError, match="holds a classifier of the task listops, which writes no text"):
+        load_model(tmp_path)
+
+
+def test_other_examples_are_another_run(tmp_path):
+    train(config(tmp_path, "run.steps=1"))
+    with pytest.raises(ConfigError, match=r"holds a run with task.seed=0, not 1"):
+        train(config(tmp_path, "task.seed=1"))
+
+
+def test_a_checkpoint_from_before_there_were_tasks_can_go_on(tmp_path):
+    settings = TrainConfig.from_dict({"model": TINY})
+    old = settings.to_dict()
+    del old["task"]
+    train(config(tmp_path, "run.steps=1"))
+    checkpoint = load_checkpoint(tmp_path)
+    checkpoint.state.update(config=old, vocabulary="same")
+    check_same_run(settings, checkpoint, "same")
+
+
+@pytest.mark.parametrize("given", ["task=listops", "task.name=listops"])
+def test_a_task_is_given_by_its_name(given):
+    settings = TrainConfig.from_dict({"model": TINY | {"positions": "none"}}).with_overrides([given])
+    assert settings.task.name == "listops" and settings.length == 2000
+    assert TrainConfig.from_dict({"model": TINY | {"positions": "none"}, "task": "listops"}) == settings
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["task=list-ops"], "task.name must be one of listops, pathfinder, text, .* got 'list-ops'"),
+        (["task.norm=group"], "task.norm must be one of layer, batch, got 'group'"),
+        (["task.lenght=3"], "task has no key 'lenght'; the nearest is 'length'"),
+        (["task.pairs=3"], "listops has no setting 'pairs'"),
+        (["data.length=16"], "data.length must not be set with a task"),
+        (["task.length=64"], "model.context must be at least 64, the length of the task listops"),
+        (["task.name=null"], "task.length needs task.name, one of listops"),
+    ],
+)
+def test_settings_that_cannot_be_end_in_one_line(changes, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        config(tmp_path, *changes)
+
+
+def test_norm_and_sight_are_the_classifiers_own(tmp_path):
+    with pytest.raises(ConfigError, match=r"task.causal and task.norm are for classifiers; recall trains"):
+        config(tmp_path, "task.norm=batch", task=RECALL)
+
+
+def test_a_vocabulary_that_is_too_small_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"model.vocab_size must be at least 16, the vocabulary of the task listops"):
+        train(config(tmp_path, "model.vocab_size=15"))
