@@ -61,8 +61,8 @@ def arms(base: TrainConfig) -> Arms:
     found = {}
     for name, settings in (SMALL if small else TASKS).items():
         config = replace(base, task=TaskConfig(name=name, seed=base.task.seed, **settings))
-        for n in GLOBAL_HEADS:
-            plan = HeadPlan.long_short(HEADS, n, WINDOW if not small else 4)
+        for n in (0, 1, HEADS) if small else GLOBAL_HEADS:
+            plan = HeadPlan.long_short(HEADS, n, 4 if small else WINDOW)
             found[f"{name}-g{n}"] = with_plan(config, plan)
     return found
 
