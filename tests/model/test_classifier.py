@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from longshort import GPTConfig, HeadPlan
+from longshort.losses import transform_scores
 from longshort.model import SequenceClassifier
 
 SMALL = {"vocab_size": 16, "context": 32, "n_layers": 2, "width": 32, "n_heads": 4}
@@ -144,3 +145,21 @@ def test_it_compiles_in_one_graph(norm):
         torch.testing.assert_close(theirs.grad, mine.grad, rtol=1e-4, atol=1e-6)
     for mine, theirs in zip(plain.buffers(), compiled.buffers(), strict=True):
         torch.testing.assert_close(theirs, mine)
+
+
+def test_exponentiated_scores_are_what_the_loss_is_taken_of():
+    torch.manual_seed(0)
+    model = SequenceClassifier(GPTConfig.preset("tiny", positions="none"), n_classes=5).double().eval()
+    tokens, labels = torch.randint(256, (3, 20)), torch.tensor([0, 4, 2])
+    plain = model(tokens, labels)
+    model.exponent = 0.5
+    damped = model(tokens, labels)
+    torch.testing.assert_close(damped.logits, transform_scores(plain.logits, 0.5, 0.01))
+    torch.testing.assert_close(damped.loss, torch.nn.functional.cross_entropy(damped.logits, labels))
+
+
+def test_centred_smoothing_serves_a_two_sided_classifier_and_is_refused_in_a_causal_one():
+    config = GPTConfig.preset("tiny", smoothing=3, smoothing_side="centred")
+    assert SequenceClassifier(config, n_classes=3)(torch.randint(256, (2, 20))).logits.shape == (2, 3)
+    with pytest.raises(ValueError, match="centred"):
+        SequenceClassifier(config, n_classes=3, causal=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from longshort.losses import linear_cross_entropy
+from longshort.losses import linear_cross_entropy, transform_scores
 from longshort.model.config import GPTConfig
 from longshort.model.gpt import GPT
 from longshort.nn import Block, SequenceBatchNorm
@@ -41,6 +41,8 @@ class SequenceClassifier(nn.Module):
         causal: True keeps each token from seeing what follows it.
         norm: "layer", or "batch", which takes the mean over rows and positions that are not padding.
 
+    `model.exponent` and `model.linear_below` are those of the e-exponentiated loss, as of a GPT.
+
     >>> model = SequenceClassifier(GPTConfig.preset("tiny", positions="none"), n_classes=10)
     >>> tokens, labels = torch.randint(256, (2, 100)), torch.tensor([3, 7])
     >>> output = model(tokens, labels, stats=True)
@@ -56,10 +58,10 @@ class SequenceClassifier(nn.Module):
             raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}")
         self.config, self.n_classes, self.causal = config, n_classes, causal
         # A tied trunk has no head of its own, which nothing here would use.
-        self.trunk = GPT(replace(config, tie_embeddings=True))
+        self.trunk = GPT(replace(config, tie_embeddings=True), causal=causal)
+        self.exponent, self.linear_below = 1.0, 0.01
         for block in self.blocks:
             assert isinstance(block, Block)
-            block.attention.causal = causal
             if norm == "batch":
                 block.attention_norm = SequenceBatchNorm(config.width, eps=config.norm_eps)  # type: ignore[assignment]
                 block.mlp_norm = SequenceBatchNorm(config.width, eps=config.norm_eps)  # type: ignore[assignment]
@@ -120,8 +122,18 @@ class SequenceClassifier(nn.Module):
         loss = None
         if labels is not None:
             z_weight = self.config.z_loss if self.training else 0.0
-            loss = linear_cross_entropy(pooled, self.head.weight, labels, z_weight=z_weight)
-        return ClassifierOutput(F.linear(pooled, self.head.weight), loss, statistics)
+            loss = linear_cross_entropy(
+                pooled,
+                self.head.weight,
+                labels,
+                z_weight=z_weight,
+                exponent=self.exponent,
+                linear_below=self.linear_below,
+            )
+        scores = F.linear(pooled, self.head.weight)
+        if self.exponent != 1:
+            scores = transform_scores(scores, self.exponent, self.linear_below)
+        return ClassifierOutput(scores, loss, statistics)
 
 
 def _mean_of_real(hidden: Tensor, segments: Tensor | None) -> Tensor:

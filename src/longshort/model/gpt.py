@@ -48,6 +48,7 @@ class GPTOutput(NamedTuple):
 class GPT(nn.Module):
     """A language model.
 
+    `causal=False` lets each token see both sides, for models that do not predict what follows.
     `model.gradient_checkpointing = True` recomputes each block in the backward pass instead of keeping its activations.
     `model.exponent = 0.5` passes the output scores through `losses.transform_scores`, linear below
     `model.linear_below`: the e-exponentiated loss, and logits to match it.
@@ -61,7 +62,7 @@ class GPT(nn.Module):
     (True, torch.Size([]), torch.Size([2, 4, 2]))
     """
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, *, causal: bool = True) -> None:
         super().__init__()
         if not isinstance(config, GPTConfig):
             raise ValueError(f"config must be a GPTConfig, got {type(config).__name__}")
@@ -72,7 +73,7 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.position_embedding = nn.Embedding(config.context, config.width) if learned else None
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList([_block(config, layer) for layer in range(config.n_layers)])
+        self.blocks = nn.ModuleList([_block(config, layer, causal) for layer in range(config.n_layers)])
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps, bias=config.bias)
         # A tied head has no parameter of its own: two names for one parameter part ways in `to_empty`.
         self.head = None if config.tie_embeddings else nn.Linear(config.width, config.vocab_size, bias=False)
@@ -328,7 +329,7 @@ class GPT(nn.Module):
             )
 
 
-def _block(config: GPTConfig, layer: int) -> Block:
+def _block(config: GPTConfig, layer: int, causal: bool) -> Block:
     attention = LSAttention(
         config.width,
         config.layer_plans[layer],
@@ -342,6 +343,7 @@ def _block(config: GPTConfig, layer: int) -> Block:
         dropout=config.dropout,
         backend=config.backend,
         rope_theta=config.rope_theta,
+        causal=causal,
         smoothing=config.smoothing,
         smoothing_side=config.smoothing_side,
         smoothing_stage=config.smoothing_stage,

@@ -27,14 +27,16 @@ def planned(name, tmp_path, **options):
     return {arm.variant: arm.config for arm in plan_sweep(RECIPES[name], Options(out=tmp_path, **options), data=None)}
 
 
-def test_arms_of_a_task_differ_in_plan_and_positions_alone(tmp_path):
+def test_arms_of_a_task_differ_in_the_attention_alone(tmp_path):
+    own = {"plan": None, "positions": "none", "smoothing": None, "smoothing_side": "causal"}
     for name in ("long-range", "recall"):
         configs = planned(name, tmp_path, data=tmp_path) if name == "long-range" else planned(name, tmp_path)
         for task in {config.task.name for config in configs.values()}:
             same = {
                 replace(
                     config,
-                    model=replace(config.model, plan=None, positions="none"),
+                    model=replace(config.model, **own),
+                    task=replace(config.task, causal=False),
                     run=replace(config.run, out="", variant=None),
                 )
                 for config in configs.values()
@@ -54,9 +56,9 @@ def test_tasks_that_are_read_come_in_with_their_files(tmp_path):
 
 def test_sizes_of_the_base_ask_about_listops_alone(tmp_path):
     configs = planned("long-range", tmp_path, overrides=("task.length=512", "task.train=1000", "task.norm=batch"))
-    assert {config.task for config in configs.values()} == {
-        TaskConfig(name="listops", length=512, train=1000, norm="batch")
-    }
+    expected = TaskConfig(name="listops", length=512, train=1000, norm="batch")
+    assert {replace(config.task, causal=False) for config in configs.values()} == {expected}
+    assert [name for name, config in configs.items() if config.task.causal] == ["listops-las-causal"]
 
 
 def test_windows_and_decay_are_in_their_arms_only(tmp_path):
