@@ -7,7 +7,8 @@ import torch
 
 from longshort import HeadPlan
 from longshort.ops.api import attention
-from longshort.ops.decode import HeadLayout, decode
+from longshort.ops.decode import decode
+from longshort.ops.decode_layout import HeadLayout
 from longshort.ops.triton.decode_launch import DecodeShape, use
 
 SHAPE = DecodeShape(32, 4, 1, 4.0)

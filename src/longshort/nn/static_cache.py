@@ -16,7 +16,8 @@ from torch import Tensor
 from longshort.heads import HeadPlan
 from longshort.nn.cache import CachedAttention, LayerCache, LSCache
 from longshort.ops import Smoothing
-from longshort.ops.decode import HeadLayout, decode
+from longshort.ops.decode import decode
+from longshort.ops.decode_layout import HeadLayout
 
 MOST_TOKENS = 8
 """Of a step; and 64 query rows for one KV head, which the kernel keeps in registers."""

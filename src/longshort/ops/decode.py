@@ -17,6 +17,7 @@ from torch import Tensor
 
 from longshort.heads import HeadPlan
 from longshort.ops.api import LogitStats, chosen_backend
+from longshort.ops.decode_layout import HeadLayout, results_of
 from longshort.ops.schema import GLOBAL
 
 _library = torch.library.Library("longshort", "FRAGMENT")
@@ -25,17 +26,6 @@ _SCHEMA = (
     "Tensor(c!) tickets, int[] layout, int[] windows, float[]? decays, float[]? slopes, float? scale, float? softcap, "
     "bool stats) -> (Tensor out, Tensor logit_max, Tensor logit_min)"
 )
-
-
-class HeadLayout(NamedTuple):
-    """Where the rows of a KV head lie in flat storage, counted in rows of D numbers."""
-
-    first: int
-    """Of the first batch row."""
-    apart: int
-    """From one batch row to the next."""
-    rows: int
-    """Position p lies in row p modulo these."""
 
 
 def decode(
@@ -203,14 +193,6 @@ def _attend_pool(
     blind = ~seen.any(-1, keepdim=True)
     weights = x.masked_fill(~seen, -torch.inf).masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0)
     return weights @ v_BHRD, logits, seen.expand_as(logits)
-
-
-def results_of(q: Tensor, stats: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for them; out lies as (B, T, H, D), as the projection after it reads it."""
-    batch, heads, new, dim = q.shape
-    out = q.new_empty((batch, new, heads, dim)).transpose(1, 2)
-    high, low = (q.new_empty(heads if stats else 0, dtype=torch.float32) for _ in range(2))
-    return out, high, low
 
 
 def _triton(*args: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from longshort.ops.decode import HeadLayout, results_of
+from longshort.ops.decode_layout import HeadLayout, results_of
 from longshort.ops.triton.decode_kernel import decode_kernel
 from longshort.ops.triton.forward_kernel import reduce_extremes_kernel
 from longshort.ops.triton.launch import _EVERYTHING, _processors, _table, _tf32_allowed, _width
