@@ -4,27 +4,12 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from longshort import GPT, GPTConfig, HeadPlan, LSAttention
+from longshort import HeadPlan, LSAttention
 from longshort.nn import StaticCache
 
+from .decoding import TIGHT, build, draw, full
+
 LENGTH = 75
-TIGHT = {"atol": 1e-5, "rtol": 1e-5}
-
-
-def build(**options):
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 50, "context": 256, "n_layers": 2, "width": 32, "n_heads": 4, "init_std": 0.3}
-    reach = {} if options.keys() & {"plan", "plans"} else {"n_global": 1, "window": 8}
-    return GPT(GPTConfig(**sizes | reach | options)).eval()
-
-
-def draw(batch=1, length=LENGTH, seed=1):
-    return torch.randint(50, (batch, length), generator=torch.Generator().manual_seed(seed))
-
-
-@torch.no_grad()
-def full(model, tokens, **options):
-    return model(tokens, **options).logits
 
 
 def new_cache(model, **options):
@@ -54,7 +39,7 @@ def assert_steps_agree(model, tokens, sizes, batch=1, **options):
 )
 def test_every_step_equals_that_of_the_growing_cache(window, rollback):
     model = build(window=window, n_global=1, positions="rotary")
-    assert_steps_agree(model, draw(), [20, 1], max_length=LENGTH, rollback=rollback)
+    assert_steps_agree(model, draw(length=LENGTH), [20, 1], max_length=LENGTH, rollback=rollback)
 
 
 @pytest.mark.parametrize("positions", ["learned", "rotary", "sinusoidal", "alibi", "none"])

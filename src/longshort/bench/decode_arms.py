@@ -8,7 +8,6 @@ Shapes: B rows, T tokens, V vocabulary.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,9 +16,11 @@ import torch
 from torch import Tensor
 
 from longshort.bench.gpu_check import WrongResult
+from longshort.generation.graphs import DecodingStep
 from longshort.heads import HeadPlan
 from longshort.hf.importers import from_gpt2
 from longshort.model import GPT, GPTConfig
+from longshort.nn import LSCache
 
 _CHUNK = {"cpu": 512, "cuda": 1024}
 """Tokens of the prompt that go through a model at once."""
@@ -100,8 +101,9 @@ def _with_plan(model: GPT, plan: HeadPlan, **changes: Any) -> GPT:
 class Decoder(Protocol):
     """A model with a cache."""
 
-    mode: str
-    """How its steps run: eager, CUDA graph, or compiled."""
+    @property
+    def mode(self) -> str:
+        """How its steps run: eager, CUDA graph, or compiled."""
 
     def begin(self, prompt: Tensor, room: int) -> Tensor:
         """Read the prompt (B, T) into an empty cache with room for so many more tokens; logits (B, V) of its end."""
@@ -111,57 +113,35 @@ class Decoder(Protocol):
 
 
 class Ours:
-    """Our model and cache; on a GPU a step is a replay of a CUDA graph where the cache has a static form."""
-
-    mode = "eager"
+    """Our model and cache; on a GPU a step is a replay of a CUDA graph over a static cache, as in `generate`."""
 
     def __init__(self, model: GPT, device: str) -> None:
         self.model, self.device = model, device
-        self._replay: Callable[[Tensor], Tensor] | None = None
+        self._replayed: DecodingStep | None = None
+
+    @property
+    def mode(self) -> str:
+        return "CUDA graph" if self._replayed is not None and self._replayed.captured else "eager"
 
     @torch.no_grad()
     def begin(self, prompt: Tensor, room: int) -> Tensor:
         options: dict[str, Any] = {"max_length": prompt.shape[1] + room, "rollback": 0}
-        static = self.device == "cuda" and "static" in inspect.signature(self.model.new_cache).parameters
-        if static:
-            options["static"] = True
-        self.cache = self.model.new_cache(len(prompt), **options)
-        if static:
-            self._replay = self._captured(prompt)
-            self.cache.reset()
+        if self.device == "cuda":
+            self.cache: LSCache = self.model.new_cache(len(prompt), static=True, **options)
+            self._replayed = DecodingStep(self.model, self.cache, graph=True, required=True)  # type: ignore[arg-type]
+        else:
+            self.cache = self.model.new_cache(len(prompt), **options)
         for part in prompt[:, :-1].split(_CHUNK[self.device], dim=1):
             self.model(part, cache=self.cache, return_logits=False)
         return self.feed(prompt[:, -1])
 
-    def feed(self, token: Tensor) -> Tensor:
-        return self._step(token[:, None]) if self._replay is None else self._replay(token)
-
     @torch.no_grad()
-    def _step(self, tokens: Tensor) -> Tensor:
-        logits = self.model(tokens, cache=self.cache).logits
+    def feed(self, token: Tensor) -> Tensor:
+        if self._replayed is not None:
+            return self._replayed(token[:, None])
+        logits = self.model(token[:, None], cache=self.cache).logits
         assert logits is not None
         return logits[:, -1]
-
-    def _captured(self, prompt: Tensor) -> Callable[[Tensor], Tensor]:
-        """A step as a graph, captured on an empty cache: the steps that warm it up leave rows to be overwritten."""
-        token = prompt[:, :1].clone()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self._step(token)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            logits = self._step(token)
-        self.mode = "CUDA graph"
-
-        def replay(chosen: Tensor) -> Tensor:
-            token.copy_(chosen[:, None])
-            graph.replay()
-            return logits
-
-        return replay
 
 
 class TransformersDynamic:

@@ -10,11 +10,20 @@ from longshort.lab.report.comparison import final_accuracy, final_loss
 from longshort.lab.reproduce import measures
 from longshort.lab.reproduce.measures import Outcome
 
-OPTIMIZER = {"lr": 1e-3, "betas": [0.9, 0.98], "weight_decay": 0.01}
-SCHEDULE = {"kind": "cosine", "warmup": 300, "floor": 0.0}
-RUN = {"eval_batches": 16, "save_every": 0, "save_best": False, "keep": 1}
-QUICK_RUN = {**RUN, "eval_batches": 1}
-"""Sections that the recipes on tasks share."""
+_RUN = {"eval_batches": 16, "save_every": 0, "save_best": False, "keep": 1}
+SECTIONS: dict[str, dict[str, Any]] = {
+    "optimizer": {"lr": 1e-3, "betas": [0.9, 0.98], "weight_decay": 0.01},
+    "schedule": {"kind": "cosine", "warmup": 300, "floor": 0.0},
+    "run": _RUN,
+    "telemetry": {"logits_every": 50},
+}
+"""Of the configuration, that the recipes on tasks share."""
+QUICK_SECTIONS: dict[str, dict[str, Any]] = {
+    "data": {"batch_size": 4},
+    "schedule": {"kind": "constant", "warmup": 2},
+    "run": {**_RUN, "eval_batches": 1},
+    "telemetry": {"logits_every": 4},
+}
 
 
 def share_right(outcome: Outcome) -> float | None:

@@ -79,7 +79,7 @@ def base_config(recipe: Recipe, options: Options, *, data: Path | None) -> Train
         changes |= {"task.name": "text", "task.path": str(options.data.resolve())}
     if on_cuda(options.device):
         # The default chunk of the loss saves memory that such a model does not need; compiled, a step takes 5.5 ms of
-        # an H200 instead of 9.
+        # an H200 instead of 9 (docs/results/training-step-h200.txt).
         changes |= {"model.backend": "triton", "model.loss_chunk": 1 << 13, "run.compile": True}
     for name, value in changes.items():
         section, _, key = name.partition(".")

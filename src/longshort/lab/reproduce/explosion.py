@@ -8,7 +8,7 @@ from typing import Any
 
 from longshort.lab.reproduce import figures, measures, sight
 from longshort.lab.reproduce.base import AUTHOR_LR
-from longshort.lab.reproduce.recipe import FAILS, HOLDS, PARTLY, Arms, Claim, Finding, Recipe, Summary
+from longshort.lab.reproduce.recipe import Arms, Claim, Finding, Recipe, Summary, verdict_of
 from longshort.lab.variants import VARIANTS
 from longshort.train import TrainConfig
 
@@ -85,22 +85,18 @@ def _sentences(rows: list[dict[str, Any]], looks: dict[str, dict[str, float]]) -
     return tuple(said)
 
 
-def _verdict(good: list[bool]) -> str:
-    return HOLDS if all(good) else PARTLY if any(good) else FAILS
-
-
 def _findings(rows: list[dict[str, Any]], looks: dict[str, dict[str, float]]) -> dict[str, Finding]:
     pairs, shown = _pairs(rows), measures.shown
     found: dict[str, Finding] = {}
     if len(pairs) == len(RATES):
         calm = [not exploded(ls) and ls["max_logit"] < CALM for _, _, ls in pairs]
         ours = ", ".join(f"{shown(ls['max_logit'], 3)} at {rate:g}" for rate, _, ls in pairs)
-        found["calm"] = Finding(ours=ours, verdict=_verdict(calm))
+        found["calm"] = Finding(ours=ours, verdict=verdict_of(calm))
         ours = ", ".join(
             f"{shown(plain['max_logit'], 3)}{' (diverged)' if plain['diverged'] else ''} at {rate:g}"
             for rate, plain, _ in pairs
         )
-        found["explodes"] = Finding(ours=ours, verdict=_verdict([exploded(plain) for _, plain, _ in pairs]))
+        found["explodes"] = Finding(ours=ours, verdict=verdict_of([exploded(plain) for _, plain, _ in pairs]))
     sparse = {name: look for name, look in looks.items() if name.startswith("ls-")}
     if len(sparse) == len(RATES):
         good = [s["far_keys"] < SPARSE_KEYS and s["far_noticed"] > SPARSE_SHARE for s in sparse.values()]
@@ -108,7 +104,7 @@ def _findings(rows: list[dict[str, Any]], looks: dict[str, dict[str, float]]) ->
             f"{name}: {s['far_keys']:.1f} keys above 1 %, {s['far_noticed']:.0%} of the far mass on them"
             for name, s in sparse.items()
         )
-        found["sparse"] = Finding(ours=ours, verdict=_verdict(good))
+        found["sparse"] = Finding(ours=ours, verdict=verdict_of(good))
     return found
 
 

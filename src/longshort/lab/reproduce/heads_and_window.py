@@ -10,7 +10,7 @@ from typing import Any
 
 from longshort.heads import HeadPlan
 from longshort.lab.reproduce import figures, measures
-from longshort.lab.reproduce.recipe import FAILS, HOLDS, PARTLY, Arms, Claim, Finding, Recipe, Summary
+from longshort.lab.reproduce.recipe import FAILS, HOLDS, PARTLY, Arms, Claim, Finding, Recipe, Summary, verdict_of
 from longshort.lab.reproduce.window_rule import best_window, fit_window
 from longshort.lab.variants import with_plan
 from longshort.train import TrainConfig
@@ -141,10 +141,9 @@ def _findings(grid: Sequence[dict[str, Any]]) -> dict[str, Finding]:
         found["choice"] = Finding(ours=ours, verdict=verdict)
     pairs = [(losses[0, w], losses[1, w]) for w in WINDOWS if (0, w) in losses and (1, w) in losses]
     if pairs:
-        better = sum(one < none for none, one in pairs)
-        ours = f"one global head is better than none at {better} of {len(pairs)} windows"
-        verdict = HOLDS if better == len(pairs) else PARTLY if better else FAILS
-        found["one"] = Finding(ours=ours, verdict=verdict)
+        better = [one < none for none, one in pairs]
+        ours = f"one global head is better than none at {sum(better)} of {len(pairs)} windows"
+        found["one"] = Finding(ours=ours, verdict=verdict_of(better))
     return found
 
 

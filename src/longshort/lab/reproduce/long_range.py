@@ -9,7 +9,7 @@ from typing import Any
 
 from longshort.heads import HeadPlan
 from longshort.lab.reproduce import accuracy, figures, measures
-from longshort.lab.reproduce.recipe import FAILS, HOLDS, PARTLY, Arms, Claim, Finding, Recipe, Summary
+from longshort.lab.reproduce.recipe import Arms, Claim, Finding, Recipe, Summary, verdict_of
 from longshort.lab.variants import with_plan
 from longshort.train import TrainConfig
 from longshort.train.config import TaskConfig
@@ -69,6 +69,7 @@ NAMES = tuple(f"{task}-{kind}" for task in (*GENERATED, *READ) for kind in KINDS
 _SIZES = ("length", "train", "validation", "test")
 
 BASE: dict[str, dict[str, Any]] = {
+    **accuracy.SECTIONS,
     "task": {"name": "listops"},
     "model": {
         "vocab_size": 257,
@@ -80,19 +81,12 @@ BASE: dict[str, dict[str, Any]] = {
         "positions": "none",
     },
     "data": {"batch_size": 32},
-    "optimizer": accuracy.OPTIMIZER,
-    "schedule": accuracy.SCHEDULE,
-    "run": accuracy.RUN,
-    "telemetry": {"logits_every": 50},
 }
 QUICK_BASE: dict[str, dict[str, Any]] = {
     **BASE,
+    **accuracy.QUICK_SECTIONS,
     "task": {"name": "listops", "length": 48, "train": 64, "validation": 16, "test": 16},
     "model": {**BASE["model"], "n_layers": 1, "width": 32, "n_heads": 4},
-    "data": {"batch_size": 4},
-    "schedule": {"kind": "constant", "warmup": 2},
-    "run": accuracy.QUICK_RUN,
-    "telemetry": {"logits_every": 4},
 }
 
 
@@ -165,7 +159,7 @@ def _findings(by_task: dict[str, dict[str, float]]) -> dict[str, Finding]:
 
 def _verdict(what: str, good: Sequence[str], all_tasks: Sequence[str]) -> Finding:
     ours = f"{what} {', '.join(good) or 'none'} of {', '.join(all_tasks)}"
-    return Finding(ours=ours, verdict=HOLDS if len(good) == len(all_tasks) else PARTLY if good else FAILS)
+    return Finding(ours=ours, verdict=verdict_of([task in good for task in all_tasks]))
 
 
 def figure(data: dict[str, Any]) -> Any:

@@ -8,7 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from longshort.lab.reproduce import figures, measures
-from longshort.lab.reproduce.recipe import FAILS, HOLDS, NOT_RUN, PARTLY, Arms, Claim, Finding, Recipe, Summary
+from longshort.lab.reproduce.recipe import (
+    FAILS,
+    HOLDS,
+    NOT_RUN,
+    PARTLY,
+    Arms,
+    Claim,
+    Finding,
+    Recipe,
+    Summary,
+    verdict_of,
+)
 from longshort.lab.variants import VARIANTS
 from longshort.train import TrainConfig
 
@@ -85,7 +96,7 @@ def _scaled(plain: dict[str, Any], ls: dict[str, Any]) -> dict[str, Finding]:
     ours = f"perplexity {shown(ls['final_perplexity'])} against {shown(plain['final_perplexity'])}, largest |logit| "
     ours += f"{shown(ls['max_logit'], 3)} against {shown(plain['max_logit'], 3)}, in {max(plain['steps']):,} steps"
     lower = [(ls[key] or infinite) < (plain[key] or infinite) for key in ("final_perplexity", "max_logit")]
-    return {"scale": Finding(ours=ours, verdict=HOLDS if all(lower) else PARTLY if any(lower) else FAILS)}
+    return {"scale": Finding(ours=ours, verdict=verdict_of(lower))}
 
 
 def figure(data: dict[str, Any]) -> Any:

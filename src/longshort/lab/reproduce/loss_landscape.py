@@ -18,7 +18,7 @@ from longshort.lab.reproduce.descent import (
     STUCK_GAP,
     measure,
 )
-from longshort.lab.reproduce.recipe import FAILS, HOLDS, PARTLY, Claim, Finding, Recipe, Summary
+from longshort.lab.reproduce.recipe import Claim, Finding, Recipe, Summary, verdict_of
 
 CLAIMED = tuple(e for e in EXPONENTS if 0.5 < e < 1)
 LOW = tuple(e for e in EXPONENTS if 0 < e <= 0.5)
@@ -70,8 +70,7 @@ def _finding(rows: Sequence[dict[str, Any]], networks: Sequence[str]) -> Finding
     )
     control, judged = _counts(rows, networks, (1.0,))
     same = [stuck == 0 for stuck, _ in by_exponent.values()]
-    verdict = HOLDS if all(same) else PARTLY if any(same) else FAILS
-    return Finding(ours=f"{words} (e 1: {control} of {judged})", verdict=verdict)
+    return Finding(ours=f"{words} (e 1: {control} of {judged})", verdict=verdict_of(same))
 
 
 def _sentences(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from longshort.lab.reproduce import figures, measures
-from longshort.lab.reproduce.recipe import FAILS, HOLDS, PARTLY, Arms, Claim, Finding, Recipe, Summary
+from longshort.lab.reproduce.recipe import Arms, Claim, Finding, Recipe, Summary, verdict_of
 from longshort.lab.variants import VARIANTS
 from longshort.train import TrainConfig
 
@@ -69,8 +69,7 @@ def _findings(pairs: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> dict[s
         return {}
     better = [encoding for encoding, (plain, ls) in others.items() if _better(plain, ls)]
     ours = f"with {', '.join(better) or 'none'} of {', '.join(others)}"
-    verdict = HOLDS if len(better) == len(others) else PARTLY if better else FAILS
-    return {"positions": Finding(ours=ours, verdict=verdict)}
+    return {"positions": Finding(ours=ours, verdict=verdict_of([name in better for name in others]))}
 
 
 def figure(data: dict[str, Any]) -> Any:

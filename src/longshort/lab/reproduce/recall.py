@@ -9,7 +9,7 @@ from typing import Any
 
 from longshort.heads import HeadPlan
 from longshort.lab.reproduce import accuracy, figures, measures
-from longshort.lab.reproduce.recipe import FAILS, HOLDS, PARTLY, Arms, Claim, Finding, Recipe, Summary
+from longshort.lab.reproduce.recipe import Arms, Claim, Finding, Recipe, Summary, verdict_of
 from longshort.lab.variants import with_plan
 from longshort.train import TrainConfig
 from longshort.train.config import TaskConfig
@@ -29,6 +29,7 @@ CLOSE = 0.02
 """Two points of accuracy."""
 
 BASE: dict[str, dict[str, Any]] = {
+    **accuracy.SECTIONS,
     "task": {"name": "recall"},
     "model": {
         "vocab_size": 1024,
@@ -39,19 +40,12 @@ BASE: dict[str, dict[str, Any]] = {
         "positions": "rotary",
     },
     "data": {"batch_size": 64},
-    "optimizer": accuracy.OPTIMIZER,
-    "schedule": accuracy.SCHEDULE,
-    "run": accuracy.RUN,
-    "telemetry": {"logits_every": 50},
 }
 QUICK_BASE: dict[str, dict[str, Any]] = {
     **BASE,
+    **accuracy.QUICK_SECTIONS,
     "task": {"name": "recall", **SMALL["recall"]},
     "model": {**BASE["model"], "vocab_size": 256, "n_layers": 1, "width": 32},
-    "data": {"batch_size": 4},
-    "schedule": {"kind": "constant", "warmup": 2},
-    "run": accuracy.QUICK_RUN,
-    "telemetry": {"logits_every": 4},
 }
 
 
@@ -105,8 +99,7 @@ def _findings(rows: Sequence[dict[str, Any]]) -> dict[str, Finding]:
         enough = [task for task, shares in decided.items() if shares[1] >= shares[HEADS] - CLOSE]
         needed = [task for task, shares in decided.items() if shares[0] < shares[1] - CLOSE]
         for key, good in (("enough", enough), ("needed", needed)):
-            verdict = HOLDS if len(good) == len(TASKS) else PARTLY if good else FAILS
-            found[key] = Finding(ours=ours, verdict=verdict)
+            found[key] = Finding(ours=ours, verdict=verdict_of([task in good for task in TASKS]))
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,15 @@ HOLDS, PARTLY, FAILS, NOT_RUN = "holds", "holds partly", "does not hold", "not r
 
 Arms = dict[str, TrainConfig]
 """The configurations of an experiment by the name of the arm; seed and folder are set later."""
+
+
+def verdict_of(cases: Collection[bool]) -> str:
+    """Of a claim that was tested in several cases: it holds in all, in some, or in none.
+
+    >>> verdict_of([True, False])
+    'holds partly'
+    """
+    return HOLDS if all(cases) else PARTLY if any(cases) else FAILS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Cross-entropy of a chunk of logits in one kernel: it reads them once from memory and leaves their gradient in place.
 
-PyTorch's operations one by one pass over the logits ten times, in fp32; on a GPU that was a third of a training step of
-a small model. What it computes is `longshort.losses.linear._chunk_loss`.
+PyTorch's operations one by one pass over the logits some ten times, in fp32. What it computes is
+`longshort.losses.linear._chunk_loss`.
 """
 
 # mypy: ignore-errors

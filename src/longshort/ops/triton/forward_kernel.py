@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from longshort.ops.triton.scores import LN2, LOG2E, NEVER, head_options, log2, scores, visible
+from longshort.ops.triton.scores import LN2, LOG2E, NEVER, head_options, scores, visible
 from longshort.ops.triton.walks import (
     SIZES,
     at_edge,
@@ -122,7 +122,7 @@ def finish(
     blind = total == 0.0
     share = 1.0 / tl.where(blind, 1.0, total)  # a division a row, not one an element
     store_rows(out, so_b, so_h, so_t, b, h, tile * M, T, weighted * share[:, None], M, D, WIDTH)
-    log_total = log2(tl.where(blind, 1.0, total))
+    log_total = tl.log2(tl.where(blind, 1.0, total))
     if FOLD:
         row_lse = largest * scale + log_total * LN2
         top, bottom = largest * scale, bottom * scale

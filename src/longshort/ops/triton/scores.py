@@ -10,21 +10,11 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 NEVER = tl.constexpr(-1e30)
 """The running maximum of a row that has seen nothing; finite, so that no subtraction gives NaN."""
-
-
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-
-
-@triton.jit
-def log2(x):
-    """By the hardware's own instruction, right to 2^-22; an exact one takes 35, and the interpreter knows no other."""
-    return tl.log2(x) if INTERPRETED else libdevice.fast_log2f(x)
 
 
 @triton.jit
