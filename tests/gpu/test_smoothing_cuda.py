@@ -38,6 +38,7 @@ def test_captured_steps_of_a_smoothed_model_write_the_same_text(rows):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # inductor has much to say about fp32
 def test_a_compiled_smoothed_model_equals_the_eager_one():
     torch.manual_seed(0)
     model = GPT(GPTConfig.preset("tiny", smoothing=3)).cuda()

@@ -32,7 +32,8 @@ def forward(
         plan = HeadPlan.full(config.n_heads)
         config = GPTConfig.preset(preset, context=length, backend=config.backend, plan=plan, **changes)
     torch.manual_seed(0)
-    model = GPT(config).to(device).eval()
+    with torch.device(device):  # a large model takes seconds to draw on the CPU
+        model = GPT(config).eval()
     tokens = torch.randint(config.vocab_size, (rows, length), device=device)
     kernels = {"plain-flash": SDPBackend.FLASH_ATTENTION, "plain-cudnn": SDPBackend.CUDNN_ATTENTION}
     attention = standing_in(sdpa(kernels[arm])) if arm in kernels else None

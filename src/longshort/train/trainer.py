@@ -146,6 +146,8 @@ class Trainer:
         """Take the steps that are left."""
         steps = self.config.run.steps
         resumed = self._resume()
+        if self.config.run.cuda_graphs:
+            self._fill_tables()
         with self._logging(resumed), self._stopping_on_signals():
             while self.progress.step < steps and not self._interrupted:
                 before = self.progress.step
@@ -158,6 +160,14 @@ class Trainer:
             status = "interrupted" if self._interrupted and self.progress.step < steps else "finished"
             self._record("end", step=self.progress.step, seconds=self.progress.seconds, status=status)
         return RunResult(status, self.progress.step, self.progress.best_loss, self.out)
+
+    def _fill_tables(self) -> None:
+        """One eager step that is not taken: what kernels keep on the device must not lie in a CUDA graph's memory."""
+        for with_stats in (False, True):
+            batch = [None if x is None else x.to(self.world.device) for x in self.stream.batch(0)[:3]]
+            with autocast(self.config.run.precision, self.world.device):
+                self.model(batch[0], batch[1], segments=batch[2], stats=with_stats).loss.backward()
+        self.optimizer.zero_grad(set_to_none=True)
 
     def _step(self) -> None:
         progress, config = self.progress, self.config
