@@ -49,7 +49,11 @@ def test_padded_rows_agree_with_the_reference(new):
 
 
 @pytest.mark.parametrize(
-    "shape", [(16, 2, 1, 0.5), (32, 4, 2, 4.0), (64, 4, 3, 1.0), (64, 8, 4, 2.0), (128, 8, 1, 8.0)]
+    "shape",
+    [
+        *((16, 2, 1, 0.5), (32, 4, 2, 4.0), (64, 4, 3, 1.0), (64, 8, 4, 2.0), (128, 8, 1, 8.0)),
+        *((16, 2, 1, 0.5, True), (64, 4, 3, 1.0, True), (128, 8, 1, 8.0, True)),
+    ],
 )
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_every_shape_of_tile_and_number_of_parts_agrees(shape, kv_heads):
@@ -57,9 +61,10 @@ def test_every_shape_of_tile_and_number_of_parts_agrees(shape, kv_heads):
     check(step, "triton", TOLERANCES[torch.bfloat16])
 
 
-def test_a_thousand_runs_give_equal_bits():
-    """Parts end in any order: a race in the join would show as a moving result."""
-    step = on_gpu(windows=(None, None, 100), dim=64, held=1400, batch=3, shape=DecodeShape(16, 4, 3, 4.0))
+@pytest.mark.parametrize("early", [False, True])
+def test_a_thousand_runs_give_equal_bits(early):
+    """Parts end in any order, and early launches overlap: a race in the join would show as a moving result."""
+    step = on_gpu(windows=(None, None, 100), dim=64, held=1400, batch=3, shape=DecodeShape(16, 4, 3, 4.0, early))
     q, k, v, _ = step.draw()
     layout, _ = step.layout()
     keys, values = (step.filled(x[:, :, : step.held]) for x in (k, v))

@@ -30,12 +30,16 @@ def decode_kernel(
     DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
     PRECISION: tl.constexpr, SPLIT: tl.constexpr, STATS: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, NEW: tl.constexpr, JOINED: tl.constexpr, STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     slot, part, share, b, which = own_work(B, n_kv, n_long, parts)
     row = layout + which * 5
     head, rows, window = tl.load(row).to(tl.int32), tl.load(row + 3).to(tl.int32), tl.load(row + 4).to(tl.int32)
     # In rows, not elements: a multiple of D is known to be aligned.
     origin = (tl.load(row + 1) + b * tl.load(row + 2)) * D
+    if EARLY:  # begun while the kernel before it still runs: up to here nothing was read that one may write
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     held = tl.load(length).to(tl.int32)
     keys, values, ids = keys + origin, values + origin, ids + b.to(tl.int64) * columns
     k, v = k + b.to(tl.int64) * sk_b + head * sk_h, v + b.to(tl.int64) * sv_b + head * sv_h

@@ -30,6 +30,8 @@ class DecodeShape(NamedTuple):
     """Depth of the software pipeline over the tiles."""
     programs: float
     """That each processor of the GPU gets, of those that split heads make: the number of parts follows."""
+    early: bool = False
+    """Begin before the kernel before it has ended, and wait for it where its results are needed; from Hopper on."""
 
 
 TUNED: dict[str, list[tuple[int, int, DecodeShape]]] = {
@@ -102,7 +104,8 @@ def decode(
         **{"PRECISION": _precision(keys), "SPLIT": cut.parts > 1, "STATS": stats},
         **{"M": 1 if queries == 1 else max(16, _power_of_two(queries)), "N": shape.columns},
         **{"NEW": max(16, _power_of_two(new)), "JOINED": max(8, min(128, _JOINED // _width(dim)))},
-        **{"STAGES": shape.stages, "num_warps": shape.warps},
+        **{"STAGES": shape.stages, "num_warps": shape.warps, "EARLY": shape.early},
+        **({"launch_pdl": True} if shape.early else {}),
     )
     if stats:
         reduce_extremes_kernel[(n_heads,)](extremes, high, low, batch, n_heads, new, BLOCK=1024, num_warps=4)
