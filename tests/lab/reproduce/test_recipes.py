@@ -168,3 +168,12 @@ def test_an_empty_folder_is_an_error(tmp_path):
     for recipe in RECIPES.values():
         with pytest.raises(ValueError, match="holds no"):
             recipe.summarise(tmp_path)
+
+
+def test_an_arm_of_stabilizers_with_fewer_steps_is_compared_after_as_many(tmp_path):
+    recipe = RECIPES["stabilizers"]
+    made_up_sweep(recipe, tmp_path, arms=("plain", "ls"), steps=120)
+    made_up_sweep(recipe, tmp_path, arms=("plain-fp32",), steps=60)
+    *ranked, last = recipe.summarise(tmp_path).sentences
+    assert "plain-fp32" not in ranked[0]
+    assert last.startswith("plain-fp32 took 60 steps: perplexity ") and "(plain " in last and ", ls " in last

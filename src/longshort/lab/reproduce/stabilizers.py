@@ -51,7 +51,28 @@ def summarise(folder: Path) -> Summary:
     }
     table = measures.standard_table(rows) + "\n" + equal_time.table(rows, budget)
     by_name = {row["arm"]: row for row in rows}
-    return Summary(data=data, table=table, sentences=_sentences(rows, budget), findings=_findings(by_name))
+    said = (*_sentences(_whole(rows), budget), *_shorter(rows, grouped))
+    return Summary(data=data, table=table, sentences=said, findings=_findings(by_name))
+
+
+def _whole(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The arms that took as many steps as any."""
+    most = max(max(row["steps"]) for row in rows)
+    return [row for row in rows if max(row["steps"]) == most]
+
+
+def _shorter(rows: Sequence[dict[str, Any]], grouped: dict[str, list[measures.Outcome]]) -> list[str]:
+    """What the other arms, which took fewer, had reached, and the main ones after as many."""
+    said = []
+    for row in rows:
+        if row in _whole(rows):
+            continue
+        steps = max(row["steps"])
+        peers = {name: equal_time.perplexity_at(grouped[name], steps) for name in ("plain", "ls") if name in grouped}
+        there = ", ".join(f"{name} {measures.shown(p)}" for name, p in peers.items() if p is not None)
+        mine = measures.shown(row["final_perplexity"])
+        said.append(f"{row['arm']} took {steps:,} steps: perplexity {mine}" + (f" ({there} by then)." if there else "."))
+    return said
 
 
 def _sentences(rows: Sequence[dict[str, Any]], budget: float | None) -> tuple[str, ...]:
