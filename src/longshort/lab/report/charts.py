@@ -53,18 +53,18 @@ class _Rows:
         return self.layers * self.pitch - self.gap
 
 
-def log_ticks(low: float, high: float, digits: Sequence[int]) -> list[float]:
-    """`digits` times the powers of ten; the powers alone where that would be many, evenly spread where it would be few.
+def log_ticks(low: float, high: float, digits: Sequence[float]) -> list[float]:
+    """`digits` times the powers of ten; the powers alone where that would be many, more digits where it would be few.
 
-    >>> log_ticks(3, 200, (1, 2, 5)), log_ticks(2, 4, (1, 2, 5))
-    ([5.0, 10.0, 20.0, 50.0, 100.0, 200.0], [2.0, 2.38, 2.83, 3.36, 4.0])
+    >>> log_ticks(3, 200, (1, 2, 5)), log_ticks(45, 170, (1, 2, 5)), log_ticks(2, 2.1, (1, 2, 5))
+    ([5.0, 10.0, 20.0, 50.0, 100.0, 200.0], [50.0, 70.0, 100.0, 150.0], [2.0, 2.02, 2.05, 2.07, 2.1])
     """
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    wanted = digits if len(decades) <= 5 else (1,)
-    ticks = [tick for decade in decades for digit in wanted if low <= (tick := digit * 10.0**decade) <= high]
-    if len(ticks) < 3:
-        ticks = [float(f"{low * (high / low) ** (i / 4):.3g}") for i in range(5)]
-    return ticks
+    for wanted in (digits if len(decades) <= 5 else (1,), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.5, *range(2, 10))):
+        ticks = [tick for decade in decades for digit in wanted if low <= (tick := digit * 10.0**decade) <= high]
+        if len(ticks) >= 3:
+            return ticks
+    return [float(f"{low * (high / low) ** (i / 4):.3g}") for i in range(5)]
 
 
 def drawing() -> Any:
