@@ -20,7 +20,7 @@ LENGTHS = (0.25, 0.5, 2.0, 4.0, 8.0)
 """Of the base's row: 512 to 16,384 for the paper's 2,048."""
 WIDTHS = (0.5, 2.0)
 """Of the base's width, heads as many and as much narrower or wider."""
-RULE_WINDOWS = (16, 50, 100, 200, 512)
+RULE_WINDOWS = (4, 8, 16, 50, 100, 200, 512)
 
 
 def arms(base: TrainConfig) -> Arms:
