@@ -177,3 +177,11 @@ def test_an_arm_of_stabilizers_with_fewer_steps_is_compared_after_as_many(tmp_pa
     *ranked, last = recipe.summarise(tmp_path).sentences
     assert "plain-fp32" not in ranked[0]
     assert last.startswith("plain-fp32 took 60 steps: perplexity ") and "(plain " in last and ", ls " in last
+
+
+def test_a_run_that_was_stopped_before_its_first_evaluation_counts_for_nothing(tmp_path):
+    recipe = RECIPES["positions"]
+    made_up_sweep(recipe, tmp_path, arms=("plain-rotary", "ls-rotary"))
+    metrics = tmp_path / "ls-rotary-seed0" / "metrics.jsonl"
+    metrics.write_text("".join(line for line in metrics.read_text().splitlines(True) if '"eval"' not in line))
+    assert [row["arm"] for row in recipe.summarise(tmp_path).data["rows"]] == ["plain-rotary"]

@@ -144,7 +144,7 @@ def test_the_list_names_every_experiment_and_its_cost():
         (["explosion", "--quick", "--arms", "lss"], ["--arms must be among plain-6e-4", "'lss'"]),
         (["explosion", "--quick", "--seeds", "a"], ["--seeds must be numbers", "'a'"]),
         (["explosion", "--quick", "run.step=3"], ["run has no key 'step'"]),
-        (["explosion", "--results", "docs"], ["holds no run yet"]),
+        (["explosion", "--results", "docs"], ["holds no evaluated run yet"]),
     ],
 )
 def test_bad_input_ends_in_one_line(arguments, words, tmp_path):

@@ -93,12 +93,12 @@ def heat(
     height: int = 200,
     domain: tuple[float, float] | None = None,
 ) -> Any:
-    """A cell for each row, in the order in which the rows come; with `text`, its number written in it."""
+    """A cell for each row, numbers on the axes in their order, names in that of the rows; with `text`, its value."""
     alt = drawing()
     scale = alt.Scale(type="log" if log else "linear", **({"domain": list(domain)} if domain else {}))
     base = frame(rows).encode(
-        x=alt.X(f"{x}:O", title=x_title, sort=None, axis=alt.Axis(labelAngle=0)),
-        y=alt.Y(f"{y}:O", title=y_title, sort=None),
+        x=alt.X(f"{x}:O", title=x_title, sort=_order(rows, x), axis=alt.Axis(labelAngle=0)),
+        y=alt.Y(f"{y}:O", title=y_title, sort=_order(rows, y)),
     )
     legend = alt.Legend(title=value_title, gradientLength=height - 30, format=".3~s")
     cells = base.mark_rect().encode(color=alt.Color(f"{value}:Q", scale=scale, legend=legend))
@@ -109,6 +109,12 @@ def heat(
     ink = alt.condition(f"datum['{value}'] > {middle}", alt.value("white"), alt.value(LIGHT["ink"]))
     label = base.mark_text(fontSize=10).encode(text=alt.Text(f"{value}:Q", format=text), color=ink)
     return (cells + label).properties(width=width, height=height, title=title)
+
+
+def _order(rows: Sequence[dict[str, Any]], field: str) -> list[Any]:
+    """The values of an axis of cells."""
+    values = list(dict.fromkeys(row[field] for row in rows))
+    return sorted(values) if all(isinstance(value, (int, float)) for value in values) else values
 
 
 def picture(chart: Any, path: Path, *, title: str) -> Path:

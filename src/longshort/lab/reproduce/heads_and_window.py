@@ -165,7 +165,12 @@ def figure(data: dict[str, Any]) -> Any:
     if data["best_windows"]:
         points = [b | {"series": f"d {b['width']}", "detail": ""} for b in data["best_windows"]]
         names = sorted({point["series"] for point in points})
-        axes: dict[str, Any] = {"x": "length", "y": "window", "x_title": "row length n", "y_title": "best window"}
+        axes: dict[str, Any] = {
+            "x": "length",
+            "y": "window",
+            "x_title": "row length n",
+            "y_title": "best window of those tried",
+        }
         charts.append(figures.lines(points, names=names, log=True, log_x=True, points=True, **axes))
     return drawing().hconcat(*charts).resolve_scale(color="independent")
 

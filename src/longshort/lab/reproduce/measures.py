@@ -49,15 +49,15 @@ class Outcome:
 
 
 def outcomes(folder: Path) -> list[Outcome]:
-    """Every run in the folder that took a step, by arm and seed."""
+    """Every run in the folder that was evaluated, by arm and seed; one that was stopped before says nothing yet."""
     found = []
     for path in sorted(folder.glob(f"*/{METRICS}")):
         run = load_run(path.parent)
-        if len(run.train["step"]):
+        if run.evaluations:
             after = path.parent / AFTER
             found.append(Outcome(arm=run.variant, run=run, after=read_json(after) if after.is_file() else {}))
     if not found:
-        raise ReportError(f"{folder}: holds no run yet; train first, or unpack results there")
+        raise ReportError(f"{folder}: holds no evaluated run yet; train first, or unpack results there")
     return sorted(found, key=lambda outcome: outcome.run.seed)
 
 

@@ -71,7 +71,9 @@ def _shorter(rows: Sequence[dict[str, Any]], grouped: dict[str, list[measures.Ou
         peers = {name: equal_time.perplexity_at(grouped[name], steps) for name in ("plain", "ls") if name in grouped}
         there = ", ".join(f"{name} {measures.shown(p)}" for name, p in peers.items() if p is not None)
         mine = measures.shown(row["final_perplexity"])
-        said.append(f"{row['arm']} took {steps:,} steps: perplexity {mine}" + (f" ({there} by then)." if there else "."))
+        said.append(
+            f"{row['arm']} took {steps:,} steps: perplexity {mine}" + (f" ({there} by then)." if there else ".")
+        )
     return said
 
 

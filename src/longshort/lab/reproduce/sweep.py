@@ -97,6 +97,8 @@ def run_sweep(recipe: Recipe, options: Options, message: Message) -> bool:
     done = run_all(
         [arm.config for arm in left],
         jobs=min(options.parallel, len(left)),
+        # Beside runs that wait for a GPU in busy loops, threads that wait for each other take minutes over a second.
+        threads=1 if on_cuda(options.device) else None,
         watch=_Lines(left, message),
         module=CHILD,
         until=math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes,
