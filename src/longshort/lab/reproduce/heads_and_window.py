@@ -169,7 +169,7 @@ def figure(data: dict[str, Any]) -> Any:
             "x": "length",
             "y": "window",
             "x_title": "row length n",
-            "y_title": "best window of those tried",
+            "y_title": "best window tried",
         }
         charts.append(figures.lines(points, names=names, log=True, log_x=True, points=True, **axes))
     return drawing().hconcat(*charts).resolve_scale(color="independent")
