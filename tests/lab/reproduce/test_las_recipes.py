@@ -70,6 +70,15 @@ def test_cells_that_are_alike_are_said_to_be(tmp_path):
     picture(recipe.figure(summary.data), tmp_path / "figure.png", title="one task")
 
 
+def test_a_sweep_without_a_score_yet_is_drawn_all_the_same(tmp_path):
+    recipe = RECIPES["las-sweep"]
+    folder = made_up_sweep(recipe, tmp_path, arms=("listops-b0.1-p5",))
+    (folder / "listops-b0.1-p5-seed0" / "after.json").unlink()
+    summary = recipe.summarise(folder)
+    assert summary.sentences == ("No accuracy was measured yet.",)
+    picture(recipe.figure(summary.data), tmp_path / "figure.png", title="none")
+
+
 def test_the_image_task_is_held_to_the_width_reported_for_it():
     cells = dict.fromkeys(las_sweep.CELLS, 0.3) | {(0.001, 3): 0.4}
     assert verdicts(las_sweep._findings({"image": cells})) == {"reported": HOLDS}
@@ -102,19 +111,23 @@ def test_a_gain_that_grows_with_length_at_every_amount_holds():
     cells = {(256, 1000): 0.0, (2000, 1000): 0.05, (256, 96_000): 0.01, (2000, 96_000): 0.04}
     findings = las_gain._findings(gains(cells))
     assert verdicts(findings) == {"length": HOLDS, "data": FAILS}
-    assert findings["length"].ours == "+0.0 -> +5.0 at 1,000 examples, +1.0 -> +4.0 at 96,000 examples"
+    assert findings["length"].ours == (
+        "points gained, length 256 -> 2000: +0.0 -> +5.0 (1,000 examples), +1.0 -> +4.0 (96,000 examples)"
+    )
 
 
 def test_a_gain_that_is_larger_with_less_data_at_one_length_holds_partly():
     cells = {(256, 1000): 0.05, (2000, 1000): 0.05, (256, 96_000): 0.01, (2000, 96_000): 0.04}
     findings = las_gain._findings(gains(cells))
     assert verdicts(findings) == {"length": PARTLY, "data": PARTLY}
-    assert findings["data"].ours == "+1.0 -> +5.0 at length 256, +4.0 -> +5.0 at length 2000"
+    assert findings["data"].ours == (
+        "points gained, 96,000 -> 1,000 examples: +1.0 -> +5.0 (length 256), +4.0 -> +5.0 (length 2000)"
+    )
 
 
-def test_one_cell_alone_decides_nothing():
-    assert las_gain._findings(gains({(256, 1000): 0.1})) == {}
-    assert las_gain._findings({(256, 1000): {"ls": 0.1}, (512, 1000): {"ls": 0.2}}) == {}
+def test_lines_of_the_grid_without_their_ends_decide_nothing():
+    assert las_gain._findings(gains({(256, 1000): 0.1, (1024, 1000): 0.2, (256, 10_000): 0.0})) == {}
+    assert las_gain._findings({(256, 1000): {"ls": 0.1}, (2000, 1000): {"ls": 0.2}}) == {}
 
 
 def test_gains_are_counted_from_plain_heads_of_the_same_cell(tmp_path):
@@ -129,6 +142,14 @@ def test_gains_are_counted_from_plain_heads_of_the_same_cell(tmp_path):
     }
     assert "| 256 | 1,000 | 90.0 % | +0.0 | +0.0 | -30.0 |" in summary.table
     assert summary.findings == {}
+    picture(recipe.figure(summary.data), tmp_path / "figure.png", title="part")
+
+
+def test_results_without_plain_heads_can_still_be_drawn(tmp_path):
+    recipe = RECIPES["las-gain"]
+    summary = recipe.summarise(made_up_sweep(recipe, tmp_path, arms=("n256-x1000-las",)))
+    assert summary.data["gains"] == [] and summary.sentences == ("No gain was measured yet.",)
+    picture(recipe.figure(summary.data), tmp_path / "figure.png", title="part")
 
 
 # las-books

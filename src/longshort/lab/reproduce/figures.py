@@ -104,7 +104,7 @@ def heat(
     cells = base.mark_rect().encode(color=alt.Color(f"{value}:Q", scale=scale, legend=legend))
     if text is None:
         return cells.properties(width=width, height=height, title=title)
-    numbers = [row[value] for row in rows if row[value] is not None]
+    numbers = [row[value] for row in rows if row[value] is not None] or [1.0]
     middle = (max(numbers) * min(numbers)) ** 0.5 if log else (max(numbers) + min(numbers)) / 2
     ink = alt.condition(f"datum['{value}'] > {middle}", alt.value("white"), alt.value(LIGHT["ink"]))
     label = base.mark_text(fontSize=10).encode(text=alt.Text(f"{value}:Q", format=text), color=ink)

@@ -112,10 +112,9 @@ def figure(data: dict[str, Any]) -> Any:
     """A heat map for each task."""
     from longshort.lab.report.charts import drawing
 
-    measured = [row | {"decay": f"{row['decay']:g}"} for row in data["rows"] if row["accuracy"] is not None]
     charts = []
-    for task in dict.fromkeys(row["task"] for row in measured):
-        cells = [row for row in measured if row["task"] == task]
+    for task in dict.fromkeys(row["task"] for row in data["rows"]):
+        cells = [row | {"decay": f"{row['decay']:g}"} for row in data["rows"] if row["task"] == task]
         axes: dict[str, Any] = {"x": "width", "x_title": "width P", "y": "decay", "y_title": "largest decay B"}
         value: dict[str, Any] = {"value": "accuracy", "value_title": "test accuracy", "text": ".1%", "log": False}
         charts.append(figures.heat(cells, title=task, **axes, **value))
@@ -131,7 +130,7 @@ RECIPE = Recipe(
         "code with 9 dashes, or with `--data` CIFAR-10 by pixels in its place; 10,000 test rows. The best of 16 cells "
         "is somewhat flattered by chance; arms such as `--arms '*-b0.001-*'` choose a row of the grid."
     ),
-    cost="H200: about 30 minutes a seed, seven at a time; CPU --quick: two minutes",
+    cost="H200: about 30 minutes a seed, seven at a time; CPU --quick: some minutes",
     claims={
         "reported": Claim(
             text="B 0.001 with P 5 (P 3 for CIFAR-10's pixels) is a good choice for LaS attention",

@@ -143,7 +143,7 @@ RECIPE = Recipe(
         "other, not with published numbers."
     ),
     cost="H200: about 30 minutes a seed, an hour with --data, seven at a time, without *-las-before; "
-    "CPU --quick: two minutes",
+    "CPU --quick: some minutes",
     claims={
         "decay": Claim(
             text="decay of the logits with distance helps on long-range tasks, beyond no positions and ALiBi",
