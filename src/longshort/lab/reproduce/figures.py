@@ -100,7 +100,8 @@ def heat(
         x=alt.X(f"{x}:O", title=x_title, sort=None, axis=alt.Axis(labelAngle=0)),
         y=alt.Y(f"{y}:O", title=y_title, sort=None),
     )
-    legend = alt.Legend(title=value_title, gradientLength=height - 30, format=".3~s")
+    written = text if text is not None and text.endswith("%") else ".3~s"  # not 584m for 58.4 %
+    legend = alt.Legend(title=value_title, gradientLength=height - 30, format=written)
     cells = base.mark_rect().encode(color=alt.Color(f"{value}:Q", scale=scale, legend=legend))
     if text is None:
         return cells.properties(width=width, height=height, title=title)
