@@ -94,5 +94,7 @@ def pool_rows(rows: Tensor, smoothing: Smoothing) -> Tensor:
     """
     n_keys, offsets = rows.shape[3], smoothing.offsets
     padded = F.pad(rows, (offsets[-1], -offsets[0]))
-    parts = [padded[..., start : start + n_keys] for start in range(smoothing.width)]
-    return torch.stack(parts).sum(0) / smoothing.width
+    total = padded[..., :n_keys]
+    for start in range(1, smoothing.width):
+        total = total + padded[..., start : start + n_keys]
+    return total / smoothing.width

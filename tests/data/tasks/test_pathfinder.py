@@ -60,6 +60,17 @@ def test_dashes_of_a_curve_follow_at_a_gap_of_at_most_one_pixel():
         assert np.linalg.norm(dashes[1:, 0] - dashes[:-1, 1], axis=1).max() <= 1 + 1e-9
 
 
+@pytest.mark.parametrize("paddles", [6, 14])
+def test_dashes_of_two_curves_keep_the_clearance(paddles):
+    for number in range(3):
+        scene = pathfinder.draw_scene(f"clearance/{number}", paddles=paddles)
+        steps = np.linspace(0, 1, 21)[:, None]
+        places = scene.dashes[:, None, 0] + steps * (scene.dashes[:, None, 1] - scene.dashes[:, None, 0])
+        apart = np.linalg.norm(places[:, None, :, None] - places[None, :, None], axis=-1).min((2, 3))
+        two = scene.curves[:, None] != scene.curves
+        assert pathfinder.CLEARANCE - 1e-9 <= apart[two].min() < pathfinder.CLEARANCE + 1
+
+
 def test_pixels_are_grey_with_white_dots():
     pixels, label = pathfinder.draw("picture", paddles=6)
     scene = pathfinder.draw_scene("picture", paddles=6)

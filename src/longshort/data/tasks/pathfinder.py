@@ -25,6 +25,8 @@ curve. Both leave a pixel and a half of black."""
 TURN, SHARPEST_TURN = 0.35, 0.9
 """Radians: the spread of the turn at a dash, and its bound."""
 _TRIES, _STARTS = 8, 100
+_REACH = DASH + CLEARANCE + 0.1
+"""Dashes whose middles are farther apart keep the clearance, whatever the rounding."""
 _SUBPIXELS = 4
 
 Points = NDArray[np.float64]
@@ -106,49 +108,67 @@ def _walk(
     source: np.random.Generator, start: Points, dashes: int, others: Points, dots: Points | None
 ) -> Points | None:
     """Dash after dash: each turned a little against the one before, and tried again where it finds no room."""
-    made = np.zeros((dashes, 2, 2))
-    angle, end = source.uniform(0, 2 * math.pi), start
+    there = np.concatenate((others, np.zeros((dashes, 2, 2))))
+    made = there[len(others) :]
+    angles, end = np.array([source.uniform(0, 2 * math.pi)]), start
+    heading = _directions(angles)[0]
     for number in range(dashes):
         turns = np.minimum(np.maximum(source.normal(0, TURN, size=_TRIES), -SHARPEST_TURN), SHARPEST_TURN)
-        angles = angle + turns if number else np.array([angle])
+        angles = angles + turns if number else angles
         onwards = _directions(angles)
+        candidates = np.empty((len(onwards), 2, 2))
         # Half of the gap along the old direction and half along the new one: never wider than GAP.
-        begins = end + GAP / 2 * (_directions(np.array([angle])) + onwards) if number else start[None]
-        candidates = np.stack((begins, begins + DASH * onwards), axis=1)
-        chosen = _first_with_room(candidates, others, made[: max(0, number - 1)], dots)
+        candidates[:, 0] = end + GAP / 2 * (heading + onwards) if number else start
+        candidates[:, 1] = candidates[:, 0] + DASH * onwards
+        chosen = _first_with_room(candidates, there[: len(others) + max(0, number - 1)], dots)
         if chosen is None:
             return None
-        made[number], angle, end = candidates[chosen], angles[chosen], candidates[chosen, 1]
+        made[number], angles = candidates[chosen], angles[chosen : chosen + 1]
+        heading, end = onwards[chosen], made[number, 1]
     return made
 
 
 def _directions(angles: Points) -> Points:
-    return np.stack((np.sin(angles), np.cos(angles)), axis=-1)
+    directions = np.empty((len(angles), 2))
+    directions[:, 0], directions[:, 1] = np.sin(angles), np.cos(angles)
+    return directions
 
 
-def _first_with_room(candidates: Points, others: Points, own: Points, dots: Points | None) -> int | None:
+def _first_with_room(candidates: Points, there: Points, dots: Points | None) -> int | None:
     """The first of some dashes, (candidates, 2, 2), that is inside the picture and clear of what is there.
 
     Dashes that cross have an end within half a dash of the other one, so ends against dashes are enough.
     """
-    room = ((candidates >= MARGIN) & (candidates <= SIDE - MARGIN)).all((1, 2))
+    room = ((candidates >= MARGIN) & (candidates <= SIDE - MARGIN)).reshape(-1, 4).all(1)
     if dots is not None:
         room &= _to_segments(dots, candidates).min(0) >= DOT_CLEARANCE
-    there = np.concatenate((others, own))
-    if len(there) and room.any():
-        theirs = _to_segments(there.reshape(-1, 2), candidates).min(0)
-        ours = _to_segments(candidates.reshape(-1, 2), there).min(1).reshape(-1, 2).min(1)
+    near = _within_reach(there, candidates)
+    if len(near):
+        theirs = _to_segments(near.reshape(-1, 2), candidates).min(0)
+        ours = _to_segments(candidates.reshape(-1, 2), near).min(1).reshape(-1, 2).min(1)
         room &= (theirs >= CLEARANCE) & (ours >= CLEARANCE)
-    return int(room.argmax()) if room.any() else None
+    found = np.flatnonzero(room)
+    return int(found[0]) if len(found) else None
+
+
+def _within_reach(dashes: Points, candidates: Points) -> Points:
+    """Those dashes that may be too close to one of some others: mostly none, which saves finding their distances."""
+    ends = candidates[:, 0] + candidates[:, 1]
+    apart = dashes[:, 0] + dashes[:, 1] - ends[:, None]  # twice the way between their middles
+    near = np.einsum("cdx,cdx->cd", apart, apart) < (2 * _REACH) ** 2
+    return dashes[near.any(0)]
 
 
 def _to_segments(points: Points, segments: Points) -> Points:
     """(points, segments): the distance of each point from each segment."""
-    begin, along = segments[:, 0], segments[:, 1] - segments[:, 0]
-    away = points[:, None] - begin
-    share = np.minimum(np.maximum(np.einsum("psx,sx->ps", away, along) / np.einsum("sx,sx->s", along, along), 0), 1)
-    apart = away - share[..., None] * along
-    return np.sqrt(np.einsum("psx,psx->ps", apart, apart))
+    return _distance(points[:, None] - segments[:, 0], segments[:, 1] - segments[:, 0])
+
+
+def _distance(away: Points, along: Points) -> Points:
+    """Of places, `away` (..., 2) from the begin of a segment that reaches as far as `along`, from that segment."""
+    share = np.einsum("...x,...x->...", away, along) / np.einsum("...x,...x->...", along, along)
+    apart = away - np.minimum(np.maximum(share, 0), 1)[..., None] * along
+    return np.sqrt(np.einsum("...x,...x->...", apart, apart))
 
 
 def picture(scene: Scene, *, subpixels: int = _SUBPIXELS) -> NDArray[np.uint8]:
@@ -164,11 +184,11 @@ def rendered(scene: Scene, *, subpixels: int) -> Points:
     canvas = np.zeros((size, size))
     reach = math.ceil((DASH / 2 + THICKNESS) * subpixels) + 1
     patch = np.stack(np.meshgrid(*(np.arange(-reach, reach + 1),) * 2, indexing="ij"), -1).reshape(-1, 2)
-    for dash in scene.dashes:
-        cells = np.floor(dash.mean(0) * subpixels).astype(int) + patch
-        cells = cells[((cells >= 0) & (cells < size)).all(1)]
-        inside = cells[_to_segments((cells + 0.5) / subpixels, dash[None])[:, 0] <= THICKNESS / 2]
-        canvas[inside[:, 0], inside[:, 1]] = CONTRAST
+    begins, alongs = scene.dashes[:, 0, None], scene.dashes[:, 1, None] - scene.dashes[:, 0, None]
+    cells = np.floor(scene.dashes.mean(1) * subpixels).astype(int)[:, None] + patch  # those around each dash
+    inside = cells[_distance((cells + 0.5) / subpixels - begins, alongs) <= THICKNESS / 2]
+    inside = inside[((inside >= 0) & (inside < size)).all(1)]
+    canvas[inside[:, 0], inside[:, 1]] = CONTRAST
     rows, columns = np.ogrid[:size, :size]
     for y, x in scene.dots:
         away = np.hypot((rows + 0.5) / subpixels - y, (columns + 0.5) / subpixels - x)

@@ -38,7 +38,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 def show_list(message: Message) -> None:
     """Every experiment: what it asks and what it costs."""
-    message("Costs are guesses from the speed of our pilot; `--plan` counts the runs that are left.")
+    message("Costs are guesses from the speed of earlier runs; `--plan` counts the runs that are left.")
     for recipe in RECIPES.values():
         message(f"{recipe.name}\n    {recipe.question}\n    {recipe.cost}")
 

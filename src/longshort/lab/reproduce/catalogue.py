@@ -8,6 +8,9 @@ from longshort.lab.reproduce import (
     explosion,
     heads_and_window,
     label_noise,
+    las_books,
+    las_gain,
+    las_sweep,
     latency,
     long_range,
     long_runs,
@@ -35,6 +38,9 @@ RECIPES: dict[str, Recipe] = {
         corrupted_tokens.RECIPE,
         loss_landscape.RECIPE,
         long_range.RECIPE,
+        las_sweep.RECIPE,
+        las_gain.RECIPE,
+        las_books.RECIPE,
         recall.RECIPE,
     )
 }

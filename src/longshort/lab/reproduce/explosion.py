@@ -153,7 +153,7 @@ RECIPE = Recipe(
         "heads of window 50, at the author's learning rate, 5 and 16 times it. 16 rows a step instead of 256 and "
         "thousands of steps instead of 50,000; books, not PG-19's own split; a BPE of 10,000."
     ),
-    cost="H200: about 6 minutes for one seed, six at a time; CPU --quick: half a minute",
+    cost="H200: about 5 minutes for one seed, six at a time; CPU --quick: a minute",
     claims={
         "calm": Claim(
             text="LS-attention's largest |logit| stays small",

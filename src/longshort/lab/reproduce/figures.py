@@ -100,11 +100,12 @@ def heat(
         x=alt.X(f"{x}:O", title=x_title, sort=_order(rows, x), axis=alt.Axis(labelAngle=0)),
         y=alt.Y(f"{y}:O", title=y_title, sort=_order(rows, y)),
     )
-    legend = alt.Legend(title=value_title, gradientLength=height - 30, format=".3~s")
+    written = text if text is not None and text.endswith("%") else ".3~s"  # not 584m for 58.4 %
+    legend = alt.Legend(title=value_title, gradientLength=height - 30, format=written)
     cells = base.mark_rect().encode(color=alt.Color(f"{value}:Q", scale=scale, legend=legend))
     if text is None:
         return cells.properties(width=width, height=height, title=title)
-    numbers = [row[value] for row in rows if row[value] is not None]
+    numbers = [row[value] for row in rows if row[value] is not None] or [1.0]
     middle = (max(numbers) * min(numbers)) ** 0.5 if log else (max(numbers) + min(numbers)) / 2
     ink = alt.condition(f"datum['{value}'] > {middle}", alt.value("white"), alt.value(LIGHT["ink"]))
     label = base.mark_text(fontSize=10).encode(text=alt.Text(f"{value}:Q", format=text), color=ink)

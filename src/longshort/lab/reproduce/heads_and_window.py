@@ -183,7 +183,7 @@ RECIPE = Recipe(
         "runs; 0 to 6 global heads by seven windows. Then rows of 512 to 16,384 and half and twice the width, with one "
         "global head, for the rule of thumb: the best window is the lowest point of a parabola in log window."
     ),
-    cost="H200: about 35 minutes for one seed, eight at a time; CPU --quick: some minutes",
+    cost="H200: about 30 minutes for one seed, eight at a time; CPU --quick: some minutes",
     claims={
         "choice": Claim(
             text="one global head and a window of 50 are a good choice at n 2048",

@@ -111,7 +111,7 @@ ENDURANCE = Recipe(
         "The author's model, learning rate, warm-up of 2,000 steps and rows of 2,048 tokens, as far towards 50,000 "
         "steps as `--minutes` takes it; 16 rows a step instead of 256."
     ),
-    cost="H200: as long as it is given, about 30 minutes for 50,000 steps of both; CPU --quick: seconds",
+    cost="H200: as long as it is given, about 20 minutes for 50,000 steps of both; CPU --quick: seconds",
     claims={
         "logits": Claim(
             text="largest |logit| in a long run, LS against plain",
@@ -137,7 +137,7 @@ SCALE = Recipe(
         "GPT-2 small (12 layers, width 768, 12 heads) with the vocabulary of the data, rows of 4,096 tokens, 8 a step, "
         "learning rate 6e-4; LS with one global head and a window of 128. As many steps as the GPU time allows."
     ),
-    cost="H200: about 25 minutes for both, two at a time; CPU --quick: seconds",
+    cost="H200: about 20 minutes for both, two at a time; CPU --quick: seconds",
     claims={
         "scale": Claim(
             text="the effect holds in a larger model",

@@ -154,7 +154,7 @@ RECIPE = Recipe(
         "The author's model on rows of 2,048 tokens, 16 rows a step, constant learning rate after a warm-up of 200 "
         "steps, at five rates over two decades (3e-4 to 3e-2); short runs."
     ),
-    cost="H200: about 15 minutes for one seed, seven at a time; CPU --quick: a minute",
+    cost="H200: about 10 minutes for one seed, seven at a time; CPU --quick: two minutes",
     claims={
         "edge": Claim(
             text="LS-attention trains at learning rates at which plain attention does not",

@@ -97,7 +97,7 @@ RECIPE = Recipe(
         "The author's model on rows of 2,048 tokens, 16 rows a step, 5 times the author's learning rate, short runs; "
         "learned positions, the paper's, beside rotary, ALiBi, sinusoidal and none."
     ),
-    cost="H200: about 10 minutes for one seed, ten at a time; CPU --quick: half a minute",
+    cost="H200: about 5 minutes for one seed, ten at a time; CPU --quick: a minute",
     claims={
         "positions": Claim(
             text="the effect does not depend on learned positions",

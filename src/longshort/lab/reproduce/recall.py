@@ -123,7 +123,7 @@ RECIPE = Recipe(
         "symbols, 100,000 training rows. passkey: five digits anywhere in 1,024 bytes of filler, asked for at the end, "
         "50,000 rows. Local heads see 32 keys: through four layers less than an eighth of the longer row."
     ),
-    cost="H200: about 10 minutes a seed, ten at a time; CPU --quick: a minute",
+    cost="H200: about 5 minutes a seed, ten at a time; CPU --quick: a minute",
     claims={
         "enough": Claim(
             text="one global head a layer is enough for sparse, far dependencies",

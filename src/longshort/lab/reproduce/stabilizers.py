@@ -141,7 +141,7 @@ RECIPE = Recipe(
         "effect shows within minutes; one kernel and bf16 for all arms but plain-flash (PyTorch's FlashAttention) and "
         "plain-fp32. Step times come from `--time-steps`, one arm alone on the GPU; runs that share it give no time."
     ),
-    cost="H200: about 15 minutes a seed, seven at a time, and 4 for --time-steps; CPU --quick: a minute",
+    cost="H200: about 12 minutes a seed, seven at a time, and 4 for --time-steps; CPU --quick: two minutes",
     claims={
         "quality": Claim(
             text="LS-attention against QK-norm: perplexity",

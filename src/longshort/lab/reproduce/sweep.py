@@ -42,7 +42,7 @@ def plan_sweep(recipe: Recipe, options: Options, *, data: Path | None) -> list[A
     """The runs that a call is about: the arms that were asked for, with every seed."""
     assert recipe.arms is not None
     named = recipe.arms(base_config(recipe, options, data=data))
-    wanted = options.arms or ("*",)
+    wanted = options.arms or tuple(name for name in named if name not in recipe.on_request)
     for pattern in wanted:
         if not any(fnmatchcase(name, pattern) for name in named):
             raise ConfigError(f"--arms must be among {', '.join(named)}, or patterns of them; got {pattern!r}")
