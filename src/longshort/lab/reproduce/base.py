@@ -79,8 +79,13 @@ def base_config(recipe: Recipe, options: Options, *, data: Path | None) -> Train
         changes |= {"task.name": "text", "task.path": str(options.data.resolve())}
     if on_cuda(options.device):
         # The default chunk of the loss saves memory that such a model does not need; compiled, a step takes 5.5 ms of
-        # an H200 instead of 9 (docs/results/training-step-h200.txt).
-        changes |= {"model.backend": "triton", "model.loss_chunk": 1 << 13, "run.compile": True}
+        # an H200 instead of 9 (docs/results/training-step-h200.txt), and as CUDA graphs they need not wait for Python.
+        changes |= {
+            "model.backend": "triton",
+            "model.loss_chunk": 1 << 13,
+            "run.compile": True,
+            "run.cuda_graphs": True,
+        }
     for name, value in changes.items():
         section, _, key = name.partition(".")
         values[section][key] = value

@@ -80,7 +80,7 @@ def _pooled_before(config: TrainConfig) -> TrainConfig:
     config = smoothed(decayed(config))
     accumulate = max(1, config.data.batch_size // DENSE_ROWS)
     model = replace(config.model, smoothing_stage="before", backend="reference")
-    return replace(config, model=model, run=replace(config.run, accumulate=accumulate))
+    return replace(config, model=model, run=replace(config.run, accumulate=accumulate, cuda_graphs=False))
 
 
 KINDS: dict[str, Callable[[TrainConfig], TrainConfig]] = {

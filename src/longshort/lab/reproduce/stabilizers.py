@@ -24,7 +24,7 @@ def arms(base: TrainConfig) -> Arms:
     chosen = {name: VARIANTS[name](base) for name in NAMES if name in VARIANTS}
     plain = chosen["plain"]
     # The process of the run takes another kernel by this name, and does not compile around it.
-    chosen["plain-flash"] = replace(plain, run=replace(plain.run, compile=False))
+    chosen["plain-flash"] = replace(plain, run=replace(plain.run, compile=False, cuda_graphs=False))
     chosen["plain-fp32"] = replace(plain, run=replace(plain.run, precision="fp32"))
     return {name: chosen[name] for name in NAMES}
 
