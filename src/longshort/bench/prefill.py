@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from longshort.bench.gpu_peers import sdpa
-from longshort.bench.gpu_timing import eager
+from longshort.bench.gpu_timing import eager, repeated
 from longshort.bench.training import attending, standing_in
 from longshort.heads import HeadPlan
 from longshort.model import GPT, GPTConfig
@@ -25,7 +25,8 @@ LENGTHS = (2048, 4096, 8192, 16384, 32768)
 def forward(
     preset: str, arm: str, length: int, rows: int, device: str, *, loss: bool = True, **changes: Any
 ) -> Callable[[], object]:
-    """One forward pass of a model as an arm computes attention, in bf16: to the loss, or to the last hidden state."""
+    """One forward pass of a model as an arm computes attention: to the loss under autocast, as in training and
+    evaluation, or to the last hidden state with the weights in bf16, as a served model fills its cache."""
     on_gpu = device.startswith("cuda")
     config = GPTConfig.preset(preset, context=length, backend="triton" if on_gpu else "auto", **changes)
     if arm != "ls":
@@ -34,6 +35,8 @@ def forward(
     torch.manual_seed(0)
     with torch.device(device):  # a large model takes seconds to draw on the CPU
         model = GPT(config).eval()
+    if on_gpu and not loss:
+        model.bfloat16()
     tokens = torch.randint(config.vocab_size, (rows, length), device=device)
     kernels = {"plain-flash": SDPBackend.FLASH_ATTENTION, "plain-cudnn": SDPBackend.CUDNN_ATTENTION}
     attention = standing_in(sdpa(kernels[arm])) if arm in kernels else None
@@ -41,8 +44,11 @@ def forward(
 
     @torch.inference_mode()
     def call() -> object:
-        with attending(attention), autocast("auto", tokens.device):
-            return model(tokens, targets).loss if loss else model(tokens, return_logits=False)
+        with attending(attention):
+            if not loss:
+                return model(tokens, return_logits=False)
+            with autocast("auto", tokens.device):
+                return model(tokens, targets).loss
 
     return call
 
@@ -56,11 +62,15 @@ def measure(
     rounds: int = 3,
     tokens: int = TOKENS,
     loss: bool = True,
+    graph: bool = False,
 ) -> list[dict[str, Any]]:
-    """Milliseconds of each arm in each round, at one length; arms take turns."""
+    """Milliseconds of each arm in each round, at one length; arms take turns. With `graph`, replayed in a CUDA graph."""
     batch = max(1, tokens // length)
     arms = [arm for arm in arms if device != "cpu" or arm != "plain-cudnn"]
-    samples = {arm: eager(_warm(forward(preset, arm, length, batch, device, loss=loss)), device) for arm in arms}
+    samples = {}
+    for arm in arms:
+        call = _warm(forward(preset, arm, length, batch, device, loss=loss))
+        samples[arm] = repeated([call], device)[0] if graph else eager(call, device)
     times: dict[str, list[float]] = {arm: [] for arm in arms}
     for _ in range(rounds):
         for arm, sample in samples.items():
