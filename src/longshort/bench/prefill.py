@@ -64,7 +64,7 @@ def measure(
     loss: bool = True,
     graph: bool = False,
 ) -> list[dict[str, Any]]:
-    """Milliseconds of each arm in each round, at one length; arms take turns. With `graph`, replayed in a CUDA graph."""
+    """Milliseconds of each arm in each round, at one length, arms in turns; with `graph`, replayed in a CUDA graph."""
     batch = max(1, tokens // length)
     arms = [arm for arm in arms if device != "cpu" or arm != "plain-cudnn"]
     samples = {}
