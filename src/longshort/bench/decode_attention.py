@@ -44,7 +44,7 @@ _ALLOWED = 2e-2
 _CACHE_BYTES, _MOST_INPUTS = 240e6, 32
 """Inputs that take turns are together four times the second-level cache of an H200."""
 
-_SIZES = ((64, 4, 3), (64, 4, 2), (32, 4, 4), (128, 4, 2), (128, 8, 3), (128, 8, 1))
+_SIZES = ((64, 4, 3), (64, 4, 2), (32, 4, 4), (128, 4, 2), (128, 4, 3), (128, 4, 4), (128, 8, 3), (128, 8, 1))
 """Columns at head dim 64 (as many more or fewer as the dim is smaller or larger), warps, stages."""
 _PROGRAMS = (0.5, 1.0, 2.0)
 _EARLY = 3
@@ -149,7 +149,7 @@ def candidates(head_dim: int) -> list[tuple[int, int, int, float]]:
     """Shapes worth trying at a head dim.
 
     >>> len(candidates(64)), candidates(128)[0]
-    (18, (32, 4, 3, 0.5))
+    (24, (32, 4, 3, 0.5))
     """
     sizes = {(max(16, columns * 64 // head_dim), warps, stages) for columns, warps, stages in _SIZES}
     ordered = sorted(sizes, key=[(max(16, c * 64 // head_dim), w, s) for c, w, s in _SIZES].index)
