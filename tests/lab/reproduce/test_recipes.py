@@ -9,11 +9,11 @@ import torch
 from longshort.lab.report.runs import ReportError
 from longshort.lab.reproduce import call
 from longshort.lab.reproduce.catalogue import RECIPES
-from longshort.lab.reproduce.explosion import RATES, arm_name
 from longshort.lab.reproduce.figures import picture
-from longshort.lab.reproduce.lr_sensitivity import edge
 from longshort.lab.reproduce.publish import END, START, claims_table, publish, write_index
 from longshort.lab.reproduce.recipe import FAILS, HOLDS, NOT_RUN, PARTLY, Options
+from longshort.lab.reproduce.recipes.explosion import RATES, arm_name
+from longshort.lab.reproduce.recipes.lr_sensitivity import edge
 from longshort.lab.reproduce.sweep import describe, plan_sweep
 from longshort.train import TrainConfig
 from longshort.train.models import build_model

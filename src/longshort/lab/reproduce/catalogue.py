@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from longshort.lab.reproduce import (
+from longshort.lab.reproduce.recipe import Recipe
+from longshort.lab.reproduce.recipes import (
     corrupted_tokens,
     degrees_of_freedom,
     explosion,
@@ -20,7 +21,6 @@ from longshort.lab.reproduce import (
     recall,
     stabilizers,
 )
-from longshort.lab.reproduce.recipe import Recipe
 
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe

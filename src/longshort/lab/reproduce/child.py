@@ -19,8 +19,8 @@ from longshort.files import write_json
 from longshort.heads import HeadPlan
 from longshort.lab.anatomy import anatomy
 from longshort.lab.evaluate import evaluate_task
-from longshort.lab.reproduce import corrupted_tokens
 from longshort.lab.reproduce.measures import AFTER, count_spikes
+from longshort.lab.reproduce.recipes import corrupted_tokens
 from longshort.lab.reproduce.step_clock import StepClock
 from longshort.lab.runner import named_config
 from longshort.ops import AttentionResult, attention

@@ -8,7 +8,7 @@ from typing import Any
 
 from longshort.data.tasks import TASKS
 from longshort.heads import HeadPlan
-from longshort.lab.reproduce import accuracy
+from longshort.lab.reproduce.recipes import accuracy
 from longshort.lab.variants import LAS_MAX_DECAY, LAS_WIDTH, with_plan
 from longshort.train import TrainConfig
 from longshort.train.config import TaskConfig

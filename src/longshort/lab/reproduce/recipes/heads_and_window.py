@@ -11,7 +11,7 @@ from typing import Any
 from longshort.heads import HeadPlan
 from longshort.lab.reproduce import figures, measures
 from longshort.lab.reproduce.recipe import FAILS, HOLDS, PARTLY, Arms, Claim, Finding, Recipe, Summary, verdict_of
-from longshort.lab.reproduce.window_rule import best_window, fit_window
+from longshort.lab.reproduce.recipes.window_rule import best_window, fit_window
 from longshort.lab.variants import with_plan
 from longshort.train import TrainConfig
 

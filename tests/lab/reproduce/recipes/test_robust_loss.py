@@ -7,16 +7,17 @@ import torch
 from typer.testing import CliRunner
 
 from longshort.cli import app
-from longshort.lab.reproduce import child, corrupted_tokens, descent, label_noise
+from longshort.lab.reproduce import child
 from longshort.lab.reproduce.catalogue import RECIPES
-from longshort.lab.reproduce.noise.losses import ARMS
-from longshort.lab.reproduce.noise.measurement import CONDITIONS
 from longshort.lab.reproduce.publish import publish
 from longshort.lab.reproduce.recipe import FAILS, HOLDS, PARTLY, Options
+from longshort.lab.reproduce.recipes import corrupted_tokens, descent, label_noise
+from longshort.lab.reproduce.recipes.noise.losses import ARMS
+from longshort.lab.reproduce.recipes.noise.measurement import CONDITIONS
 from longshort.lab.reproduce.sweep import plan_sweep
 from longshort.losses import exponentiated
 
-from .made_up import made_up_sweep
+from ..made_up import made_up_sweep
 
 
 def reproduce(monkeypatch, *arguments):

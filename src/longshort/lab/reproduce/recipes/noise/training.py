@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longshort.lab.reproduce.noise.data import CLASSES, Condition, Dataset, Split, corrupted
-from longshort.lab.reproduce.noise.losses import LossArm
-from longshort.lab.reproduce.noise.models import Architecture, Parameters
+from longshort.lab.reproduce.recipes.noise.data import CLASSES, Condition, Dataset, Split, corrupted
+from longshort.lab.reproduce.recipes.noise.losses import LossArm
+from longshort.lab.reproduce.recipes.noise.models import Architecture, Parameters
 
 _SCORED = 250
 """Points of each model that are scored at one time."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from longshort.lab.reproduce import figures, measures
-from longshort.lab.reproduce.banded_fit import BAND, CLOSE, RATE, RESULTS, STEPS, measure, rank_needed
 from longshort.lab.reproduce.recipe import FAILS, HOLDS, PARTLY, Claim, Finding, Recipe, Summary
+from longshort.lab.reproduce.recipes.banded_fit import BAND, CLOSE, RATE, RESULTS, STEPS, measure, rank_needed
 
 _MEASURED = ("error", "max_logit", "rank")
 DRAWN, LEAST = (4, 8, 16, 32), 1e-6

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from longshort.heads import HeadPlan
-from longshort.lab.reproduce import accuracy, figures, measures
+from longshort.lab.reproduce import figures, measures
 from longshort.lab.reproduce.recipe import Arms, Claim, Finding, Recipe, Summary, verdict_of
+from longshort.lab.reproduce.recipes import accuracy
 from longshort.lab.variants import with_plan
 from longshort.train import TrainConfig
 from longshort.train.config import TaskConfig

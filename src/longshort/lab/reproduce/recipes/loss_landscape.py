@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from longshort.lab.reproduce import figures, measures
-from longshort.lab.reproduce.descent import (
+from longshort.lab.reproduce.recipe import Claim, Finding, Recipe, Summary, verdict_of
+from longshort.lab.reproduce.recipes.descent import (
     EXPONENTS,
     NETWORKS,
     POINTS,
@@ -18,7 +19,6 @@ from longshort.lab.reproduce.descent import (
     STUCK_GAP,
     measure,
 )
-from longshort.lab.reproduce.recipe import Claim, Finding, Recipe, Summary, verdict_of
 
 CLAIMED = tuple(e for e in EXPONENTS if 0.5 < e < 1)
 LOW = tuple(e for e in EXPONENTS if 0 < e <= 0.5)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from longshort.lab.reproduce.noise import data
-from longshort.lab.reproduce.noise.data import Condition, Split, corrupted, images, mixture, read_mnist
+from longshort.lab.reproduce.recipes.noise import data
+from longshort.lab.reproduce.recipes.noise.data import Condition, Split, corrupted, images, mixture, read_mnist
 
 
 def split_of(n=20_000):

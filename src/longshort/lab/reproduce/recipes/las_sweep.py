@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from longshort.lab.reproduce import accuracy, figures, long_range, measures
-from longshort.lab.reproduce.classifiers import BASE, POINT, QUICK_BASE, decayed, on_task, smoothed
+from longshort.lab.reproduce import figures, measures
 from longshort.lab.reproduce.recipe import FAILS, HOLDS, PARTLY, Arms, Claim, Finding, Recipe, Summary
+from longshort.lab.reproduce.recipes import accuracy, long_range
+from longshort.lab.reproduce.recipes.classifiers import BASE, POINT, QUICK_BASE, decayed, on_task, smoothed
 from longshort.train import TrainConfig
 
 DECAYS, WIDTHS = (0.0001, 0.001, 0.01, 0.1), (1, 3, 5, 9)

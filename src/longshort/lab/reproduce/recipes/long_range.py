@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from longshort.lab.reproduce import accuracy, figures, measures
-from longshort.lab.reproduce.classifiers import BASE, KINDS, POINT, QUICK_BASE, on_task
+from longshort.lab.reproduce import figures, measures
 from longshort.lab.reproduce.recipe import Arms, Claim, Finding, Recipe, Summary, verdict_of
+from longshort.lab.reproduce.recipes import accuracy
+from longshort.lab.reproduce.recipes.classifiers import BASE, KINDS, POINT, QUICK_BASE, on_task
 from longshort.train import TrainConfig
 
 GENERATED: dict[str, dict[str, Any]] = {

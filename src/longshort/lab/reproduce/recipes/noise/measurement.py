@@ -16,11 +16,11 @@ import torch
 from longshort.bench.attention import machine
 from longshort.files import write_json
 from longshort.lab.reproduce.measures import read_json
-from longshort.lab.reproduce.noise.data import Condition, Dataset, digits, images, mixture
-from longshort.lab.reproduce.noise.losses import ARMS
-from longshort.lab.reproduce.noise.models import ARCHITECTURES
-from longshort.lab.reproduce.noise.training import Settings, train_all
 from longshort.lab.reproduce.recipe import Options
+from longshort.lab.reproduce.recipes.noise.data import Condition, Dataset, digits, images, mixture
+from longshort.lab.reproduce.recipes.noise.losses import ARMS
+from longshort.lab.reproduce.recipes.noise.models import ARCHITECTURES
+from longshort.lab.reproduce.recipes.noise.training import Settings, train_all
 from longshort.lab.reproduce.sweep import remember_command
 from longshort.train import ConfigError
 

@@ -5,13 +5,13 @@ from itertools import product
 
 import pytest
 
-from longshort.lab.reproduce import las_books, las_gain, las_sweep
 from longshort.lab.reproduce.catalogue import RECIPES
 from longshort.lab.reproduce.figures import picture
 from longshort.lab.reproduce.recipe import FAILS, HOLDS, PARTLY, Options
+from longshort.lab.reproduce.recipes import las_books, las_gain, las_sweep
 from longshort.lab.reproduce.sweep import plan_sweep
 
-from .made_up import made_up_sweep
+from ..made_up import made_up_sweep
 
 
 def planned(name, tmp_path, **options):

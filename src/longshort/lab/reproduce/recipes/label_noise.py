@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from longshort.lab.reproduce import figures, measures
-from longshort.lab.reproduce.noise.losses import BASE, EXPONENTIATED, RIVALS
-from longshort.lab.reproduce.noise.measurement import (
+from longshort.lab.reproduce.recipe import FAILS, HOLDS, PARTLY, Claim, Finding, Recipe, Summary
+from longshort.lab.reproduce.recipes.noise.losses import BASE, EXPONENTIATED, RIVALS
+from longshort.lab.reproduce.recipes.noise.measurement import (
     NOISY,
     OUTLIERS,
     SETTINGS,
@@ -19,7 +20,6 @@ from longshort.lab.reproduce.noise.measurement import (
     measure,
     read_all,
 )
-from longshort.lab.reproduce.recipe import FAILS, HOLDS, PARTLY, Claim, Finding, Recipe, Summary
 
 DEFAULT = "e 0.5"
 FEWEST_SEEDS = 3

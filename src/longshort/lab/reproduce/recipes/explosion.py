@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from longshort.lab.reproduce import figures, measures, sight
+from longshort.lab.reproduce import figures, measures
 from longshort.lab.reproduce.base import AUTHOR_LR
 from longshort.lab.reproduce.recipe import Arms, Claim, Finding, Recipe, Summary, verdict_of
+from longshort.lab.reproduce.recipes import sight
 from longshort.lab.variants import VARIANTS
 from longshort.train import TrainConfig
 

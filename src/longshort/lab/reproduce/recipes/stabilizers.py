@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from longshort.lab.reproduce import equal_time, figures, measures
+from longshort.lab.reproduce import figures, measures
 from longshort.lab.reproduce.recipe import FAILS, HOLDS, PARTLY, Arms, Claim, Finding, Recipe, Summary
+from longshort.lab.reproduce.recipes import equal_time
 from longshort.lab.variants import VARIANTS
 from longshort.train import TrainConfig
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from longshort.lab.reproduce.noise import losses
-from longshort.lab.reproduce.noise.data import CLASSES, Condition, corrupted, mixture
-from longshort.lab.reproduce.noise.models import ARCHITECTURES
-from longshort.lab.reproduce.noise.training import Settings, _chosen, train_all
+from longshort.lab.reproduce.recipes.noise import losses
+from longshort.lab.reproduce.recipes.noise.data import CLASSES, Condition, corrupted, mixture
+from longshort.lab.reproduce.recipes.noise.models import ARCHITECTURES
+from longshort.lab.reproduce.recipes.noise.training import Settings, _chosen, train_all
 
 CONDITIONS = (Condition(kind="clean", share=0.0), Condition(kind="symmetric", share=0.4))
 

@@ -8,14 +8,15 @@ from typer.testing import CliRunner
 
 from longshort.cli import app
 from longshort.lab import runner
-from longshort.lab.reproduce import child, classifiers, long_range, recall, sweep
+from longshort.lab.reproduce import child, sweep
 from longshort.lab.reproduce.catalogue import RECIPES
 from longshort.lab.reproduce.figures import picture
 from longshort.lab.reproduce.recipe import FAILS, HOLDS, PARTLY, Options
+from longshort.lab.reproduce.recipes import classifiers, long_range, recall
 from longshort.lab.reproduce.sweep import plan_sweep
 from longshort.train.config import TaskConfig
 
-from .made_up import made_up_sweep
+from ..made_up import made_up_sweep
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from longshort.lab.reproduce import figures, measures
-from longshort.lab.reproduce.explosion import arm_name
 from longshort.lab.reproduce.recipe import FAILS, HOLDS, PARTLY, Arms, Claim, Finding, Recipe, Summary
+from longshort.lab.reproduce.recipes.explosion import arm_name
 from longshort.lab.variants import VARIANTS
 from longshort.train import TrainConfig
 

@@ -5,9 +5,9 @@ import torch
 from typer.testing import CliRunner
 
 from longshort.cli import app
-from longshort.lab.reproduce.banded_fit import learn, rank_needed, target
 from longshort.lab.reproduce.catalogue import RECIPES
 from longshort.lab.reproduce.figures import picture
+from longshort.lab.reproduce.recipes.banded_fit import learn, rank_needed, target
 
 
 def test_a_target_has_weights_on_the_band_alone():

@@ -1,0 +1,1 @@
+"""The experiments, each a recipe with its arms, claims, summary and figure, and what only they need."""
