@@ -157,6 +157,17 @@ def test_rows_without_tokens_are_named(model, prompt):
         generate(model, prompt)
 
 
+def test_tokens_that_the_tokenizer_does_not_have_are_never_drawn():
+    model, tokenizer = build(vocab_size=320), ByteTokenizer()
+    options = {"max_new_tokens": 60, "temperature": 1.0, "repetition_penalty": 1.2, "seed": 0}
+    assert max(text(model, [[1], [2, 3]], **options)[0]) >= tokenizer.vocab_size
+    assert max(map(max, text(model, [[1], [2, 300]], tokenizer=tokenizer, **options))) < tokenizer.vocab_size
+
+
+def test_rows_may_be_what_a_tokenizer_gives(model):
+    assert text(model, [ByteTokenizer().encode("ab")]) == text(model, [[97, 98]])
+
+
 class Fixed:
     """In place of `generate`: yields the bytes of a text."""
 
