@@ -11,12 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils import logging
 
 from longshort.hf.cache import LongShortCache
 from longshort.hf.config import LongShortConfig
 from longshort.hf.masks import layout
 from longshort.model import GPT
 from longshort.model.gpt import IGNORED_TARGET
+
+_logger = logging.get_logger(__name__)
 
 
 class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
@@ -156,6 +159,16 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
         for name, part in self.model.named_modules():
             if part is module:
                 self.model.init_module(name, part)
+
+    def _prepare_generated_length(self, **settings: Any) -> Any:
+        """Text ends with the learned positions: a pipeline asks for 256 new tokens, maybe more than there are."""
+        prepared = super()._prepare_generated_length(**settings)  # type: ignore[misc]
+        context, written = self.config.max_position_embeddings, settings["input_ids_length"]
+        room = context + 1 - settings["inputs_tensor"].shape[1]  # the last token goes through the model no more
+        if self.model.position_embedding is not None and 0 < room < prepared.max_length - written:
+            _logger.warning_once(f"text ends after {room} new tokens, with the {context} positions that are learned")
+            prepared.max_length = written + room
+        return prepared
 
     def _prepare_cache_for_generation(  # type: ignore[override]
         self,
