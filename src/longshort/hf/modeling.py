@@ -160,7 +160,7 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
             if part is module:
                 self.model.init_module(name, part)
 
-    def _prepare_generated_length(self, **settings: Any) -> Any:
+    def _prepare_generated_length(self, **settings: Any) -> Any:  # type: ignore[override]
         """Text ends with the learned positions: a pipeline asks for 256 new tokens, maybe more than there are."""
         prepared = super()._prepare_generated_length(**settings)  # type: ignore[misc]
         context, written = self.config.max_position_embeddings, settings["input_ids_length"]
