@@ -354,6 +354,8 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most probable token.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(min=1, help="Among the k most probable only.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Among the most probable of this joint probability.")] = 0.95,
+    min_p: Annotated[float | None, typer.Option(help="Among tokens so many times as probable as the first.")] = None,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1, what came before is less probable.")] = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; repeatable.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes the text repeatable.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -365,6 +367,7 @@ def generate(
     from longshort.lab.sample import text_stream
 
     options = {"max_new_tokens": tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    options |= {"min_p": min_p, "repetition_penalty": repetition_penalty}
     with _one_line_errors():
         stream = text_stream(checkpoint, prompt, device=device, stop_strings=stop or (), **options)
         for piece in chain((prompt,), stream, ("\n",)):

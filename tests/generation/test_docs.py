@@ -8,16 +8,21 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from longshort import GPT, GPTConfig
 from longshort.cli import app
+from longshort.data.tokenizer import ByteTokenizer
+from longshort.hf import write_folder
 
 DOCS = Path(__file__).parents[2] / "docs"
 GUIDE = (DOCS / "generate.md").read_text(encoding="utf-8")
 
 
-def test_python_of_the_guide_runs():
+def test_python_of_the_guide_runs(tmp_path, monkeypatch):
+    write_folder(GPT(GPTConfig.preset("tiny", vocab_size=257)), ByteTokenizer(), tmp_path / "exported")
+    monkeypatch.chdir(tmp_path)
     scope = {"__name__": "example"}
     examples = re.findall(r"```python\n(.*?)```", GUIDE, re.S)
-    assert len(examples) == 2
+    assert len(examples) == 3
     for example in examples:
         exec(compile(example, "docs/generate.md", "exec"), scope)
     assert scope["cache"].length == 102

@@ -1,10 +1,14 @@
 """Prefill and decode: the same text with and without a cache, in batches, and where it ends."""
 
 import pytest
+import tokenizers
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import decoders, models
 
 from longshort import GPT, GPTConfig, generate
-from longshort.data.tokenizer import ByteTokenizer
+from longshort.data.tokenizer import BPETokenizer, ByteTokenizer
 from longshort.generation import TextStream, engine
 
 
@@ -157,6 +161,17 @@ def test_rows_without_tokens_are_named(model, prompt):
         generate(model, prompt)
 
 
+def test_tokens_that_the_tokenizer_does_not_have_are_never_drawn():
+    model, tokenizer = build(vocab_size=320), ByteTokenizer()
+    options = {"max_new_tokens": 60, "temperature": 1.0, "repetition_penalty": 1.2, "seed": 0}
+    assert max(text(model, [[1], [2, 3]], **options)[0]) >= tokenizer.vocab_size
+    assert max(map(max, text(model, [[1], [2, 300]], tokenizer=tokenizer, **options))) < tokenizer.vocab_size
+
+
+def test_rows_may_be_what_a_tokenizer_gives(model):
+    assert text(model, [ByteTokenizer().encode("ab")]) == text(model, [[97, 98]])
+
+
 class Fixed:
     """In place of `generate`: yields the bytes of a text."""
 
@@ -180,6 +195,32 @@ def test_what_may_begin_a_stop_string_is_held_back(monkeypatch):
     assert pieces(monkeypatch, "a--b---c", stop_strings=["---"]) == ["a", "--b"]
     assert pieces(monkeypatch, "ab--", stop_strings=["---"]) == ["a", "b", "--"]
     assert pieces(monkeypatch, "xaab", stop_strings=["aab", "b"]) == ["x"]
+
+
+@given(
+    st.text(st.sampled_from("ab-é€\N{GRINNING FACE}\N{REPLACEMENT CHARACTER}"), max_size=30),
+    st.lists(st.text(st.sampled_from("ab-é€"), min_size=1, max_size=3), max_size=2),
+)
+def test_any_text_comes_whole_up_to_a_stop_string(written, stop_strings):
+    with pytest.MonkeyPatch.context() as patch:
+        shown = "".join(pieces(patch, written, stop_strings=stop_strings))
+    ends = [written.index(string) for string in stop_strings if string in written]
+    assert shown == (written[: min(ends)] if ends else written.rstrip("\N{REPLACEMENT CHARACTER}"))
+
+
+def test_a_long_text_is_not_decoded_again_and_again(monkeypatch):
+    lengths, decode = [], ByteTokenizer.decode
+    monkeypatch.setattr(ByteTokenizer, "decode", lambda self, ids: (lengths.append(len(ids)), decode(self, ids))[1])
+    assert "".join(pieces(monkeypatch, "né€-" * 100, stop_strings=["--"])) == "né€-" * 100
+    assert max(lengths) < 10
+
+
+def test_words_of_a_vocabulary_that_marks_their_beginnings_keep_their_spaces(monkeypatch):
+    inner = tokenizers.Tokenizer(models.BPE(vocab={"▁a": 0, "▁b": 1, "</s>": 2}, merges=[]))
+    inner.decoder = decoders.Metaspace()
+    monkeypatch.setattr("longshort.generation.text.generate", lambda *_, **__: map(torch.tensor, ([0], [1], [0])))
+    monkeypatch.setattr(BPETokenizer, "encode", lambda self, text: torch.tensor([0]))
+    assert "".join(TextStream(None, BPETokenizer(inner), "a")) == "a b a"
 
 
 def test_a_stream_of_text_is_the_text_of_the_tokens(model):

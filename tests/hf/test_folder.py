@@ -107,10 +107,16 @@ def test_what_fails_half_way_leaves_nothing(tmp_path, monkeypatch):
 
 def test_a_model_with_a_trained_vocabulary_takes_it_along(tmp_path):
     tokenizer = BPETokenizer.train(["to be or not to be"], vocab_size=260)
-    write_folder(gpt(vocab_size=300), tokenizer, tmp_path / "model")
+    write_folder(gpt(vocab_size=300), tokenizer, str(tmp_path / "model"))
     loaded = AutoTokenizer.from_pretrained(tmp_path / "model")
     assert loaded("to be!")["input_ids"] == tokenizer.encode("to be!").tolist()
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").config.eos_token_id == tokenizer.end_of_document
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no more tokens than the model, 256, got 257"):
+        write_folder(gpt(vocab_size=256), ByteTokenizer(), tmp_path / "model")
+    assert not list(tmp_path.iterdir())
 
 
 def test_python_of_the_page_runs_beside_an_exported_folder(exported, monkeypatch, capsys):

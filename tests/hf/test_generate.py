@@ -145,9 +145,22 @@ def test_hidden_states_come_step_by_step(model):
         text(model, output_attentions=True, return_dict_in_generate=True)
 
 
-def test_past_learned_positions_generation_stops_with_their_name(model):
+@pytest.mark.parametrize("options", [{"max_new_tokens": 110}, {"max_length": 200, "max_new_tokens": None}], ids=str)
+def test_text_ends_with_the_learned_positions(model, options):
+    whole = text(model, **options)
+    assert [len(row) for row in whole] == [128 + 1 - 30] * 3
+    assert whole == text(model, max_new_tokens=99)
+    embeddings = model.get_input_embeddings()(torch.tensor([ROWS[0]]))
+    assert model.generate(inputs_embeds=embeddings, pad_token_id=256, **options).shape[1] == 99
+
+
+def test_text_without_learned_positions_goes_on():
+    assert len(text(shell(positions="rotary"), max_new_tokens=110)[0]) == 110
+
+
+def test_a_prompt_past_the_learned_positions_is_refused_by_their_name(model):
     with pytest.raises(ValueError, match="positions must be below max_position_embeddings=128"):
-        text(model, max_new_tokens=110)
+        text(model, [list(range(129))])
 
 
 def test_text_can_be_streamed(model):

@@ -180,6 +180,8 @@ def test_a_cache_is_returned_only_where_no_gradients_are_wanted(model):
     ("inputs", "message"),
     [
         ({}, "give either input_ids or inputs_embeds, got neither"),
+        ({"input_ids": TOKENS, "inputs_embeds": torch.zeros(2, 40, 32)}, "input_ids or inputs_embeds, got both"),
+        ({"input_ids": TOKENS, "labels": TOKENS[:, 1:]}, r"labels must have shape \(2, 40\), got \(2, 39\)"),
         ({"input_ids": TOKENS, "output_attentions": True}, "output_attentions must be False"),
         (
             {"input_ids": TOKENS, "attention_mask": torch.ones(2, 1, 40, 40)},
@@ -212,3 +214,25 @@ def test_the_shell_holds_the_very_weights_it_was_put_around():
     assert model.model is inside
     assert model.training and not LongShortForCausalLM.from_gpt(inside.eval()).training
     assert model.config.eos_token_id == model.generation_config.eos_token_id == 3
+
+
+def test_a_model_that_sees_what_follows_is_refused():
+    with pytest.raises(ValueError, match="gpt must be causal"):
+        LongShortForCausalLM.from_gpt(GPT(GPTConfig.preset("tiny"), causal=False))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:accelerate")
+@pytest.mark.parametrize("part", ["embedding", "position_embedding", "blocks.0", "blocks.1", "norm", "head"])
+def test_with_any_part_offloaded_it_writes_and_scores_the_same(part, model, tmp_path):
+    pytest.importorskip("accelerate")
+    model.save_pretrained(tmp_path / "model")
+    parts = ["embedding", "position_embedding", "dropout", "blocks.0", "blocks.1", "norm", "head"]
+    places = {f"model.{name}": "disk" if name == part else "cpu" for name in parts}
+    loaded = LongShortForCausalLM.from_pretrained(
+        tmp_path / "model", device_map=places, offload_folder=str(tmp_path / "offloaded")
+    )
+    inputs = {"input_ids": TOKENS, "attention_mask": torch.ones_like(TOKENS)}
+    inputs["attention_mask"][0, :7] = 0
+    options = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 256}
+    assert loaded.generate(**inputs, **options).equal(model.generate(**inputs, **options))
+    close(loaded(**inputs, labels=TOKENS).loss, model(**inputs, labels=TOKENS).loss)

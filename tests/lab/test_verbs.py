@@ -86,6 +86,13 @@ def test_generate_tells_the_speed_beside_the_text_and_ends_before_a_stop_string(
     assert run(*greedy, "--stop", stop).stdout == f"abc{written[: written.index(stop)]}\n"
 
 
+def test_generate_narrows_the_choice_by_probability_and_repetition(trained):
+    options = ("generate", trained, "--prompt", "abc", "--tokens", 20, "--seed", 0)
+    assert run(*options, "--min-p", 1).stdout == run(*options, "--temperature", 0).stdout
+    unlike = run(*options, "--temperature", 0, "--repetition-penalty", 1e6).stdout
+    assert len(set(unlike[:7])) == 7
+
+
 def test_text_comes_in_whole_characters(trained):
     pieces = list(text_stream(trained, "ä", max_new_tokens=60, temperature=3.0, seed=0))
     assert len(pieces) > 1 and all("\N{REPLACEMENT CHARACTER}" not in piece[-1:] for piece in pieces)

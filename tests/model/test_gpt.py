@@ -374,3 +374,33 @@ def test_logits_of_the_last_positions_alone_are_those_of_the_whole_row():
     torch.testing.assert_close(model(tokens, last_logits=3).logits, model(tokens).logits[:, -3:])
     with pytest.raises(ValueError, match="last_logits must be None or at least 1, got 0"):
         model(tokens, last_logits=0)
+
+
+class Adapted(torch.nn.Module):
+    """As adapters are put around a layer: the weight it shows is not all that it computes with."""
+
+    def __init__(self, inner: torch.nn.Linear) -> None:
+        super().__init__()
+        self.inner, self.weight = inner, inner.weight
+        self.added = torch.nn.Parameter(torch.randn_like(inner.weight))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.inner(hidden) + hidden @ self.added.mT
+
+
+def test_an_adapter_around_the_head_enters_logits_loss_and_gradients() -> None:
+    model = tiny(z_loss=0.01)
+    tokens, targets = draw(2, 30), draw(2, 30)
+    targets[0, :9] = -100
+    inner = model.head
+    model.head = Adapted(inner)
+    loss = model(tokens, targets).loss
+    logits = model(tokens).logits
+    torch.testing.assert_close(logits, model.hidden(tokens)[0] @ (inner.weight + model.head.added).mT)
+    torch.testing.assert_close(loss, F.cross_entropy(logits.flatten(0, 1), targets.flatten()))
+    loss.backward()
+    assert model.head.added.grad.abs().sum() > 0
+    counted = targets.flatten() != -100
+    squared = logits.logsumexp(-1).flatten()[counted].square().mean()
+    torch.testing.assert_close(model.train()(tokens, targets).loss, loss + 0.01 * squared)
+    assert model(tokens, torch.full_like(targets, -100)).loss == 0

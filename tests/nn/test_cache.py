@@ -188,6 +188,8 @@ def test_a_crop_beyond_the_rollback_is_refused_and_changes_nothing():
         cache.crop(6)
     with pytest.raises(ValueError, match="got -1"):
         cache.crop(-1)
+    with pytest.raises(ValueError, match=r"n must be an integer, got 2.5"):
+        cache.crop(2.5)
     torch.testing.assert_close(fed(model, cache, tokens[:, 40:]), full(model, tokens)[:, 40:], **TIGHT)
 
 
@@ -511,3 +513,13 @@ def test_a_plain_token_on_a_cpu_takes_the_kernel_alone(monkeypatch, rollback, n_
 def test_what_the_kernel_cannot_do_for_a_token_is_left_to_the_op(options):
     model, tokens = build(**options), draw(length=40)
     torch.testing.assert_close(fed(model, model.new_cache(), tokens, [9, 1]), full(model, tokens), **TIGHT)
+
+
+def test_rows_lie_where_their_layer_computes():
+    model, tokens = build(smoothing=3), draw(length=60)
+    cache = model.new_cache()
+    for layer in cache.layers:
+        for store in layer.stores:
+            store.follow(torch.device("meta"))
+    torch.testing.assert_close(fed(model, cache, tokens, [20, 1]), full(model, tokens), **TIGHT)
+    assert {store.k.device for layer in cache.layers for store in layer.stores} == {tokens.device}

@@ -193,3 +193,8 @@ def test_a_layer_on_its_own_takes_a_static_cache():
         parts.append(layer(part, cache=cache.layers[0]).out)
         cache.advance(part.shape[1])
     torch.testing.assert_close(torch.cat(parts, dim=1), layer(x).out, **TIGHT)
+
+
+def test_it_says_that_it_cannot_record_the_past():
+    with pytest.raises(ValueError, match="larger rollback"):
+        new_cache(build(), max_length=40).activate_past_recording()

@@ -54,11 +54,12 @@ def generate(
     each token takes a pass over all of them, cache or not.
 
     Args:
-        prompt: (B, T) tokens, or B rows of different lengths.
+        prompt: (B, T) tokens, or B rows of different lengths; `TextStream` takes text.
         temperature, top_k, top_p, min_p, repetition_penalty: see `Sampling`.
         seed: makes the draw repeatable; the global generator otherwise.
         stop: a row ends with this token, or any of these; it gives -1 from then on, and all end with the last row.
         stop_strings: a row ends, too, once the text it has written holds one of these; needs the `tokenizer`.
+        tokenizer: if given, tokens that it does not have, as those that fill a vocabulary up, are never drawn.
         callback: called with each (B,) as it is drawn: everything is then drawn at once, and returned at the end.
         use_cache: False runs the whole row through the model for every token. Slow, and the same text.
         cuda_graph: on a GPU, decode by replaying a captured step; if None, where more than a few tokens are wanted, and
@@ -85,7 +86,8 @@ def generate(
     stops = [] if stop is None else [stop] if isinstance(stop, int) else list(stop)
     ends = _Ends(stops, tuple(stop_strings), tokenizer, [[] for _ in range(len(text.tokens))])
     generator = None if seed is None else torch.Generator(text.tokens.device).manual_seed(seed)
-    drawn = _draw(model, text, max_new_tokens, sampling, generator, ends)
+    vocabulary = model.config.vocab_size if tokenizer is None else tokenizer.vocab_size
+    drawn = _draw(model, text, max_new_tokens, sampling, generator, ends, vocabulary)
     if callback is None:
         return drawn
     taken = []
@@ -112,7 +114,7 @@ class _Text:
 
     @classmethod
     def of(cls, model: GPT, prompt: Prompt, count: int, use_cache: bool, graph: bool | None = None) -> _Text:
-        rows = _rows(prompt)
+        rows = _rows(prompt, model.config.vocab_size)
         length = max(len(row) for row in rows)
         tokens = torch.zeros(len(rows), length + count, dtype=torch.long, device=model.embedding.weight.device)
         for row, ids in zip(tokens, rows, strict=True):
@@ -227,11 +229,17 @@ class _Ends:
 
 @torch.no_grad()
 def _draw(
-    model: GPT, text: _Text, count: int, sampling: Sampling, generator: torch.Generator | None, ends: _Ends
+    model: GPT,
+    text: _Text,
+    count: int,
+    sampling: Sampling,
+    generator: torch.Generator | None,
+    ends: _Ends,
+    vocabulary: int,
 ) -> Iterator[Tensor]:
-    seen = text.seen(model.config.vocab_size) if sampling.repetition_penalty != 1 else None
+    seen = text.seen(model.config.vocab_size)[:, :vocabulary] if sampling.repetition_penalty != 1 else None
     for _ in range(count):
-        chosen = sampling.draw(text.next_logits(model), seen=seen, generator=generator)
+        chosen = sampling.draw(text.next_logits(model)[:, :vocabulary], seen=seen, generator=generator)
         text.append(chosen)
         if seen is not None:
             seen.scatter_(1, chosen[:, None], True)
@@ -247,12 +255,21 @@ def _decodes_by_steps(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def _rows(prompt: Prompt) -> list[Tensor]:
+def _rows(prompt: Prompt, vocab_size: int) -> list[Tensor]:
     if isinstance(prompt, Tensor):
-        if prompt.ndim != 2 or prompt.shape[1] < 1:
+        if prompt.ndim != 2 or not prompt.numel():
             raise ValueError(f"prompt must have shape (batch, at least one token), got {tuple(prompt.shape)}")
-        return list(prompt)
-    rows = [torch.as_tensor(row) for row in prompt]
+        rows = list(prompt)
+    elif isinstance(prompt, str) or any(isinstance(row, str) for row in prompt):
+        raise ValueError(f"prompt must be tokens, got text, which a tokenizer encodes: {prompt!r}")
+    else:
+        rows = [torch.as_tensor(row) for row in prompt]
     if not rows or any(row.ndim != 1 or not len(row) for row in rows):
         raise ValueError(f"prompt must be rows of at least one token each, got {[tuple(row.shape) for row in rows]}")
+    for row in rows:
+        if row.is_floating_point() or row.dtype == torch.bool:
+            raise ValueError(f"prompt must be integers, got {row.dtype}")
+        least, most = (int(bound) for bound in row.long().aminmax())
+        if least < 0 or most >= vocab_size:
+            raise ValueError(f"prompt must be from 0 to {vocab_size - 1}, got values from {least} to {most}")
     return rows

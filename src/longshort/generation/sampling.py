@@ -28,7 +28,7 @@ class Sampling:
     """Above 1, tokens seen before are less probable: positive logits are divided by it, negative ones multiplied."""
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
+        if not self.temperature >= 0:
             raise ValueError(f"temperature must be >= 0, got {self.temperature}")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k must be None or at least 1, got {self.top_k}")

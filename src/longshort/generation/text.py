@@ -55,18 +55,24 @@ class TextStream:
         return self.n_tokens / self.seconds if self.seconds else 0.0
 
     def __iter__(self) -> Iterator[str]:
-        written: list[int] = []
+        tail: list[int] = []
         shown, began = 0, time.perf_counter()
         text = ""
         for token in self._tokens:
-            written.append(int(token))
+            tail.append(int(token))
             self.n_tokens += 1
             self.seconds = time.perf_counter() - began
-            text = self._tokenizer.decode(written)
+            text = self._tokenizer.decode(tail)
             ready = len(text) - self._undecided(text)
             if ready > shown:
                 yield text[shown:ready]
                 shown = ready
+            if ready == len(text):
+                # What is decided is decoded no more, or a long text would take the square of its length. One token
+                # stays: vocabularies that mark the beginnings of words decode the first of a text without its space.
+                tail = tail[-1:]
+                text = self._tokenizer.decode(tail)
+                shown = len(text)
         ends = [text.index(string) for string in self._stop_strings if string in text]
         rest = text[shown : min(ends)] if ends else text[shown:].rstrip(_REPLACEMENT)
         if rest:
@@ -74,12 +80,13 @@ class TextStream:
 
     def _undecided(self, text: str) -> int:
         """Characters at the end that may change, or that begin a stop string or hold one."""
-        incomplete = len(text) - len(text.rstrip(_REPLACEMENT))
+        whole = text.rstrip(_REPLACEMENT)
+        decided = len(whole)
         for string in self._stop_strings:
-            for length in range(min(len(string), len(text)), 0, -1):
-                if text.endswith(string[:length]):
-                    incomplete = max(incomplete, length)
+            for length in range(min(len(string), len(whole)), 0, -1):
+                if whole.endswith(string[:length]):
+                    decided = min(decided, len(whole) - length)
                     break
             if string in text:
-                incomplete = max(incomplete, len(text) - text.index(string))
-        return incomplete
+                decided = min(decided, text.index(string))
+        return len(text) - decided

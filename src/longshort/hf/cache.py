@@ -41,10 +41,11 @@ class LongShortCache(Cache):
         """None until the first tokens come."""
         self._recording = False
 
-    def opened(self, model: GPT, batch_size: int) -> LSCache:
-        """The `LSCache` to hand to the model, made at the first call."""
+    def opened(self, model: GPT, batch_size: int, device: torch.device) -> LSCache:
+        """The `LSCache` to hand to the model, made at the first call; `device` is that of the tokens."""
         if self.inner is None:
-            self.inner = model.new_cache(batch_size, max_length=self.max_length, rollback=self.rollback)
+            sizes: dict[str, Any] = {"max_length": self.max_length, "rollback": self.rollback}
+            self.inner = model.new_cache(batch_size, **sizes, device=device)
             if self._recording:
                 self.inner.activate_past_recording()
         return self.inner

@@ -19,12 +19,16 @@ __all__ = ["LongShortConfig", "LongShortForCausalLM"]
 '''
 
 
-def write_folder(model: GPT, tokenizer: Tokenizer, folder: Path) -> Path:
+def write_folder(model: GPT, tokenizer: Tokenizer, folder: Path | str) -> Path:
     """Write what `AutoModelForCausalLM` and `AutoTokenizer` load; a folder that exists is an error.
 
     Programs that cannot be told to `import longshort.hf` find the classes by `trust_remote_code=True`.
     """
-    end = tokenizer.end_of_document
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise ValueError(
+            f"tokenizer must have no more tokens than the model, {model.config.vocab_size}, got {tokenizer.vocab_size}"
+        )
+    folder, end = Path(folder), tokenizer.end_of_document
     shell = LongShortForCausalLM.from_gpt(model, bos_token_id=end, eos_token_id=end, pad_token_id=end)
     module = _CODE_FILE.removesuffix(".py")
     shell.config.auto_map = {

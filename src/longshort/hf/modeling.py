@@ -11,12 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils import logging
 
 from longshort.hf.cache import LongShortCache
 from longshort.hf.config import LongShortConfig
 from longshort.hf.masks import layout
 from longshort.model import GPT
 from longshort.model.gpt import IGNORED_TARGET
+
+_logger = logging.get_logger(__name__)
 
 
 class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
@@ -46,6 +49,8 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
     @classmethod
     def from_gpt(cls, gpt: GPT, **more: Any) -> LongShortForCausalLM:
         """A shell around this very `GPT`, whose weights it shares; `more` are further fields of `LongShortConfig`."""
+        if not gpt.blocks[0].attention.causal:  # type: ignore[union-attr]
+            raise ValueError("gpt must be causal: transformers knows its class as a model that predicts what follows")
         loss = {"score_exponent": gpt.exponent, "score_linear_below": gpt.linear_below}
         config = LongShortConfig.from_gpt(gpt.config, dtype=gpt.embedding.weight.dtype, **loss, **more)
         with torch.device("meta"):
@@ -90,9 +95,12 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
         """
         self._refuse(output_attentions, past_key_values)
         given = input_ids if input_ids is not None else inputs_embeds
-        if given is None:
-            raise ValueError("give either input_ids or inputs_embeds, got neither")
+        if given is None or (input_ids is not None and inputs_embeds is not None):
+            came = "neither" if given is None else "both"
+            raise ValueError(f"give either input_ids or inputs_embeds, got {came}")
         batch_size, length = given.shape[:2]
+        if labels is not None and labels.shape != (batch_size, length):
+            raise ValueError(f"labels must have shape {(batch_size, length)}, got {tuple(labels.shape)}")
         targets = _targets(labels, kwargs.get("shift_labels"))
         if past_key_values is None and self._wants_cache(use_cache, targets):
             past_key_values = LongShortCache(self.config)
@@ -108,7 +116,7 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
                 embeddings=inputs_embeds,
                 segments=segments,
                 positions=positions,
-                cache=None if past_key_values is None else past_key_values.opened(self.model, batch_size),
+                cache=None if past_key_values is None else past_key_values.opened(self.model, batch_size, given.device),
                 return_logits=not skip_logits,
                 last_logits=kept,
             )
@@ -151,6 +159,16 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
         for name, part in self.model.named_modules():
             if part is module:
                 self.model.init_module(name, part)
+
+    def _prepare_generated_length(self, **settings: Any) -> Any:  # type: ignore[override]
+        """Text ends with the learned positions: a pipeline asks for 256 new tokens, maybe more than there are."""
+        prepared = super()._prepare_generated_length(**settings)  # type: ignore[misc]
+        context, written = self.config.max_position_embeddings, settings["input_ids_length"]
+        room = context + 1 - settings["inputs_tensor"].shape[1]  # the last token goes through the model no more
+        if self.model.position_embedding is not None and 0 < room < prepared.max_length - written:
+            _logger.warning_once(f"text ends after {room} new tokens, with the {context} positions that are learned")
+            prepared.max_length = written + room
+        return prepared
 
     def _prepare_cache_for_generation(  # type: ignore[override]
         self,

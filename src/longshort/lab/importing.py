@@ -27,7 +27,9 @@ def import_(
     global_heads: Annotated[int | None, typer.Option(min=0, help="Likewise: how many of them are global.")] = None,
     window: Annotated[int | None, typer.Option(min=1, help="Likewise: keys a local head sees, its own too.")] = None,
     span: Annotated[int | None, typer.Option(min=0, help="Likewise: or the keys before its own.")] = None,
-    activation: Annotated[str, typer.Option(help="Of a .pt file: gelu, or gelu_tanh of older code.")] = "gelu",
+    activation: Annotated[
+        str | None, typer.Option(help="Of a .pt file: gelu (default), or gelu_tanh of older code.")
+    ] = None,
 ) -> None:
     """Make a run at step 0 of GPT-2's weights or of a checkpoint of the paper's author: for generate, evaluate, train.
 
@@ -38,9 +40,9 @@ def import_(
 
     reach = {"n_heads": heads, "n_global": global_heads, "window": window, "span": span}
     if source.suffix in (".pt", ".pth", ".ckpt"):
-        model = from_author(source, **reach, activation=activation)
+        model = from_author(source, **reach, activation=activation or "gelu")
     else:
-        given = [name for name, value in reach.items() if value is not None]
+        given = [name for name, value in (reach | {"activation": activation}).items() if value is not None]
         if given:
             raise ValueError(f"{', '.join(given)} belong to the author's .pt files; {source} is read as GPT-2")
         model = from_gpt2(source)
@@ -54,7 +56,7 @@ def import_(
         f"wrote {checkpoint}\nwrote {out / CONFIG}: longshort train {out / CONFIG} data.path=... goes on from it"
     )
     if found is None:
-        typer.echo("no tokenizer: generate and train need --tokenizer", err=True)
+        typer.echo("no tokenizer: generate, export and train need one, which import takes with --tokenizer", err=True)
 
 
 def save_as_run(model: GPT, out: Path, *, tokenizer: Tokenizer | None = None, source: str = "") -> Path:

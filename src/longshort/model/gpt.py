@@ -176,9 +176,10 @@ class GPT(nn.Module):
         max_length: int | None = None,
         rollback: int = 32,
         dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
         static: bool = False,
     ) -> LSCache:
-        """An empty cache that fits this model, on its device, in its dtype if None; see `LSCache`.
+        """An empty cache that fits this model, in its dtype and on its device if None; see `LSCache`.
 
         `static` makes one whose steps can be captured in a CUDA graph or compiled, see `StaticCache`; its `max_length`
         is the model's context if None.
@@ -194,7 +195,7 @@ class GPT(nn.Module):
         plans = [layer.plan for layer in layers]
         sizes: dict[str, Any] = {"n_kv_heads": layers[0].n_kv_heads, "head_dim": layers[0].head_dim}
         sizes |= {"batch_size": batch_size, "rollback": rollback, "smoothing": layers[0].smoothing}
-        sizes |= {"dtype": dtype or weight.dtype, "device": weight.device}
+        sizes |= {"dtype": dtype or weight.dtype, "device": weight.device if device is None else device}
         if not static:
             return LSCache(plans, max_length=max_length, **sizes)
         if self.position_embedding is not None and max_length is not None and max_length > context:
@@ -251,15 +252,18 @@ class GPT(nn.Module):
         return block(x, **options)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        scores = F.linear(hidden, self.head_weight)
+        scores = F.linear(hidden, self.head_weight.to(hidden.device)) if self.head is None else self.head(hidden)
         if self.exponent == 1:
             return scores
         return transform_scores(scores, self.exponent, self.linear_below).to(scores.dtype)
 
     def _loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        targets = targets.to(hidden.device)
+        if self.head is not None and not (type(self.head) is nn.Linear and self.head.weight.device == hidden.device):
+            return self._loss_of_logits(self._logits(hidden), targets)
         return linear_cross_entropy(
             hidden.flatten(0, 1),
-            self.head_weight,
+            self.head_weight.to(hidden.device),
             targets.flatten(),
             ignore_index=IGNORED_TARGET,
             z_weight=self.config.z_loss if self.training else 0.0,
@@ -267,6 +271,15 @@ class GPT(nn.Module):
             exponent=self.exponent,
             linear_below=self.linear_below,
         )
+
+    def _loss_of_logits(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Of a head with an adapter around it, or offloaded: what it computes, its weight alone does not say."""
+        logits = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
+        counted = targets.flatten() != IGNORED_TARGET
+        total = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED_TARGET, reduction="sum")
+        if self.training and self.config.z_loss:
+            total = total + self.config.z_loss * logits.logsumexp(-1)[counted].square().sum()
+        return total / counted.sum().clamp_min(1)
 
     def _check_inputs(
         self,

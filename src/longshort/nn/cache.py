@@ -111,6 +111,8 @@ class LayerCache:
         `segments` (B, S) covers the cached positions and the new ones.
         """
         self.check(k.shape[0], k.shape[2])
+        for store in self.stores:
+            store.follow(k.device)
         if self.raw_values is not None:
             v = self.raw_values.smoothed(self.length, v, segments)
         if softcap is None and segments is None and not stats and backend in _LEAN_BACKENDS and self._is_lean(q):
@@ -292,6 +294,8 @@ class LSCache:
         spare = self.length
         if any(store.window is not None for layer in self.layers for store in layer.stores):
             spare = min(spare, self._spare_rows - max(layer.written - layer.length for layer in self.layers))
+        if not isinstance(n, int):
+            raise ValueError(f"n must be an integer, got {n!r}")
         if not 0 <= n <= spare:
             raise ValueError(
                 f"n must be from 0 to {spare} (rollback {self._spare_rows}, {self.length} tokens held, less what was "
@@ -381,7 +385,7 @@ def _check_smoothing(smoothing: Smoothing | None) -> None:
 
 
 def _selected(x: Tensor, rows: Tensor) -> Tensor:
-    chosen = x.index_select(0, rows)
+    chosen = x.index_select(0, rows.to(x.device))
     return x.copy_(chosen) if chosen.shape == x.shape else chosen
 
 

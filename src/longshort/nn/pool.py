@@ -44,6 +44,13 @@ class Rows:
             new[:, :, :rows] = old
             setattr(self, name, new)
 
+    def follow(self, device: torch.device) -> None:
+        """Lie where the layer computes: a model's layers may be dealt out to several devices, or offloaded."""
+        if self.k.device != device:
+            self.k, self.v = (
+                torch.empty_like(x, device=device) if x.is_meta else x.to(device) for x in (self.k, self.v)
+            )
+
     def resize(self, limit: int, length: int) -> None:
         """Give a ring that holds positions below `length` another limit; the newest rows move to their new places."""
         rows = self.k.shape[2]

@@ -245,6 +245,9 @@ class StaticCache(LSCache):
         super().crop(n)
         self._clock.held.sub_(n)
 
+    def activate_past_recording(self) -> None:
+        raise ValueError("a static cache keeps its size and cannot record the past: make it with a larger rollback")
+
     def reset(self) -> None:
         self._clock.held.zero_()
         self._tickets.zero_()

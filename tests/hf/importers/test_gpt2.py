@@ -109,6 +109,8 @@ def test_what_is_not_gpt2_is_refused(tmp_path):
         from_gpt2(theirs.state_dict(), {"n_head": 4, "activation_function": "relu"})
     with pytest.raises(ValueError, match="n_head must divide the width 32, got 5"):
         from_gpt2(theirs.state_dict(), {"n_head": 5})
+    with pytest.raises(ValueError, match="n_head must divide the width 32, got 0"):
+        from_gpt2(theirs.state_dict(), {"n_head": 0})
     with pytest.raises(ValueError, match=r"without a place .*crossattention"):
         from_gpt2(gpt2(add_cross_attention=True))
     with pytest.raises(ValueError, match="multiple of the width 32 wide, got 40"):
@@ -128,4 +130,7 @@ def test_a_source_that_cannot_be_read_is_named(tmp_path):
         from_gpt2(tmp_path)
     (tmp_path / "model.safetensors").write_text("nothing of the kind")
     with pytest.raises(ValueError, match="must hold safetensors"):
+        from_gpt2(tmp_path)
+    (tmp_path / "config.json").write_text("{nothing")
+    with pytest.raises(ValueError, match=r"config.json must hold JSON, got: Expecting"):
         from_gpt2(tmp_path)

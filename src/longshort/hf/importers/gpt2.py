@@ -42,7 +42,7 @@ def from_gpt2(source: str | Path | Mapping[str, Tensor] | nn.Module, config: Map
     tensors = {name: x.mT if name.endswith(_TRANSPOSED) else x for name, x in tensors.items()}
     fields = sizes(tensors, source=named)
     n_heads = config.get("n_head", 12)
-    if fields["width"] % n_heads:
+    if not isinstance(n_heads, int) or n_heads < 1 or fields["width"] % n_heads:
         raise ValueError(f"{named}: n_head must divide the width {fields['width']}, got {n_heads}")
     activation = config.get("activation_function", "gelu_new")
     if activation not in _ACTIVATIONS:
@@ -92,7 +92,10 @@ def _read(
     if config is None:
         if not (folder / "config.json").is_file():
             raise ValueError(f"{folder} has no config.json, and config was not given")
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        try:
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{folder / 'config.json'} must hold JSON, got: {error}") from None
     return _tensors_of(path), config, str(path)
 
 
