@@ -8,7 +8,15 @@ from ..train.tiny import losses, make_corpus, tiny_config
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # inductor has much to say about fp32
-@pytest.mark.parametrize("how", [["run.compile=true"], ["run.compile=true", "run.cuda_graphs=true"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "how",
+    [
+        ["run.compile=true"],
+        ["run.compile=true", "run.cuda_graphs=true"],
+        ["run.compile=true", "run.cuda_graphs=true", "run.compile_scope=block"],
+    ],
+    ids=" ".join,
+)
 def test_a_compiled_run_gives_the_losses_of_an_eager_one(how, tmp_path):
     corpus = make_corpus(tmp_path)
     common = ("run.device=cuda", "run.precision=fp32", "run.steps=25", "telemetry.logits_every=5", "run.eval_every=10")

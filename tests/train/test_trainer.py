@@ -295,13 +295,18 @@ def test_qk_clip_is_refused_where_it_has_no_effect(corpus, tmp_path):
         train(tiny_config(corpus, tmp_path / "run", "stability.qk_clip=10", qk_norm="head"))
 
 
-def test_a_compiled_run_gives_the_losses_of_an_eager_one(corpus, tmp_path, monkeypatch):
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo looks at the residual stream's
+@pytest.mark.parametrize("scope", ["model", "block"])
+def test_a_compiled_run_gives_the_losses_of_an_eager_one(scope, corpus, tmp_path, monkeypatch):
     compile_model = torch.compile
     # Traced and differentiated ahead of time, without the minute that generating and building C++ would take.
     monkeypatch.setattr(torch, "compile", lambda model: compile_model(model, backend="aot_eager"))
     for name, compiled in (("eager", "false"), ("compiled", "true")):
-        changes = [f"run.compile={compiled}", "run.steps=4", "telemetry.logits_every=1"]
-        train(tiny_config(corpus, tmp_path / name, *changes, n_layers=1))
+        changes = [f"run.compile={compiled}", f"run.compile_scope={scope}", "run.steps=4", "telemetry.logits_every=1"]
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        train(tiny_config(corpus, tmp_path / name, *changes, "run.eval_every=2", n_layers=2))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1  # of one block, or of all; none to evaluate
     assert list(losses(tmp_path / "compiled").values()) == pytest.approx(list(losses(tmp_path / "eager").values()))
     names = {name: set(load_checkpoint(tmp_path / name).model) for name in ("eager", "compiled")}
     assert names["compiled"] == names["eager"]

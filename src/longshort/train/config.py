@@ -108,6 +108,8 @@ class RunConfig:
     """Micro-batches in an optimizer step."""
     compile: bool = False
     """torch.compile the model."""
+    compile_scope: str = "model"
+    """model: all of it, the faster step; block: one block, whose code serves all that are like it, the faster start."""
     cuda_graphs: bool = False
     """Replay the compiled step as CUDA graphs: for small models on one GPU, which wait more for Python than for it."""
     checkpoint_activations: bool = False
@@ -187,6 +189,7 @@ class TrainConfig:
         run, data, stability = self.run, self.data, self.stability
         _one_of("schedule.kind", self.schedule.kind, ("constant", "cosine", "wsd"))
         _one_of("run.precision", run.precision, ("auto", "fp32", "bf16"))
+        _one_of("run.compile_scope", run.compile_scope, ("model", "block"))
         _one_of("stability.guard", stability.guard, ("off", "warn", "skip", "rollback"))
         _one_of("stability.clip", stability.clip, ("global", "tensor", "none"))
         _one_of("run.device", run.device.split(":")[0], ("auto", "cpu", "cuda"))

@@ -17,6 +17,11 @@ from longshort.data.tokens import TokenFile
 from longshort.train.distributed import World
 
 
+def eagerly() -> AbstractContextManager[Any]:
+    """Blocks that are compiled for training would be compiled once more for every other use; it is not worth it."""
+    return torch.compiler.set_stance("force_eager")
+
+
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
     """bf16 autocast, or nothing for fp32; auto is bf16 on CUDA and fp32 elsewhere."""
     if precision == "bf16" or (precision == "auto" and device.type == "cuda"):

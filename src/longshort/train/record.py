@@ -25,6 +25,7 @@ _MAY_CHANGE = {
             "steps",
             "device",
             "compile",
+            "compile_scope",
             "cuda_graphs",
             "checkpoint_activations",
             "eval_every",

@@ -37,7 +37,7 @@ from longshort.train.checkpoint import (
 from longshort.train.config import ConfigError, TrainConfig
 from longshort.train.corpus import Corpus
 from longshort.train.distributed import World, joined
-from longshort.train.evaluation import autocast, validation_scores
+from longshort.train.evaluation import autocast, eagerly, validation_scores
 from longshort.train.flops import flops_per_token, peak_flops
 from longshort.train.log import RunLog, rewind_log
 from longshort.train.models import Model, build_model
@@ -130,8 +130,12 @@ class Trainer:
         self._log: RunLog
 
     def _parallel(self, model: nn.Module) -> nn.Module:
-        if self.config.run.compile:
-            options = {"mode": "reduce-overhead"} if self.config.run.cuda_graphs else {}
+        run = self.config.run
+        options = {"mode": "reduce-overhead"} if run.cuda_graphs else {}
+        if run.compile and run.compile_scope == "block":
+            for block in self.model.blocks:
+                block.compile(**options)
+        elif run.compile:
             model = torch.compile(model, **options)  # type: ignore[call-overload]
         if self.world.size > 1:
             model = DistributedDataParallel(model)
@@ -165,7 +169,7 @@ class Trainer:
         """One eager step that is not taken: what kernels keep on the device must not lie in a CUDA graph's memory."""
         for with_stats in (False, True):
             batch = [None if x is None else x.to(self.world.device) for x in self.stream.batch(0)[:3]]
-            with autocast(self.config.run.precision, self.world.device):
+            with eagerly(), autocast(self.config.run.precision, self.world.device):
                 self.model(batch[0], batch[1], segments=batch[2], stats=with_stats).loss.backward()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -312,7 +316,8 @@ class Trainer:
             for number in range(self.config.run.eval_batches)
         )
         judge = validation_scores if self.config.task.name is None else answer_scores
-        scores = judge(self.model, batches, world=self.world, precision=self.config.run.precision)
+        with eagerly():
+            scores = judge(self.model, batches, world=self.world, precision=self.config.run.precision)
         loss = scores["loss"]
         progress = self.progress
         best = math.isfinite(loss) and (progress.best_loss is None or loss < progress.best_loss)
@@ -325,7 +330,7 @@ class Trainer:
     def _entropy(self) -> Tensor:
         batch, device = self.validation.batch(0), self.world.device
         inputs = {} if batch.segments is None else {"segments": batch.segments[:1].to(device)}
-        with autocast(self.config.run.precision, device):
+        with eagerly(), autocast(self.config.run.precision, device):
             return attention_entropy(self.model, batch.tokens[:1].to(device), **inputs)
 
     def _layer_gradients(self) -> dict[str, float]:

@@ -44,6 +44,17 @@ QUICK: dict[str, Any] = {
     "telemetry": {"logits_every": 4},
 }
 """Shows that the machinery runs; too small and too short for any claim."""
+ON_CUDA: dict[str, Any] = {
+    "model.backend": "triton",
+    "model.loss_chunk": 1 << 13,
+    "run.compile": True,
+    "run.compile_scope": "block",
+    "run.cuda_graphs": True,
+    "telemetry.logits_every": 1,
+}
+"""The default chunk of the loss saves memory that such a model does not need. Compiled, a step takes 5.5 ms of an H200
+instead of 9 (docs/results/training-step-h200.txt), and replayed as CUDA graphs it need not wait for Python. A run of a
+minute must start fast: one block is compiled, and all steps have statistics, or there would be two kinds to compile."""
 
 
 def on_cuda(device: str) -> bool:
@@ -71,21 +82,13 @@ def base_config(recipe: Recipe, options: Options, *, data: Path | None) -> Train
     author = QUICK if options.quick else PAPER
     own = recipe.quick_base if options.quick else recipe.base
     values = {section: dict(keys) for section, keys in (author if own is None else own).items()}
-    changes: dict[str, Any] = {} if options.quick else dict(recipe.settings)
+    changes: dict[str, Any] = dict(ON_CUDA) if on_cuda(options.device) else {}
+    changes |= {} if options.quick else recipe.settings
     changes |= {"run.steps": steps, "run.eval_every": max(1, steps // EVALUATIONS), "run.device": options.device}
     if data is not None:
         changes |= {"data.path": str(data), "model.vocab_size": TokenFile.open(data / "train.tokens").vocab_size}
     if own is not None and options.data is not None:
         changes |= {"task.name": "text", "task.path": str(options.data.resolve())}
-    if on_cuda(options.device):
-        # The default chunk of the loss saves memory that such a model does not need; compiled, a step takes 5.5 ms of
-        # an H200 instead of 9 (docs/results/training-step-h200.txt), and as CUDA graphs they need not wait for Python.
-        changes |= {
-            "model.backend": "triton",
-            "model.loss_chunk": 1 << 13,
-            "run.compile": True,
-            "run.cuda_graphs": True,
-        }
     for name, value in changes.items():
         section, _, key = name.partition(".")
         values[section][key] = value

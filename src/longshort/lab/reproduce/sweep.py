@@ -153,6 +153,7 @@ def _for_timing(arm: Arm, folder: Path) -> TrainConfig:
         arm.config.run,
         out=str(folder / arm.variant),
         steps=step_clock.WARMUP_STEPS + step_clock.TIMED_STEPS,
+        compile_scope="model",
         eval_every=0,
         eval_batches=1,
     )

@@ -127,7 +127,12 @@ ENDURANCE = Recipe(
     summarise=functools.partial(_summarise, endurance=True),
     figure=figure,
     arms=arms,
-    settings={"schedule.warmup": 2000, "run.save_every": 5000},
+    settings={
+        "schedule.warmup": 2000,
+        "run.save_every": 5000,
+        "run.compile_scope": "model",
+        "telemetry.logits_every": 10,
+    },
     steps=50_000,
 )
 SCALE = Recipe(
@@ -152,7 +157,6 @@ SCALE = Recipe(
         "model.preset": "gpt2-small",
         "model.context": 4096,
         "data.batch_size": 8,
-        "telemetry.logits_every": 20,
     },
     steps=2000,
 )
