@@ -2,6 +2,7 @@
 
 from longshort.train.config import ConfigError, TrainConfig
 from longshort.train.models import load_model
-from longshort.train.trainer import RunResult, TrainingStopped, train
+from longshort.train.state import RunResult
+from longshort.train.trainer import TrainingStopped, train
 
 __all__ = ["ConfigError", "RunResult", "TrainConfig", "TrainingStopped", "load_model", "train"]

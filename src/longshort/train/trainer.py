@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -45,36 +45,7 @@ from longshort.train.optimizer import build_optimizer, load_optimizer_tensors, o
 from longshort.train.progress import Reporter, Silent
 from longshort.train.record import check_same_run, open_log, run_description
 from longshort.train.schedule import learning_rate
-
-
-@dataclass
-class Progress:
-    """Where a run stands; with the weights and the optimizer, all of its state."""
-
-    step: int = 0
-    """Optimizer steps taken or skipped."""
-    batch: int = 0
-    """Number of the next batch of the stream."""
-    dropped: list[int] = field(default_factory=list)
-    """Batches that a rollback put aside."""
-    tokens: int = 0
-    seconds: float = 0.0
-    """Time spent in steps: without evaluation, checkpoints and start-up."""
-    best_loss: float | None = None
-    best_step: int | None = None
-    judged_from: int = 0
-    """First step after a rollback's cool-down."""
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """How a run ended."""
-
-    status: str
-    """finished or interrupted."""
-    step: int
-    best_validation_loss: float | None
-    out: Path
+from longshort.train.state import Progress, RunResult
 
 
 class TrainingStopped(RuntimeError):

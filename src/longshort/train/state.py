@@ -1,0 +1,36 @@
+"""Where a run stands, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Progress:
+    """Where a run stands; with the weights and the optimizer, all of its state."""
+
+    step: int = 0
+    """Optimizer steps taken or skipped."""
+    batch: int = 0
+    """Number of the next batch of the stream."""
+    dropped: list[int] = field(default_factory=list)
+    """Batches that a rollback put aside."""
+    tokens: int = 0
+    seconds: float = 0.0
+    """Time spent in steps: without evaluation, checkpoints and start-up."""
+    best_loss: float | None = None
+    best_step: int | None = None
+    judged_from: int = 0
+    """First step after a rollback's cool-down."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended."""
+
+    status: str
+    """finished or interrupted."""
+    step: int
+    best_validation_loss: float | None
+    out: Path
