@@ -221,7 +221,7 @@ def test_a_model_that_sees_what_follows_is_refused():
         LongShortForCausalLM.from_gpt(GPT(GPTConfig.preset("tiny"), causal=False))
 
 
-@pytest.mark.filterwarnings("ignore:You are calling .generate")  # transformers 5.17 takes an offloaded part for the model
+@pytest.mark.filterwarnings("ignore:You are calling .generate")  # 5.17 takes a part for the model
 @pytest.mark.filterwarnings("ignore::UserWarning:accelerate")
 @pytest.mark.parametrize("part", ["embedding", "position_embedding", "blocks.0", "blocks.1", "norm", "head"])
 def test_with_any_part_offloaded_it_writes_and_scores_the_same(part, model, tmp_path):
