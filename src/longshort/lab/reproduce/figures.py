@@ -100,7 +100,7 @@ def heat(
         x=alt.X(f"{x}:O", title=x_title, sort=_order(rows, x), axis=alt.Axis(labelAngle=0)),
         y=alt.Y(f"{y}:O", title=y_title, sort=_order(rows, y)),
     )
-    written = text if text is not None and text.endswith("%") else ".3~s"  # not 584m for 58.4 %
+    written = text if text is not None and text.endswith("%") else ",.3~r"  # not 584m for 58.4 %
     legend = alt.Legend(title=value_title, gradientLength=height - 30, format=written)
     cells = base.mark_rect().encode(color=alt.Color(f"{value}:Q", scale=scale, legend=legend))
     if text is None:
@@ -110,6 +110,22 @@ def heat(
     ink = alt.condition(f"datum['{value}'] > {middle}", alt.value("white"), alt.value(LIGHT["ink"]))
     label = base.mark_text(fontSize=10).encode(text=alt.Text(f"{value}:Q", format=text), color=ink)
     return (cells + label).properties(width=width, height=height, title=title)
+
+
+def heads(curves: Iterable[dict[str, Any]], *, size: int) -> list[Any]:
+    """The last |logit| of every head, a panel for each arm's first seed; their colours are to be shared."""
+    axes: dict[str, Any] = {"x": "head", "y": "layer", "x_title": "head", "y_title": "layer"}
+    panels = []
+    for curve in curves:
+        cells = [
+            {"layer": layer, "head": head, "logit": value}
+            for layer, values in enumerate(curve["last_logits"])
+            for head, value in enumerate(values)
+        ]
+        if curve["seed"] == 0 and cells:
+            about = {"value": "logit", "value_title": "max |logit|, at the end", "title": curve["arm"]}
+            panels.append(heat(cells, **about, **axes, width=size, height=size))
+    return panels
 
 
 def _order(rows: Sequence[dict[str, Any]], field: str) -> list[Any]:

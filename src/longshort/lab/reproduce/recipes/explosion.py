@@ -122,28 +122,11 @@ def figure(data: dict[str, Any]) -> Any:
         title = f"learning rate {rate:g}"
         tops.append(figures.lines(validation, y="perplexity", y_title="validation perplexity", title=title, **common))
         middles.append(figures.lines(logits, y="logit", y_title="max |logit|", **common))
-        bottoms += [_heads(curve) for curve in curves if curve["seed"] == 0 and curve["last_logits"]]
+        bottoms += figures.heads(curves, size=105)
     rows = [alt.hconcat(*panels).resolve_scale(y="shared") for panels in (tops, middles)]
     if bottoms:
         rows.append(alt.hconcat(*bottoms).resolve_scale(color="shared"))
     return alt.vconcat(*rows).resolve_scale(color="independent")
-
-
-def _heads(curve: dict[str, Any]) -> Any:
-    cells = [
-        {"layer": layer, "head": head, "logit": value}
-        for layer, heads in enumerate(curve["last_logits"])
-        for head, value in enumerate(heads)
-    ]
-    axes: dict[str, Any] = {
-        "x": "head",
-        "y": "layer",
-        "x_title": "head",
-        "y_title": "layer",
-        "width": 105,
-        "height": 105,
-    }
-    return figures.heat(cells, value="logit", value_title="max |logit|, at the end", title=curve["arm"], **axes)
 
 
 RECIPE = Recipe(

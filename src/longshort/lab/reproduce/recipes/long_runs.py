@@ -100,8 +100,14 @@ def _scaled(plain: dict[str, Any], ls: dict[str, Any]) -> dict[str, Finding]:
 
 
 def figure(data: dict[str, Any]) -> Any:
-    """Validation perplexity and the largest |logit| over steps."""
-    return figures.over_steps(data, KINDS, width=380, height=260)
+    """Validation perplexity and the largest |logit| over steps; beside them, every head at the end."""
+    from longshort.lab.report.charts import drawing
+
+    curves, panels = figures.over_steps(data, KINDS, width=330, height=230), figures.heads(data["curves"], size=150)
+    if not panels:
+        return curves
+    heads = drawing().hconcat(*panels).resolve_scale(color="shared")
+    return drawing().hconcat(curves, heads).resolve_scale(color="independent")
 
 
 ENDURANCE = Recipe(
