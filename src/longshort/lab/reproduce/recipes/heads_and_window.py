@@ -60,7 +60,7 @@ def summarise(folder: Path) -> Summary:
         rows.append(measures.row(name, runs) | place | {"length": model["context"], "width": model["width"]})
     grid = [row for row in rows if row["arm"].startswith("g")]
     bests = _bests(rows)
-    rule = fit_window([(b["length"], b["width"], b["window"]) for b in bests])
+    rule = fit_window([(b["length"], b["width"], b["window"]) for b in bests if not b["at_edge"]])
     fitted = None if rule is None else rule._asdict()
     data = {"provenance": measures.provenance(found, folder), "rows": rows, "best_windows": bests, "rule": fitted}
     table = _grid_table(grid) + "\n" + _rule_table(bests) + "\n" + measures.standard_table(rows)
@@ -121,12 +121,16 @@ def _sentences(
             f"Of {len(grid)} cells {best['arm']} has the lowest final perplexity, {best['final_perplexity']:.4g}, and "
             f"{worst['arm']} the highest, {worst['final_perplexity']:.4g}."
         )
+    edges = sum(b["at_edge"] for b in bests)
     if rule is not None:
-        edges = sum(b["at_edge"] for b in bests)
         said.append(
             f"A fit through {rule['points']} best windows is {rule['scale']:.3g} n^{rule['by_length']:.2f} "
-            f"d^{rule['by_width']:.2f}, off by a factor of {2 ** rule['error']:.2f} (RMS); {edges} of them lie at the "
-            "edge of the windows that were tried."
+            f"d^{rule['by_width']:.2f}, off by a factor of {2 ** rule['error']:.2f} (RMS)."
+        )
+    if edges:
+        said.append(
+            f"{edges} of {len(bests)} best windows are the smallest or largest that was tried with their length and "
+            f"width, and enter no fit{'' if rule else ': there is none'}."
         )
     return tuple(said)
 
