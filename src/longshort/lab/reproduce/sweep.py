@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import shutil
 import sys
@@ -86,6 +87,8 @@ def run_sweep(recipe: Recipe, options: Options, message: Message) -> bool:
     message(f"{len(arms)} runs, {len(left)} to do, {options.parallel} at a time, in {options.out}")
     if not left:
         return True
+    if on_cuda(options.device) and min(options.parallel, len(left)) > 1 and not _side_by_side():
+        message("the runs take turns on the GPU; with NVIDIA's MPS (nvidia-cuda-mps-control -d) they share it better")
     remember_command(options.out)
     draw_tasks([arm.config for arm in left], message)
     failures: list[RunFailed] = []
@@ -107,6 +110,11 @@ def run_sweep(recipe: Recipe, options: Options, message: Message) -> bool:
     if failures:
         raise RunFailed(f"{len(failures)} of {len(left)} runs failed; the first: {failures[0]}")
     return done
+
+
+def _side_by_side() -> bool:
+    """Does NVIDIA's MPS run, under which processes use the GPU at the same time?"""
+    return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()
 
 
 def time_steps(recipe: Recipe, options: Options, message: Message) -> Path:
