@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import statistics
 import sys
 import time
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +203,27 @@ def measure(
     return about | {"limit_microseconds": limit, "best": best, "search": search, "rows": rows}
 
 
+def compile_ahead(head_dims: Iterable[int], progress: Callable[[str], None] = lambda line: None) -> None:
+    """Every candidate in processes side by side; what they compile goes to Triton's cache on disk."""
+    alike = {(dim, *numbers[:3], early) for dim in head_dims for numbers in candidates(dim) for early in (False, True)}
+    progress(f"compiling {len(alike)} candidates")
+    with get_context("spawn").Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
+        list(pool.imap_unordered(_compile, sorted(alike)))
+
+
+@torch.no_grad()
+def _compile(candidate: tuple[int, int, int, int, bool]) -> None:
+    """In a process of its own; one that the GPU has no room for fails again, and is told of, in the search."""
+    from longshort.ops.triton.decode_launch import DecodeShape, use
+
+    head_dim, columns, warps, stages, early = candidate
+    small = Shape(batch=2, heads=3, length=4096, head_dim=head_dim, window=128)
+    inputs = draw(small, "cuda", 0)
+    for stats in (False, True):
+        with use(DecodeShape(columns, warps, stages, 1.0, early)):
+            failure(our_step(small, inputs, stats=stats), required=False)
+
+
 def _served(search: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those that ran, the fastest first."""
     return sorted((row for row in search if row["failed"] is None), key=lambda row: row["microseconds"])
@@ -274,7 +297,9 @@ def run(
     """Measure every shape; `keep` is given the results so far after each."""
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device cuda needs a GPU, and PyTorch finds none")
-    start = time.monotonic()
+    start, shapes = time.monotonic(), list(shapes)
+    if device == "cuda" and tried is None:
+        compile_ahead({shape.head_dim for shape in shapes}, progress)
     bandwidth = timing.copy_bandwidth(device, size=1 << (31 if device == "cuda" else 20))
     dtype = "bfloat16" if device == "cuda" else "float32"
     results: dict[str, Any] = {"machine": machine(device), "command": command, "rounds": rounds, "dtype": dtype}
