@@ -319,3 +319,13 @@ def test_the_best_model_is_kept_though_no_checkpoint_was_due_at_its_step(corpus,
     assert train(tiny_config(corpus, tmp_path / "run", *changes)).best_validation_loss == 1.0
     left = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert left == ["step-00000004", "step-00000010"]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_what_comes_before_cuda_graphs_leaves_the_run_as_it_is(corpus, tmp_path, monkeypatch):
+    compile_model = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **options: compile_model(model, backend="eager"))
+    for name in ("false", "true"):
+        changes = ["run.compile=true", "run.compile_scope=block", f"run.cuda_graphs={name}", "run.steps=3"]
+        train(tiny_config(corpus, tmp_path / name, *changes, dropout=0.1))
+    assert losses(tmp_path / "true") == losses(tmp_path / "false")

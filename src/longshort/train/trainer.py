@@ -137,11 +137,13 @@ class Trainer:
         return RunResult(status, self.progress.step, self.progress.best_loss, self.out)
 
     def _fill_tables(self) -> None:
-        """An eager step on one row, not taken: what kernels keep on the device must not lie in a CUDA graph's memory."""
+        """One row, there and back, eagerly: what kernels keep on the device must not lie in a CUDA graph's memory."""
+        self.model.eval()  # running means stay as they are
         for with_stats in (False, True):
             batch = [None if x is None else x[:1].to(self.world.device) for x in self.stream.batch(0)[:3]]
             with eagerly(), autocast(self.config.run.precision, self.world.device):
                 self.model(batch[0], batch[1], segments=batch[2], stats=with_stats).loss.backward()
+        self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
 
     def _step(self) -> None:
