@@ -61,6 +61,12 @@ def test_every_shape_of_tile_and_number_of_parts_agrees(shape, kv_heads):
     check(step, "triton", TOLERANCES[torch.bfloat16])
 
 
+@pytest.mark.parametrize("dim", [64, 128])
+def test_many_parts_are_joined(dim):
+    step = on_gpu(windows=(None, 100), dim=dim, held=9000, batch=1, shape=DecodeShape(16, 4, 2, 2.0))
+    check(step, "triton", TOLERANCES[torch.bfloat16])
+
+
 @pytest.mark.parametrize("early", [False, True])
 def test_a_thousand_runs_give_equal_bits(early):
     """Parts end in any order, and early launches overlap: a race in the join would show as a moving result."""

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="the package triton is not installed")
 
+from longshort.ops.triton import decode_launch
 from longshort.ops.triton.decode_launch import DecodeShape
 
 from .decode_cases import Step, check, run
@@ -31,6 +32,12 @@ def test_a_split_head_is_right_at_any_length(held, backend):
 @pytest.mark.parametrize("programs", [1, 2, 5, 40])
 def test_the_number_of_parts_changes_nothing(programs, backend):
     check(Step(windows=(None, 5), held=90, capacity=100, shape=DecodeShape(16, 4, 1, programs)), backend)
+
+
+def test_parts_are_joined_a_few_at_a_time(monkeypatch):
+    monkeypatch.setattr(decode_launch, "_JOINED", 1)  # eight, the fewest that are joined at a time, of twelve
+    shape = DecodeShape(16, 4, 1, 12.0)
+    check(Step(windows=(None, 5), held=180, capacity=190, batch=1, shape=shape), "triton")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -30,7 +30,7 @@ def decode_kernel(
     DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
     PRECISION: tl.constexpr, SPLIT: tl.constexpr, STATS: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, NEW: tl.constexpr, JOINED: tl.constexpr, STAGES: tl.constexpr,
-    EARLY: tl.constexpr,
+    EARLY: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     slot, part, share, b, which = own_work(B, n_kv, n_long, parts)
     row = layout + which * 5
@@ -97,7 +97,7 @@ def decode_kernel(
             for m in range(GROUP * T):
                 join(
                     out, so_b, so_h, so_t, extremes, partial, numbers, m, slot, parts, b, head, B, n_kv,
-                    T, GROUP, D, WIDTH, STATS, JOINED,
+                    T, GROUP, D, WIDTH, STATS, JOINED, AHEAD,
                 )  # fmt: skip
 
 
@@ -146,14 +146,14 @@ def leave(
 def join(
     out, so_b, so_h, so_t, extremes, partial, numbers, m, slot, parts, b, head, B, n_kv,
     T: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, STATS: tl.constexpr,
-    JOINED: tl.constexpr,
+    JOINED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Finish query m from what all parts left, JOINED of them at a time."""
+    """Finish query m from what all parts left, JOINED of them at a time, AHEAD times as many being fetched."""
     lanes = tl.arange(0, JOINED)
     largest, total = tl.full((JOINED,), NEVER, tl.float32), tl.zeros((JOINED,), tl.float32)
     top, bottom = tl.full((JOINED,), float("-inf"), tl.float32), tl.full((JOINED,), float("inf"), tl.float32)
     weighted = tl.zeros((JOINED, WIDTH), tl.float32)
-    for first in range(0, parts, JOINED):
+    for first in tl.range(0, parts, JOINED, loop_unroll_factor=AHEAD):
         there = lanes < parts - first
         at = (slot * (GROUP * T) + m) * parts + first + lanes
         # Past the first-level cache, which may hold what an earlier launch left.

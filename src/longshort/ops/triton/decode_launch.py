@@ -16,8 +16,9 @@ from longshort.ops.triton.decode_kernel import decode_kernel
 from longshort.ops.triton.forward_kernel import reduce_extremes_kernel
 from longshort.ops.triton.launch import _EVERYTHING, _processors, _table, _tf32_allowed, _width
 
-_JOINED = 4096
-"""Numbers of parts that are joined at a time; not by their count, or each would be compiled for."""
+_JOINED, _AHEAD = 4096, 4
+"""Numbers of parts that are joined at a time, not by their count, or each would be compiled for; and how many times
+as many are on their way, where there are more."""
 
 
 class DecodeShape(NamedTuple):
@@ -92,6 +93,7 @@ def decode(
     reach = _table(tuple(min(w or _EVERYTHING, _EVERYTHING) for w in windows), torch.int32, q.device)
     rates = [None if r is None else _table(tuple(r), torch.float32, q.device) for r in (decays, slopes)]
     ids = reach if segments is None else segments
+    joined = max(8, min(128, _JOINED // _width(dim)))
     decode_kernel[(batch * (n_kv + (cut.parts - 1) * cut.n_long),)](
         *(q, k, v, keys, values, cut.table, length, ids, reach, *(reach if r is None else r for r in rates)),
         *(out, extremes, partial, numbers, tickets),
@@ -103,7 +105,7 @@ def decode(
         **{"SOFTCAP": softcap is not None, "SEGMENTS": segments is not None},
         **{"PRECISION": _precision(keys), "SPLIT": cut.parts > 1, "STATS": stats},
         **{"M": 1 if queries == 1 else max(16, _power_of_two(queries)), "N": shape.columns},
-        **{"NEW": max(16, _power_of_two(new)), "JOINED": max(8, min(128, _JOINED // _width(dim)))},
+        **{"NEW": max(16, _power_of_two(new)), "JOINED": joined, "AHEAD": 1 if cut.parts <= joined else _AHEAD},
         **{"STAGES": shape.stages, "num_warps": shape.warps, "EARLY": shape.early},
         **({"launch_pdl": True} if shape.early else {}),
     )
