@@ -63,7 +63,7 @@ def test_every_shape_of_tile_and_number_of_parts_agrees(shape, kv_heads):
 
 @pytest.mark.parametrize("dim", [64, 128])
 def test_many_parts_are_joined(dim):
-    step = on_gpu(windows=(None, 100), dim=dim, held=9000, batch=1, shape=DecodeShape(16, 4, 2, 2.0))
+    step = on_gpu(windows=(None, 100), dim=dim, held=9000, capacity=9100, shape=DecodeShape(16, 4, 2, 2.0))
     check(step, "triton", TOLERANCES[torch.bfloat16])
 
 
