@@ -60,6 +60,8 @@ def read_pixels(path: Path, *, name: str, side: int, seed: int) -> tuple[dict[st
 def _with_validation(train: Examples, test: Examples, seed: int) -> dict[str, Examples]:
     if len(train) < VALIDATION_SHARE:
         raise DataError(f"the training split has {len(train)} rows; expected at least {VALIDATION_SHARE}")
+    if not len(test):
+        raise DataError("the test split has no rows; expected at least 1")
     order = Permutation(len(train), f"validation/{seed}")(np.arange(len(train)))
     held_out = len(train) // VALIDATION_SHARE
     return {"train": train.chosen(order[held_out:]), "validation": train.chosen(order[:held_out]), "test": test}
@@ -77,7 +79,7 @@ def _one_file(folder: Path, pattern: str) -> Path:
 def _reviews(file: Path, length: int) -> Iterator[tuple[NDArray[Any], int]]:
     with open_text(file) as (lines, _):
         for number, line in enumerate(lines, 1):
-            parts = line.rstrip("\n").split("\t", 3)
+            parts = line.rstrip("\r\n").split("\t", 3)
             if len(parts) != 4 or parts[0] not in ("0", "1") or not parts[3]:
                 got = line[:40]
                 raise DataError(f"{file}, line {number}: expected label 0 or 1, rating, number and text, got {got!r}")
