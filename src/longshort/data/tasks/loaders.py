@@ -45,7 +45,7 @@ def read_pixels(path: Path, *, name: str, side: int, seed: int) -> tuple[dict[st
     y_train and y_test (rows,) of 0 to 9. A pixel is a token.
     """
     file = path / name if path.is_dir() else path
-    arrays = _arrays(file, ("x_train", "y_train", "x_test", "y_test"))
+    arrays = read_arrays(file, ("x_train", "y_train", "x_test", "y_test"))
     splits = {}
     for split in ("train", "test"):
         x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
@@ -87,7 +87,8 @@ def _reviews(file: Path, length: int) -> Iterator[tuple[NDArray[Any], int]]:
             yield np.frombuffer(text, dtype=np.uint8).astype(np.uint16) + 1, int(parts[0])
 
 
-def _arrays(file: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+def read_arrays(file: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+    """Some arrays of an .npz file, which must be there and hold no objects."""
     try:
         with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive:
             return {name: archive[name] for name in names}

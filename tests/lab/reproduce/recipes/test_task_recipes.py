@@ -14,7 +14,7 @@ from longshort.lab.reproduce.figures import picture
 from longshort.lab.reproduce.recipe import FAILS, HOLDS, PARTLY, Options
 from longshort.lab.reproduce.recipes import classifiers, long_range, recall
 from longshort.lab.reproduce.sweep import plan_sweep
-from longshort.train.config import TaskConfig
+from longshort.train.config import ConfigError, TaskConfig
 
 from ..made_up import made_up_sweep
 
@@ -80,6 +80,14 @@ def test_windows_and_decay_are_in_their_arms_only(tmp_path):
     assert plans["listops-ls"].windows == (None, None, *[64] * 6) == plans["listops-ls-rotary"].windows
     assert plans["listops-decay"].decays[-1] == 0.001 and plans["listops-none"].decays is None
     assert plans["listops-alibi"].slopes is not None and plans["listops-none"].n_global == 8
+
+
+@pytest.mark.parametrize(
+    "options", [{"overrides": ("task.train=1000",)}, {"quick": True, "overrides": ("task.pairs=3",)}]
+)
+def test_recall_refuses_settings_that_it_would_not_use(options, tmp_path):
+    with pytest.raises(ConfigError, match="recall has two tasks of fixed settings"):
+        planned("recall", tmp_path, **options)
 
 
 def test_recall_goes_from_no_global_head_to_plain_attention(tmp_path):

@@ -12,7 +12,7 @@ from longshort.lab.reproduce import figures, measures
 from longshort.lab.reproduce.recipe import Arms, Claim, Finding, Recipe, Summary, verdict_of
 from longshort.lab.reproduce.recipes import accuracy
 from longshort.lab.variants import with_plan
-from longshort.train import TrainConfig
+from longshort.train import ConfigError, TrainConfig
 from longshort.train.config import TaskConfig
 
 HEADS, WINDOW = 8, 32
@@ -53,6 +53,10 @@ QUICK_BASE: dict[str, dict[str, Any]] = {
 def arms(base: TrainConfig) -> Arms:
     """Each task with every number of global heads; all heads global is plain attention."""
     small = base.task.train == SMALL["recall"]["train"]
+    if base.task != TaskConfig(name="recall", seed=base.task.seed, **(SMALL["recall"] if small else {})):
+        raise ConfigError(
+            "recall has two tasks of fixed settings: of section task only seed can be set, nor is there --data"
+        )
     found = {}
     for name, settings in (SMALL if small else TASKS).items():
         config = replace(base, task=TaskConfig(name=name, seed=base.task.seed, **settings))
