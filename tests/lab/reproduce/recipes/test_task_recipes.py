@@ -140,6 +140,16 @@ def test_what_long_range_decides():
     assert long_range._findings({"listops": {"none": 0.3}}) == {}
 
 
+def test_tasks_that_no_arm_has_learned_decide_nothing():
+    guessed = {"none": 0.51, "alibi": 0.5, "decay": 0.5, "ls": 0.5, "rotary": 0.5, "ls-rotary": 0.5}
+    assert long_range._findings({"pathfinder": guessed}) == {}
+    learned = {"task": "recall", "accuracy": 0.9}
+    rows = [learned | {"n_global": n} for n in (0, 1, 8)]
+    guesses = [{"task": "passkey", "n_global": n, "accuracy": 0.12} for n in (0, 1, 8)]
+    assert recall._findings(rows + guesses) == {}
+    assert recall._findings(rows + [row | {"accuracy": 0.9} for row in guesses])["enough"].verdict == HOLDS
+
+
 def test_published_accuracies_stand_below_the_best_of_ours():
     table = long_range._published_table({"listops": {"none": 0.3, "las": 0.4}, "smnist": {"ls": 0.98}})
     lines = [line for line in table.splitlines() if line.startswith("|")]
