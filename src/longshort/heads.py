@@ -11,6 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+_LARGEST_RATE = 1e30
+"""Of a decay or slope: kernels hold it in fp32, and infinity times a distance of 0 would be NaN."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HeadPlan:
@@ -63,8 +66,8 @@ class HeadPlan:
         (0.0, 0.00025, 0.0005, 0.001)
         """
         _positive("n_heads", n_heads)
-        if not _is_real(max_decay) or not 0 <= max_decay < math.inf:
-            raise ValueError(f"max_decay must be a finite number >= 0, got {max_decay!r}")
+        if not _is_real(max_decay) or not 0 <= max_decay <= _LARGEST_RATE:
+            raise ValueError(f"max_decay must be a number from 0 to {_LARGEST_RATE:g}, got {max_decay!r}")
         decays = (0.0, *(max_decay * 2.0 ** (i - n_heads + 1) for i in range(1, n_heads)))
         return cls(windows=(window,) * n_heads, decays=decays)
 
@@ -169,8 +172,8 @@ def _checked_rates(name: str, rates: Iterable[float] | None, n_heads: int) -> tu
     if len(checked) != n_heads:
         raise ValueError(f"{name} must have one entry per head: windows has {n_heads}, {name} has {len(checked)}")
     for head, rate in enumerate(checked):
-        if not _is_real(rate) or not 0 <= rate < math.inf:
-            raise ValueError(f"{name}[{head}] must be a finite number >= 0, got {rate!r}")
+        if not _is_real(rate) or not 0 <= rate <= _LARGEST_RATE:
+            raise ValueError(f"{name}[{head}] must be a number from 0 to {_LARGEST_RATE:g}, got {rate!r}")
     # All zeros means "none": plans that compute the same thing compare equal and take the same fast paths.
     return tuple(float(rate) for rate in checked) if any(checked) else None
 

@@ -114,3 +114,9 @@ def test_parameters_are_equal_in_number_where_only_the_reach_differs(config):
 def test_a_configuration_without_a_local_head_has_no_window_to_take(config):
     with pytest.raises(ValueError, match="no local head"):
         local_window(VARIANTS["plain"](config))
+
+
+@pytest.mark.parametrize("side", ["causal", "centred"])
+def test_smoothed_arms_keep_the_side_that_is_asked_for(config, side):
+    base = config.with_overrides([f"model.smoothing_side={side}"])
+    assert {VARIANTS[name](base).model.smoothing_side for name in ("las", "smoothing-only", "ls-smooth")} == {side}

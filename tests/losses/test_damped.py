@@ -63,6 +63,11 @@ def test_gradients_and_their_gradients_pass_gradcheck_away_from_the_kinks(e):
     assert torch.autograd.gradgradcheck(lambda s: transform_scores(s, e, C), x, eps=1e-6)
 
 
+@pytest.mark.parametrize("e", EXPONENTS)
+def test_a_score_that_is_nan_stays_nan(e):
+    assert transform_scores(torch.tensor([math.nan]), e).isnan().all()
+
+
 def test_at_e_zero_gradients_vanish_beyond_c_and_only_there():
     x = torch.tensor([-2.0, -0.02, 0.009, 0.0, 5.0], requires_grad=True)
     (grad,) = torch.autograd.grad(transform_scores(x, 0.0, C).sum(), x)
@@ -171,12 +176,15 @@ def test_an_ignored_row_of_the_chunked_loss_may_hold_anything():
         (lambda: exponentiated("cross_entropy", e=1.1), "e must be from 0 to 1, got 1.1"),
         (lambda: exponentiated("cross_entropy", e=-0.1), "e must be from 0 to 1, got -0.1"),
         (lambda: exponentiated("cross_entropy", e=math.nan), "e must be from 0 to 1, got nan"),
-        (lambda: exponentiated("cross_entropy", c=0.0), "c must be a finite number > 0, got 0.0"),
+        (lambda: exponentiated("cross_entropy", c=0.0), r"c must be from 1e-30 to 1e\+30, got 0.0"),
+        (lambda: transform_scores(torch.zeros(2), e=0.0, c=1e-40), r"c must be from 1e-30 .* got 1e-40"),
         (lambda: exponentiated("crossentropy"), "base must be a callable or one of cross_entropy, logistic"),
         (lambda: exponentiated(3), "base must be a callable .* got int"),
         (lambda: transform_scores(torch.zeros(2, dtype=torch.long)), "scores must be floating-point, got torch.int64"),
         (lambda: BASES["hinge"](torch.zeros(2), torch.tensor([0.0, 1.0])), r"must be \+1 or -1"),
         (lambda: BASES["hinge"](torch.zeros(2, 3), torch.zeros(4).long()), r"targets must have shape \(2, 3\)"),
+        (lambda: BASES["squared_error"](torch.zeros(4, 3), torch.zeros(1).long()), r"targets must have .* \(1,\)"),
+        (lambda: BASES["squared_error"](torch.zeros(4, 1), torch.zeros(4)), "int64 class indices .* got torch.float32"),
     ],
 )
 def test_wrong_argument_is_a_clear_error(call, message):

@@ -54,8 +54,9 @@ def test_evaluations_record_the_accuracy(tmp_path):
         assert 0 <= record["exact"] <= record["accuracy"] <= 1
 
 
-def test_accuracy_and_loss_are_those_of_the_whole_logits(tmp_path):
-    settings = config(tmp_path, task=RECALL)
+@pytest.mark.parametrize("exponent", [1.0, 0.5])
+def test_accuracy_and_loss_are_those_of_the_whole_logits(exponent, tmp_path):
+    settings = config(tmp_path, f"loss.exponent={exponent}", task=RECALL)
     task, model = open_task("recall", settings.task), build_model(settings).eval()
     batches = list(ExampleStream(task, "test", batch_size=3, seed=0).in_order())
     found = answer_scores(model, batches, world=World(0, 1, torch.device("cpu")), precision="fp32")
@@ -131,6 +132,7 @@ def test_a_task_is_given_by_its_name(given):
         (["task.lenght=3"], "task has no key 'lenght'; the nearest is 'length'"),
         (["task.pairs=3"], "listops has no setting 'pairs'"),
         (["data.length=16"], "data.length must not be set with a task"),
+        (["data.corruption=0.2"], "data.corruption must not be set with a task"),
         (["task.length=64"], "model.context must be at least 64, the length of the task listops"),
         (["task.name=null"], "task.length needs task.name, one of listops"),
     ],

@@ -54,8 +54,8 @@ def las_before(config: TrainConfig) -> TrainConfig:
 
 
 def smoothed(config: TrainConfig) -> TrainConfig:
-    """The same configuration with one-sided smoothing."""
-    return replace(config, model=replace(config.model, smoothing=LAS_WIDTH, smoothing_side="causal"))
+    """The same configuration with smoothing: one-sided, unless it says centred, as a two-sided classifier's may."""
+    return replace(config, model=replace(config.model, smoothing=LAS_WIDTH))
 
 
 def with_plan(config: TrainConfig, plan: HeadPlan) -> TrainConfig:

@@ -57,7 +57,8 @@ class _Transform(torch.autograd.Function):
 def transformed(x: Tensor, e: float, c: float) -> Tensor:
     """h_e by the definition, at any order of differentiation."""
     size = x.abs()
-    return torch.where(size < c, c ** (e - 1) * x, size.clamp_min(c).pow(e).copysign(x))
+    # NaN is not >= c and so stays NaN, where NaN^0 would be 1.
+    return torch.where(size >= c, size.clamp_min(c).pow(e).copysign(x), c ** (e - 1) * x)
 
 
 def slope_of(x: Tensor, e: float, c: float) -> Tensor:
@@ -138,7 +139,7 @@ def squared_error(scores: Tensor, targets: Tensor) -> Tensor:
     >>> squared_error(torch.tensor([[1.0, 0.5]]), torch.tensor([0]))
     tensor(0.2500)
     """
-    y = targets if targets.shape == scores.shape else F.one_hot(targets, scores.shape[-1]).to(scores.dtype)
+    y = targets if targets.shape == scores.shape else _one_hot(scores, targets)
     return _mean_over_rows((scores - y).square(), scores, targets)
 
 
@@ -157,19 +158,28 @@ def _signs(scores: Tensor, targets: Tensor) -> Tensor:
         if targets.device.type == "cpu" and not torch.compiler.is_compiling() and not (targets.abs() == 1).all():
             raise ValueError("targets of the scores' shape must be +1 or -1")
         return targets
-    if targets.shape != scores.shape[:-1]:
-        expected = f"{tuple(scores.shape)} (signs) or {tuple(scores.shape[:-1])} (class indices)"
-        raise ValueError(f"targets must have shape {expected}, got {tuple(targets.shape)}")
-    return 2 * F.one_hot(targets, scores.shape[-1]).to(scores.dtype) - 1
+    return 2 * _one_hot(scores, targets) - 1
+
+
+def _one_hot(scores: Tensor, targets: Tensor) -> Tensor:
+    if targets.shape != scores.shape[:-1] or targets.dtype != torch.int64:
+        expected = f"{tuple(scores.shape)}, or int64 class indices of shape {tuple(scores.shape[:-1])}"
+        raise ValueError(f"targets must have shape {expected}, got {targets.dtype} of shape {tuple(targets.shape)}")
+    return F.one_hot(targets, scores.shape[-1]).to(scores.dtype)
 
 
 def _mean_over_rows(losses: Tensor, scores: Tensor, targets: Tensor) -> Tensor:
     return losses.mean() if targets.shape == scores.shape else losses.sum(-1).mean()
 
 
+_BELOW = 1e-30, 1e30
+"""Bounds of c, within which c and the slope c^(e-1) are numbers of fp32 for every e."""
+
+
 def check_exponent(exponent_name: str, e: float, below_name: str, c: float) -> None:
     """Raise, by the names the caller gave them, where e or c is out of range."""
     if not 0 <= e <= 1:
         raise ValueError(f"{exponent_name} must be from 0 to 1, got {e}")
-    if not 0 < c < float("inf"):
-        raise ValueError(f"{below_name} must be a finite number > 0, got {c}")
+    smallest, largest = _BELOW
+    if not smallest <= c <= largest:
+        raise ValueError(f"{below_name} must be from {smallest:g} to {largest:g}, got {c}")

@@ -97,6 +97,8 @@ class LSAttention(nn.Module):
         )
         pooling.check(causal=causal)
         self.smoothing = pooling if pooling.width > 1 else None
+        if self.smoothing is not None:
+            self.smoothing.check_backend(backend)
 
         heads = (self.n_heads, self.n_kv_heads, self.n_kv_heads)
         self.qkv = linear(width, [n * self.head_dim for n in heads], bias=bias, sigma_reparam=sigma_reparam)

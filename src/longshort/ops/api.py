@@ -138,11 +138,7 @@ def _smoothed(
     smoothing.check(causal=causal)
     if smoothing.stage == "after":
         return smooth_values(v, smoothing, segments), None
-    if backend != "reference":
-        raise ValueError(
-            f'smoothing_stage must be "after" with the {backend} backend, got "before": pooling the logits before '
-            'the softmax is an experiment that only backend="reference" serves'
-        )
+    smoothing.check_backend(backend)
     return v, smoothing
 
 

@@ -60,6 +60,14 @@ class Smoothing:
                 "attention two-sided (causal=False), or set lookahead=True where nothing is predicted left to right"
             )
 
+    def check_backend(self, backend: str) -> None:
+        """Raise where the backend has no pooling of logits."""
+        if self.stage == "before" and backend != "reference":
+            raise ValueError(
+                f'smoothing_stage must be "after" with the {backend} backend, got "before": pooling the logits before '
+                'the softmax is an experiment that only backend="reference" serves'
+            )
+
 
 def smooth_values(v: Tensor, smoothing: Smoothing, segments: Tensor | None = None) -> Tensor:
     """A V: each value (B, H, S, D) becomes the sum of its neighbours over the width, in fp32 or wider.

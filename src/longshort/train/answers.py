@@ -13,6 +13,7 @@ from torch import Tensor
 from longshort.data.stream import Batch
 from longshort.data.tasks import IGNORED, Task, open_task
 from longshort.data.tasks.stream import ExampleStream
+from longshort.losses import transform_scores
 from longshort.model import GPT
 from longshort.train.config import ConfigError, TrainConfig
 from longshort.train.distributed import World
@@ -95,7 +96,8 @@ def _answers(model: Model, tokens: Tensor, targets: Tensor, segments: Tensor | N
         return model(tokens, segments=segments).logits, targets
     asked = targets != IGNORED
     hidden, _ = model.hidden(tokens, segments=segments)
-    return F.linear(hidden[asked], model.head_weight), targets[asked]
+    scores = transform_scores(F.linear(hidden[asked], model.head_weight), model.exponent, model.linear_below)
+    return scores, targets[asked]
 
 
 def _rows(right: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

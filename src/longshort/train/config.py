@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from longshort.data.tasks import TASKS, TaskSettings, classes_of, task_length
+from longshort.losses.damped import check_exponent
 from longshort.model import GPTConfig
 from longshort.model.classifier import NORMS
 
@@ -199,16 +200,15 @@ class TrainConfig:
             _at_least(name, value, 1)
         for name, value in (("schedule.warmup", self.schedule.warmup), ("run.save_every", run.save_every)):
             _at_least(name, value, 0)
-        for name, rate in (
-            ("optimizer.lr", self.optimizer.lr),
-            ("stability.clip_norm", stability.clip_norm),
-            ("loss.linear_below", self.loss.linear_below),
-        ):
+        for name, rate in (("optimizer.lr", self.optimizer.lr), ("stability.clip_norm", stability.clip_norm)):
             if not rate > 0:
                 raise ConfigError(f"{name} must be > 0, got {rate}")
-        for name, share in (("data.corruption", data.corruption), ("loss.exponent", self.loss.exponent)):
-            if not 0 <= share <= 1:
-                raise ConfigError(f"{name} must be from 0 to 1, got {share}")
+        if not 0 <= data.corruption <= 1:
+            raise ConfigError(f"data.corruption must be from 0 to 1, got {data.corruption}")
+        try:
+            check_exponent("loss.exponent", self.loss.exponent, "loss.linear_below", self.loss.linear_below)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
         if run.cuda_graphs and not (run.compile and run.accumulate == 1):
             got = f"run.compile={run.compile} and run.accumulate={run.accumulate}".lower()
             raise ConfigError(f"run.cuda_graphs needs run.compile=true and run.accumulate=1, got {got}")
@@ -303,7 +303,7 @@ def _check_task(config: TrainConfig) -> None:
         return
     _one_of("task.name", task.name, tuple(TASKS))
     _one_of("task.norm", task.norm, NORMS)
-    for name in ("path", "length", "segments"):
+    for name in ("path", "length", "segments", "corruption"):
         if getattr(data, name) != getattr(DataConfig(), name):
             raise ConfigError(f"data.{name} must not be set with a task, whose own settings are those of section task")
     if classes_of(task.name) is None and (task.causal or task.norm != "layer"):

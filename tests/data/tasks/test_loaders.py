@@ -34,6 +34,12 @@ def test_text_is_bytes_plus_one_cut_at_the_length(reviews):
     assert texts == {f"Review number {i}, caf\u00e9.".encode()[:20]: i % 2 for i in range(40)}
 
 
+def test_lines_that_end_as_on_windows_give_the_same_text(reviews):
+    (reviews / "imdb-test.tsv").write_bytes(b"1\t9\t0\tGood.\r\n0\t2\t1\tBad.\r\n")
+    test = open_task("text", TaskSettings(path=str(reviews))).splits["test"]
+    assert [bytes((test[i][0] - 1).tolist()) for i in range(2)] == [b"Good.", b"Bad."]
+
+
 def test_a_tenth_of_the_training_rows_is_for_validation_and_the_seed_chooses_it(reviews):
     chosen = []
     for seed in (0, 0, 1):
@@ -58,6 +64,7 @@ def test_pixels_are_tokens_row_by_row(name, side, tmp_path):
     [
         ({"x_train": np.zeros((20, 28, 27), np.uint8)}, r"x_train is uint8 \(20, 28, 27\); expected uint8"),
         ({"y_test": np.array([10, 0, 0, 0, 0])}, "y_test .* expected 5 classes from 0 to 9"),
+        ({"x_test": np.zeros((0, 28, 28), np.uint8), "y_test": np.arange(0)}, "the test split has no rows"),
         ({"y_train": np.array([None] * 20, dtype=object)}, "not an .npz of plain arrays"),
     ],
 )

@@ -48,7 +48,8 @@ def test_the_passkey_lies_at_any_depth():
     ("check", "arguments", "words"),
     [
         (recall.check, (16, 8, 64), "pairs must be from 1 to a quarter of the length 16, got 8"),
-        (recall.check, (64, 8, 10), "symbols must be at least 18 for 8 pairs, got 10"),
+        (recall.check, (64, 8, 10), "symbols must be from 18 to 65536 for 8 pairs, got 10"),
+        (recall.check, (64, 8, 65537), "symbols must be from 18 to 65536 for 8 pairs, got 65537"),
         (passkey.check, (64, 5), "length must be at least"),
     ],
 )

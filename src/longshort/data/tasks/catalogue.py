@@ -115,11 +115,12 @@ def _values(name: str, settings: TaskSettings) -> dict[str, int]:
         if field.name in ("seed", *(() if "path" not in defaults else ("path", *SPLITS))):
             continue
         if given is not None and field.name not in defaults:
-            raise DataError(f"{name} has no setting {field.name!r}; it has {', '.join(['seed', *defaults])}")
+            known = ["seed", *defaults, *(SPLITS if "path" in defaults else ())]
+            raise DataError(f"{name} has no setting {field.name!r}; it has {', '.join(known)}")
         if field.name in defaults:
             values[field.name] = defaults[field.name] if given is None else given
-            if values[field.name] < 1:
-                raise DataError(f"{field.name} of {name} must be at least 1, got {given}")
+            if type(values[field.name]) is not int or values[field.name] < 1:
+                raise DataError(f"{field.name} of {name} must be an integer >= 1, got {given!r}")
     return values
 
 

@@ -45,7 +45,7 @@ def read_pixels(path: Path, *, name: str, side: int, seed: int) -> tuple[dict[st
     y_train and y_test (rows,) of 0 to 9. A pixel is a token.
     """
     file = path / name if path.is_dir() else path
-    arrays = _arrays(file, ("x_train", "y_train", "x_test", "y_test"))
+    arrays = read_arrays(file, ("x_train", "y_train", "x_test", "y_test"))
     splits = {}
     for split in ("train", "test"):
         x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
@@ -60,6 +60,8 @@ def read_pixels(path: Path, *, name: str, side: int, seed: int) -> tuple[dict[st
 def _with_validation(train: Examples, test: Examples, seed: int) -> dict[str, Examples]:
     if len(train) < VALIDATION_SHARE:
         raise DataError(f"the training split has {len(train)} rows; expected at least {VALIDATION_SHARE}")
+    if not len(test):
+        raise DataError("the test split has no rows; expected at least 1")
     order = Permutation(len(train), f"validation/{seed}")(np.arange(len(train)))
     held_out = len(train) // VALIDATION_SHARE
     return {"train": train.chosen(order[held_out:]), "validation": train.chosen(order[:held_out]), "test": test}
@@ -77,7 +79,7 @@ def _one_file(folder: Path, pattern: str) -> Path:
 def _reviews(file: Path, length: int) -> Iterator[tuple[NDArray[Any], int]]:
     with open_text(file) as (lines, _):
         for number, line in enumerate(lines, 1):
-            parts = line.rstrip("\n").split("\t", 3)
+            parts = line.rstrip("\r\n").split("\t", 3)
             if len(parts) != 4 or parts[0] not in ("0", "1") or not parts[3]:
                 got = line[:40]
                 raise DataError(f"{file}, line {number}: expected label 0 or 1, rating, number and text, got {got!r}")
@@ -85,7 +87,8 @@ def _reviews(file: Path, length: int) -> Iterator[tuple[NDArray[Any], int]]:
             yield np.frombuffer(text, dtype=np.uint8).astype(np.uint16) + 1, int(parts[0])
 
 
-def _arrays(file: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+def read_arrays(file: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+    """Some arrays of an .npz file, which must be there and hold no objects."""
     try:
         with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive:
             return {name: archive[name] for name in names}

@@ -15,13 +15,17 @@ from longshort.data.tasks.examples import IGNORED
 POWER = 0.01
 """Of the gaps: the chance of the i-th place is proportional to i^(POWER - 1), as published."""
 
+MOST_SYMBOLS = 1 << 16
+"""Rows are kept as 16-bit integers."""
+
 
 def check(length: int, pairs: int, symbols: int) -> None:
     """Raise where a row has no room for its pairs and queries, or too few symbols for distinct keys."""
     if pairs < 1 or length < 4 * pairs:
         raise ValueError(f"pairs must be from 1 to a quarter of the length {length}, got {pairs}")
-    if symbols < 2 * (pairs + 1):
-        raise ValueError(f"symbols must be at least {2 * (pairs + 1)} for {pairs} pairs, got {symbols}")
+    if not 2 * (pairs + 1) <= symbols <= MOST_SYMBOLS:
+        least = 2 * (pairs + 1)
+        raise ValueError(f"symbols must be from {least} to {MOST_SYMBOLS} for {pairs} pairs, got {symbols}")
 
 
 def draw(key: str, *, length: int, pairs: int, symbols: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

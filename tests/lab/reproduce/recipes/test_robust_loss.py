@@ -78,7 +78,7 @@ def test_the_quick_form_of_loss_landscape_measures_and_draws(tmp_path, monkeypat
     shown = reproduce(monkeypatch, "loss-landscape", "--quick", "--out", tmp_path / "out")
     assert shown.exit_code == 0, shown.output
     summary = RECIPES["loss-landscape"].summarise(tmp_path / "out")
-    assert summary.findings.keys() == RECIPES["loss-landscape"].claims.keys()
+    assert summary.findings == {}  # no start settles so soon, and so none is stuck: that decides nothing
     RECIPES["loss-landscape"].figure(summary.data).to_dict()
 
 

@@ -14,7 +14,7 @@ from longshort.lab.reproduce.figures import picture
 from longshort.lab.reproduce.recipe import FAILS, HOLDS, PARTLY, Options
 from longshort.lab.reproduce.recipes import classifiers, long_range, recall
 from longshort.lab.reproduce.sweep import plan_sweep
-from longshort.train.config import TaskConfig
+from longshort.train.config import ConfigError, TaskConfig
 
 from ..made_up import made_up_sweep
 
@@ -82,6 +82,14 @@ def test_windows_and_decay_are_in_their_arms_only(tmp_path):
     assert plans["listops-alibi"].slopes is not None and plans["listops-none"].n_global == 8
 
 
+@pytest.mark.parametrize(
+    "options", [{"overrides": ("task.train=1000",)}, {"quick": True, "overrides": ("task.pairs=3",)}]
+)
+def test_recall_refuses_settings_that_it_would_not_use(options, tmp_path):
+    with pytest.raises(ConfigError, match="recall has two tasks of fixed settings"):
+        planned("recall", tmp_path, **options)
+
+
 def test_recall_goes_from_no_global_head_to_plain_attention(tmp_path):
     configs = planned("recall", tmp_path)
     assert [configs[f"recall-g{n}"].model.layer_plans[0].n_global for n in recall.GLOBAL_HEADS] == [0, 1, 2, 4, 8]
@@ -130,6 +138,16 @@ def test_what_long_range_decides():
     assert {key: found.verdict for key, found in findings.items()} == {"decay": PARTLY, "windows": PARTLY}
     assert findings["windows"].ours == "no loss on listops of listops, pathfinder"
     assert long_range._findings({"listops": {"none": 0.3}}) == {}
+
+
+def test_tasks_that_no_arm_has_learned_decide_nothing():
+    guessed = {"none": 0.51, "alibi": 0.5, "decay": 0.5, "ls": 0.5, "rotary": 0.5, "ls-rotary": 0.5}
+    assert long_range._findings({"pathfinder": guessed}) == {}
+    learned = {"task": "recall", "accuracy": 0.9}
+    rows = [learned | {"n_global": n} for n in (0, 1, 8)]
+    guesses = [{"task": "passkey", "n_global": n, "accuracy": 0.12} for n in (0, 1, 8)]
+    assert recall._findings(rows + guesses) == {}
+    assert recall._findings(rows + [row | {"accuracy": 0.9} for row in guesses])["enough"].verdict == HOLDS
 
 
 def test_published_accuracies_stand_below_the_best_of_ours():

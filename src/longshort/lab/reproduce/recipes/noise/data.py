@@ -7,6 +7,7 @@ data alike, test data never.
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+
+from longshort.data.tasks.loaders import read_arrays
 
 CLASSES = 10
 OUTLIER_REACH = 10.0
@@ -95,6 +98,12 @@ def mixture(seeds: Sequence[int], sizes: Sequence[int]) -> Dataset:
 def images(path: Path, seeds: Sequence[int], sizes: Sequence[int]) -> Dataset:
     """MNIST from files, averaged to 14 x 14 pixels; each seed draws its points without repetition."""
     x_train, y_train, x_test, y_test = (torch.from_numpy(a) for a in read_mnist(path))
+    for x, y, least in ((x_train, y_train, sizes[0] + sizes[1]), (x_test, y_test, sizes[2])):
+        if x.shape[1:] != (28, 28) or y.shape != x.shape[:1] or len(x) < least or not 0 <= y.min() <= y.max() < CLASSES:
+            raise ValueError(
+                f"--data {path} must hold at least {least} pictures of 28 x 28 and as many classes from 0 to 9, "
+                f"got pictures {tuple(x.shape)} and classes {tuple(y.shape)}"
+            )
     parts = []
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
@@ -122,11 +131,7 @@ def digits(seeds: Sequence[int], sizes: Sequence[int]) -> Dataset:
 def read_mnist(path: Path) -> tuple[np.ndarray[Any, Any], ...]:
     """Training images and labels, test images and labels: from one .npz, or a folder of the four IDX files (or .gz)."""
     if path.is_file() and path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as arrays:
-            missing = [name for name in _ARRAYS if name not in arrays]
-            if missing:
-                raise ValueError(f"--data {path} must hold {', '.join(_ARRAYS)}, and has no {', '.join(missing)}")
-            return tuple(arrays[name] for name in _ARRAYS)
+        return tuple(read_arrays(path, _ARRAYS).values())
     if path.is_dir():
         return tuple(_read_idx(path / name) for name in _IDX_NAMES)
     raise ValueError(f"--data must be an .npz file or a folder with {', '.join(_IDX_NAMES)}, got {path}")
@@ -136,12 +141,15 @@ def _read_idx(path: Path) -> np.ndarray[Any, Any]:
     packed = path.with_name(path.name + ".gz")
     if not path.is_file() and not packed.is_file():
         raise ValueError(f"--data: {path} is not there, nor as .gz")
-    content = path.read_bytes() if path.is_file() else gzip.decompress(packed.read_bytes())
-    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
-        raise ValueError(f"{path} is not an IDX file of bytes")
-    dimensions = content[3]
-    shape = np.frombuffer(content, dtype=">u4", count=dimensions, offset=4).tolist()
-    return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()
+    try:
+        content = path.read_bytes() if path.is_file() else gzip.decompress(packed.read_bytes())
+        if content[:3] != b"\x00\x00\x08":
+            raise ValueError("it begins with other bytes")
+        dimensions = content[3]
+        shape = np.frombuffer(content, dtype=">u4", count=dimensions, offset=4).tolist()
+        return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()
+    except (ValueError, IndexError, OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is not an IDX file of bytes, or not a whole one: {error}") from None
 
 
 def _dataset(name: str, parts: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int]) -> Dataset:
