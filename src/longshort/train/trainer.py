@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from longshort.data.stream import Batch
+from longshort.files import alone_in
 from longshort.nn import update_sigma
 from longshort.stability import LogitMeter, SpikeGuard, TensorClip, attention_entropy, qk_clip
 from longshort.stability.clipping import clip_by_global_norm, gradient_norm
@@ -43,7 +44,7 @@ from longshort.train.log import RunLog, rewind_log
 from longshort.train.models import Model, build_model
 from longshort.train.optimizer import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from longshort.train.progress import Reporter, Silent
-from longshort.train.record import check_same_run, open_log, run_description
+from longshort.train.record import check_nothing_is_lost, check_same_run, open_log, run_description
 from longshort.train.schedule import learning_rate
 from longshort.train.state import Progress, RunResult
 
@@ -54,7 +55,7 @@ class TrainingStopped(RuntimeError):
 
 def train(config: TrainConfig, reporter: Reporter | None = None) -> RunResult:
     """Train, or go on with what stands in `config.run.out`; under torchrun, together with the other processes."""
-    with joined(config.run.device) as world:
+    with joined(config.run.device) as world, alone_in(Path(config.run.out)) if world.is_writer else nullcontext():
         return Trainer(config, world, reporter if world.is_writer and reporter is not None else Silent()).run()
 
 
@@ -137,11 +138,16 @@ class Trainer:
         return RunResult(status, self.progress.step, self.progress.best_loss, self.out)
 
     def _fill_tables(self) -> None:
-        """One eager step that is not taken: what kernels keep on the device must not lie in a CUDA graph's memory."""
+        """One eager step that is not taken: what kernels keep on the device must not lie in a CUDA graph's memory.
+
+        In evaluation mode, or batch norm would take the batch into its running means.
+        """
+        self.model.eval()
         for with_stats in (False, True):
             batch = [None if x is None else x.to(self.world.device) for x in self.stream.batch(0)[:3]]
             with eagerly(), autocast(self.config.run.precision, self.world.device):
                 self.model(batch[0], batch[1], segments=batch[2], stats=with_stats).loss.backward()
+        self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
 
     def _step(self) -> None:
@@ -330,6 +336,7 @@ class Trainer:
         """Load the newest whole checkpoint of the run's folder, if there is one; imported weights begin a run."""
         newest = newest_checkpoint(self.checkpoints) if self.checkpoints.is_dir() else None
         if newest is None:
+            check_nothing_is_lost(self.out)
             return False
         check_same_run(self.config, newest, self.corpus.fingerprint)
         self._restore(newest)

@@ -18,6 +18,8 @@ from longshort.lab.reproduce.sweep import plan_sweep
 from longshort.train import train
 from longshort.train.log import METRICS, read_log
 
+from .made_up import made_up_sweep
+
 QUICK = ("--quick", "--device", "cpu", "--steps", "2")
 
 
@@ -93,18 +95,40 @@ def finish(clock):
         clock.record({"kind": "train", "step": step, "seconds": seconds}, steps=30)
 
 
-def test_arms_that_are_timed_side_by_side_wait_for_each_other(tmp_path):
-    first, second = (StepClock(tmp_path / name, torch.device("cpu")) for name in ("a", "b"))
-    waiting = threading.Thread(target=lambda: second.record({"kind": "train", "step": 1, "seconds": 0.0}, steps=30))
-    first.record({"kind": "train", "step": 1, "seconds": 0.0}, steps=30)
-    waiting.start()
-    waiting.join(0.2)
-    assert waiting.is_alive()
-    finish(first)
-    waiting.join(5)
-    assert not waiting.is_alive()
-    finish(second)
+def clock(folder, name):
+    return StepClock(folder / name, torch.device("cpu"))
+
+
+def start(clock):
+    clock.record({"kind": "train", "step": 1, "seconds": 0.0}, steps=30)
+
+
+def assert_waits_for(waiting, release):
+    thread = threading.Thread(target=waiting)
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive()
+    release()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_a_run_does_not_begin_while_another_is_timed(tmp_path):
+    first = clock(tmp_path, "a")
+    start(first)
+    assert_waits_for(lambda: finish(clock(tmp_path, "b")), lambda: finish(first))
     assert json.loads((tmp_path / "a" / "step_time.json").read_text())["seconds"] == pytest.approx(0.2)
+
+
+def test_a_run_is_not_timed_before_the_others_have_taken_their_first_step(tmp_path):
+    first, second = clock(tmp_path, "a"), clock(tmp_path, "b")
+
+    def rest():
+        start(second)
+        finish(second)
+
+    threading.Timer(0.4, finish, [first]).start()
+    assert_waits_for(lambda: start(first), threading.Thread(target=rest).start)
 
 
 def test_the_flash_arm_trains_as_plain_attention_does_and_reports_its_logits(corpus, tmp_path):
@@ -129,6 +153,44 @@ def test_overrides_reach_every_run(corpus, tmp_path):
     assert shown.exit_code == 0 and shown.output.count("32 x 2048 tokens") == 6, shown.output
 
 
+def test_more_steps_go_on_and_fewer_leave_the_runs_as_they_are(corpus, tmp_path):
+    common = ("endurance", "--quick", "--device", "cpu", "--data", corpus, "--out", tmp_path, "--arms", "ls")
+    reproduce(*common, "--steps", 2)
+    shown = reproduce(*common, "--steps", 4, "--minutes", 0)
+    assert "stopped; the same command goes on" in shown.output, shown.output
+    assert reproduce(*common, "--steps", 4).exit_code == 0
+    assert json.loads((tmp_path / "ls-seed0" / "after.json").read_text())["step"] == 4
+    for steps in (4, 2):
+        assert "1 runs, 0 to do" in reproduce(*common, "--steps", steps).output
+        assert "0 of 1 runs to do" in reproduce(*common, "--steps", steps, "--plan").output
+
+
+def test_results_that_were_unpacked_are_not_trained_over(corpus, tmp_path):
+    common = ("endurance", *QUICK, "--data", corpus, "--arms", "ls")
+    reproduce(*common, "--out", tmp_path / "there", "--pack", tmp_path / "r.tar.gz")
+    here = tmp_path / "here"
+    reproduce("endurance", "--out", here, "--unpack", tmp_path / "r.tar.gz")
+    moved = corpus.rename(corpus.with_name("moved"))
+    try:
+        shown = reproduce("endurance", *QUICK, "--data", moved, "--arms", "ls", "--out", here)
+        assert "1 runs, 0 to do" in shown.output, shown.output
+        before = (here / "ls-seed0" / METRICS).read_bytes()
+        longer = ("--data", moved, "--arms", "ls", "--out", here, "--steps", 3)
+        shown = reproduce("endurance", "--quick", "--device", "cpu", *longer)
+        assert_one_line_error(shown, "no whole checkpoint to go on from")
+        assert (here / "ls-seed0" / METRICS).read_bytes() == before
+    finally:
+        moved.rename(corpus)
+
+
+def test_what_was_written_before_a_run_went_on_is_not_taken_for_its_end(tmp_path):
+    made_up_sweep(RECIPES["endurance"], tmp_path, arms=("ls",))
+    after = tmp_path / "ls-seed0" / "after.json"
+    for step, spikes in ((120, 3), (60, 0)):
+        after.write_text(json.dumps({"step": step, "spikes": 3}))
+        assert RECIPES["endurance"].summarise(tmp_path).data["rows"][0]["spikes"] == spikes
+
+
 def test_the_list_names_every_experiment_and_its_cost():
     shown = reproduce("--list")
     assert shown.exit_code == 0
@@ -145,6 +207,11 @@ def test_the_list_names_every_experiment_and_its_cost():
         (["explosion", "--quick", "--seeds", "a"], ["--seeds must be numbers", "'a'"]),
         (["explosion", "--quick", "run.step=3"], ["run has no key 'step'"]),
         (["explosion", "--results", "docs"], ["holds no evaluated run yet"]),
+        (["explosion", "--quick", "optimizer.lr=1"], ["optimizer.lr=1 has no effect", "0.0006"]),
+        (["explosion", "--quick", "run.seed=5"], ["run.seed=5 has no effect"]),
+        (["heads-and-window", "--quick", "model.window=9"], ["model.window=9 has no effect"]),
+        (["explosion", "--quick", "telemetry.logits_every=0"], ["telemetry.logits_every must be at least 1"]),
+        (["explosion", "--unpack", __file__], ["is damaged, or no pack"]),
     ],
 )
 def test_bad_input_ends_in_one_line(arguments, words, tmp_path):

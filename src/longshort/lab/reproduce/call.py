@@ -83,8 +83,10 @@ def read_results(
 ) -> None:
     """Take in a pack, and write what a reader gets."""
     if unpack is not None:
-        read_pack(unpack, options.out)
+        kept = read_pack(unpack, options.out)
         message(f"unpacked {unpack} into {options.out}")
+        if kept:
+            message(f"left as they are, since they came farther than the pack's: {', '.join(kept)}")
     if results is not None:
         from longshort.lab.reproduce.publish import publish
 

@@ -57,7 +57,7 @@ def train_and_look(config: TrainConfig) -> None:
     with attending(kernel) if kernel is not None else contextlib.nullcontext():
         result = train(config, clock)
     if result.status == "finished" and not timing:
-        write_json(result.out / AFTER, look(config, result.out))
+        write_json(result.out / AFTER, {"step": result.step} | look(config, result.out))
 
 
 def look(config: TrainConfig, out: Path) -> dict[str, Any]:
