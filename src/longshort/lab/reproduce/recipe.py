@@ -63,6 +63,11 @@ class Summary:
     findings: dict[str, Finding] = field(default_factory=dict)
     """By the key of the claim; a claim that the data do not decide is absent."""
 
+    @property
+    def is_quick(self) -> bool:
+        """Are there results of --quick among these, which decide nothing?"""
+        return any("--quick" in entry["command"].split() for entry in self.data["provenance"]["commands"])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:

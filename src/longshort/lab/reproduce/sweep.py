@@ -90,7 +90,8 @@ def describe(recipe: Recipe, options: Options) -> list[str]:
     ]
     left = [arm for arm in arms if is_left(arm)]
     minutes = estimate(left, options) / 60
-    return [*lines, f"{len(left)} of {len(arms)} runs to do, about {minutes:.1f} minutes in all on this kind of device"]
+    time_left = f"{minutes:.1f} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"
+    return [*lines, f"{len(left)} of {len(arms)} runs to do, about {time_left} in all on this kind of device"]
 
 
 def is_left(arm: Arm) -> bool:
