@@ -100,3 +100,12 @@ def test_an_error_in_the_call_leaves_no_run_behind(config, tmp_path, monkeypatch
     with pytest.raises(OSError, match="the terminal is gone"):
         run_all([changed], jobs=1, poll_seconds=0.05, module="sleeper", watch=watch)
     assert [process.returncode for process in processes] == [-signal.SIGTERM]
+
+
+def test_the_end_of_an_earlier_shorter_run_does_not_make_it_finished(config, tmp_path, monkeypatch):
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    monkeypatch.syspath_prepend(tmp_path)
+    write_atomically(tmp_path / "run" / METRICS, json.dumps({"kind": "end", "step": 2, "status": "finished"}) + "\n")
+    for steps, finished in ((2, True), (4, False)):
+        changed = config.with_overrides([f"run.out={tmp_path / 'run'}", f"run.steps={steps}"])
+        assert run_all([changed], jobs=1, poll_seconds=0.05, module="sleeper", until=0.0) == finished

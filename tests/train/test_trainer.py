@@ -354,3 +354,12 @@ def test_the_step_that_is_not_taken_leaves_the_running_means_of_batch_norm(tmp_p
     after = trainer.model.state_dict()
     assert trainer.model.training and all(value.equal(after[name]) for name, value in before.items())
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
+
+
+def test_a_signal_at_a_step_that_is_saved_does_not_replace_its_checkpoint(corpus, tmp_path, monkeypatch):
+    saved = []
+    save = Trainer._save
+    monkeypatch.setattr(Trainer, "_save", lambda self: saved.append(self.progress.step) or save(self))
+    stop_after(monkeypatch, 10)
+    train(tiny_config(corpus, tmp_path / "run", "run.save_every=5"))
+    assert saved == [5, 10]

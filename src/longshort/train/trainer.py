@@ -99,6 +99,7 @@ class Trainer:
         self._flops = flops_per_token(self.model, config.length)
         self._peak = peak_flops(world.device)
         self._interrupted = False
+        self._saved_at: int | None = None
         self._log: RunLog
 
     def _parallel(self, model: nn.Module) -> nn.Module:
@@ -131,7 +132,7 @@ class Trainer:
                 if self.progress.step > before:  # not where a rollback went to: that was evaluated and saved
                     self._after_step(last=self.progress.step == steps)
                 self._interrupted = self.world.agree(self._interrupted)
-            if self._interrupted:
+            if self._interrupted and self._saved_at != self.progress.step:  # what is safe is not replaced
                 self._save()
             status = "interrupted" if self._interrupted and self.progress.step < steps else "finished"
             self._record("end", step=self.progress.step, seconds=self.progress.seconds, status=status)
@@ -273,7 +274,7 @@ class Trainer:
         newest = newest_checkpoint(self.checkpoints)
         assert newest is not None, "a run with guard=rollback saves before its first step"
         self._restore(newest)
-        self.progress.dropped = dropped
+        self.progress.dropped, self._saved_at = dropped, None
         self.progress.judged_from = self.progress.step + self.config.stability.guard_cooldown
         if self.world.is_writer:
             self._log.rewind(self.progress.step, dropped=dropped)
@@ -330,6 +331,7 @@ class Trainer:
             weights = self.model.state_dict()
             save_checkpoint(self.checkpoints, step=self.progress.step, model=weights, trainer=trainer, state=state)
             prune_checkpoints(self.checkpoints, keep=self.config.run.keep, best=self.progress.best_step)
+        self._saved_at = self.progress.step
         self.world.wait()
 
     def _resume(self) -> bool:

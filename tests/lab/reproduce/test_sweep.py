@@ -1,6 +1,7 @@
 """The verb from end to end on tiny models: run, stop, go on, add arms, time, pack; and what it says when it cannot."""
 
 import json
+import shutil
 import threading
 
 import pytest
@@ -12,10 +13,11 @@ from longshort.cli import app
 from longshort.lab import runner
 from longshort.lab.reproduce import child
 from longshort.lab.reproduce.catalogue import RECIPES
+from longshort.lab.reproduce.pack import pack, unpack
 from longshort.lab.reproduce.recipe import Options
 from longshort.lab.reproduce.step_clock import StepClock
-from longshort.lab.reproduce.sweep import plan_sweep
-from longshort.train import train
+from longshort.lab.reproduce.sweep import is_left, plan_sweep
+from longshort.train import ConfigError, train
 from longshort.train.log import METRICS, read_log
 
 from .made_up import made_up_sweep
@@ -143,6 +145,17 @@ def test_the_flash_arm_trains_as_plain_attention_does_and_reports_its_logits(cor
     assert mine[0]["logit_max"][0] == pytest.approx(theirs[0]["logit_max"][0], rel=1e-3)
 
 
+def test_steps_that_a_guard_skipped_count_as_spikes(corpus, tmp_path):
+    wild = ("optimizer.lr=1e20", "schedule.warmup=0", "stability.guard=skip")
+    options = Options(out=tmp_path, arms=("ls",), quick=True, steps=3, device="cpu", overrides=wild)
+    (arm,) = plan_sweep(RECIPES["endurance"], options, data=corpus)
+    child.train_and_look(arm.config)
+    for _ in range(2):
+        (row,) = RECIPES["endurance"].summarise(tmp_path).data["rows"]
+        assert (row["spikes"], row["diverged"]) == (2, 1)
+        (arm.out / "after.json").unlink(missing_ok=True)
+
+
 def test_the_flash_arm_refuses_local_heads():
     with pytest.raises(ValueError, match="plain attention only"):
         child.flash_attention(None, None, None, HeadPlan(windows=(None, 4)))
@@ -153,34 +166,32 @@ def test_overrides_reach_every_run(corpus, tmp_path):
     assert shown.exit_code == 0 and shown.output.count("32 x 2048 tokens") == 6, shown.output
 
 
-def test_more_steps_go_on_and_fewer_leave_the_runs_as_they_are(corpus, tmp_path):
+def ls_arm(out, data, steps):
+    options = Options(out=out, arms=("ls",), quick=True, steps=steps, device="cpu")
+    return plan_sweep(RECIPES["endurance"], options, data=data)[0]
+
+
+def test_more_steps_are_left_to_do_and_fewer_are_not(corpus, tmp_path):
+    child.train_and_look(ls_arm(tmp_path, corpus, 2).config)
+    train(ls_arm(tmp_path, corpus, 4).config)
+    assert is_left(ls_arm(tmp_path, corpus, 4))  # what was written after it is of step 2
+    child.train_and_look(ls_arm(tmp_path, corpus, 4).config)
+    assert [is_left(ls_arm(tmp_path, corpus, steps)) for steps in (2, 4, 5)] == [False, False, True]
     common = ("endurance", "--quick", "--device", "cpu", "--data", corpus, "--out", tmp_path, "--arms", "ls")
-    reproduce(*common, "--steps", 2)
-    shown = reproduce(*common, "--steps", 4, "--minutes", 0)
-    assert "stopped; the same command goes on" in shown.output, shown.output
-    assert reproduce(*common, "--steps", 4).exit_code == 0
-    assert json.loads((tmp_path / "ls-seed0" / "after.json").read_text())["step"] == 4
-    for steps in (4, 2):
-        assert "1 runs, 0 to do" in reproduce(*common, "--steps", steps).output
-        assert "0 of 1 runs to do" in reproduce(*common, "--steps", steps, "--plan").output
+    for steps, left in ((4, 0), (5, 1)):
+        assert f"{left} of 1 runs to do" in reproduce(*common, "--steps", steps, "--plan").output
 
 
-def test_results_that_were_unpacked_are_not_trained_over(corpus, tmp_path):
-    common = ("endurance", *QUICK, "--data", corpus, "--arms", "ls")
-    reproduce(*common, "--out", tmp_path / "there", "--pack", tmp_path / "r.tar.gz")
+def test_results_that_were_unpacked_are_done_wherever_the_data_lie_and_are_not_trained_over(corpus, tmp_path):
+    child.train_and_look(ls_arm(tmp_path / "there", corpus, 2).config)
     here = tmp_path / "here"
-    reproduce("endurance", "--out", here, "--unpack", tmp_path / "r.tar.gz")
-    moved = corpus.rename(corpus.with_name("moved"))
-    try:
-        shown = reproduce("endurance", *QUICK, "--data", moved, "--arms", "ls", "--out", here)
-        assert "1 runs, 0 to do" in shown.output, shown.output
-        before = (here / "ls-seed0" / METRICS).read_bytes()
-        longer = ("--data", moved, "--arms", "ls", "--out", here, "--steps", 3)
-        shown = reproduce("endurance", "--quick", "--device", "cpu", *longer)
-        assert_one_line_error(shown, "no whole checkpoint to go on from")
-        assert (here / "ls-seed0" / METRICS).read_bytes() == before
-    finally:
-        moved.rename(corpus)
+    unpack(pack(tmp_path / "there", tmp_path / "r.tar.gz"), here)
+    shutil.copytree(corpus, tmp_path / "moved")
+    assert not is_left(ls_arm(here, tmp_path / "moved", 2))
+    before = (here / "ls-seed0" / METRICS).read_bytes()
+    with pytest.raises(ConfigError, match="no whole checkpoint to go on from"):
+        child.train_and_look(ls_arm(here, tmp_path / "moved", 3).config)
+    assert (here / "ls-seed0" / METRICS).read_bytes() == before
 
 
 def test_what_was_written_before_a_run_went_on_is_not_taken_for_its_end(tmp_path):

@@ -39,7 +39,9 @@ class Outcome:
     def spikes(self) -> int:
         """Counted over the whole log where the run came to its end, else over what is there."""
         found = self.after.get("spikes")
-        return count_spikes(self.run.train["loss"].tolist()) if found is None else int(found)
+        if found is None:
+            found = len(self.run.spikes) or count_spikes(self.run.train["loss"].tolist())
+        return int(found)
 
     @property
     def largest_logit(self) -> float | None:
