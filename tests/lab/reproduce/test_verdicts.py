@@ -226,3 +226,10 @@ def test_seeds_that_took_different_steps_show_both(tmp_path):
     made_up_sweep(recipe, tmp_path, arms=("ls",), seeds=(0,), steps=120)
     made_up_sweep(recipe, tmp_path, arms=("ls",), seeds=(1,), steps=60)
     assert "| ls | 2 | 60 to 120 |" in recipe.summarise(tmp_path).table
+
+
+def test_runs_of_another_recipe_in_the_folder_of_a_grid_go_last(tmp_path):
+    made_up_sweep(RECIPES["endurance"], tmp_path, arms=("ls",))
+    made_up_sweep(RECIPES["heads-and-window"], tmp_path, arms=("g1-w8", "n512-w16"))
+    arms = [row["arm"] for row in RECIPES["heads-and-window"].summarise(tmp_path).data["rows"]]
+    assert arms == ["g1-w8", "n512-w16", "ls"]
