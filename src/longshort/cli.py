@@ -5,6 +5,7 @@ What a verb needs is imported inside it, so that `longshort --help` answers at o
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -259,9 +260,11 @@ def train(
     with _one_line_errors():
         settings = TrainConfig.load(config, overrides or [])
         result = run_training(settings, ConsoleReporter())
-    typer.echo(f"{result.status} at step {result.step}; metrics and checkpoints are in {result.out}")
+    if os.environ.get("RANK", "0") == "0":  # of torchrun's processes one speaks
+        typer.echo(f"{result.status} at step {result.step}; metrics and checkpoints are in {result.out}")
+        if result.status == "interrupted":
+            typer.echo("the same command goes on from here")
     if result.status == "interrupted":
-        typer.echo("the same command goes on from here")
         raise typer.Exit(130)
 
 

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+LOCK = ".lock"
+
 
 def write_atomically(path: Path, content: str | bytes) -> Path:
     """Write to a temporary neighbour, flush it to disk, then rename: a reader never meets half a file."""
@@ -57,6 +59,25 @@ def new_folder(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """For the time of the block no other process has this folder; one that comes second gets an error at once.
+
+    Without file locks (not POSIX, some network file systems) nobody is kept out.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a", encoding="utf-8") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another process is at work in {folder}: wait until it ends, or choose another") from None
+        except (ImportError, OSError):
+            pass
+        yield
 
 
 def _umask() -> int:

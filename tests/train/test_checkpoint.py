@@ -11,6 +11,7 @@ import time
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from longshort.train import checkpoint as module
 from longshort.train.checkpoint import (
@@ -74,6 +75,16 @@ def test_whatever_stops_the_writer_half_way_leaves_the_checkpoint_before(tmp_pat
     monkeypatch.undo()
     assert newest_checkpoint(tmp_path).step == 1
     assert steps(tmp_path) == [1]
+
+
+def test_a_full_disk_is_an_os_error_that_names_the_file_and_leaves_no_draft(tmp_path, monkeypatch):
+    def full(tensors, path):
+        raise SafetensorError("No space left on device (os error 28)")
+
+    monkeypatch.setattr(module, "save_file", full)
+    with pytest.raises(OSError, match=r"cannot write .*model.safetensors: No space left"):
+        save(tmp_path, 2)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_writer_that_is_killed_at_any_moment_leaves_only_whole_checkpoints(tmp_path):

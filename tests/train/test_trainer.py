@@ -3,22 +3,24 @@
 import dataclasses
 import math
 import os
+import shutil
 import signal
 
 import pytest
 import torch
 
+from longshort.files import alone_in
 from longshort.model import GPT
 from longshort.ops import Smoothing
 from longshort.stability import attention_entropy
-from longshort.train import ConfigError, load_model, train
+from longshort.train import ConfigError, TrainConfig, load_model, train
 from longshort.train.checkpoint import load_checkpoint, newest_checkpoint
 from longshort.train.distributed import World
-from longshort.train.log import read_log
+from longshort.train.log import METRICS, read_log
 from longshort.train.progress import Silent
 from longshort.train.trainer import Trainer
 
-from .tiny import differences, losses, records, tiny_config
+from .tiny import MODEL, differences, losses, records, tiny_config
 
 
 def trainer_of(config, *, rank=0, size=1):
@@ -329,3 +331,45 @@ def test_what_comes_before_cuda_graphs_leaves_the_run_as_it_is(corpus, tmp_path,
         changes = ["run.compile=true", "run.compile_scope=block", f"run.cuda_graphs={name}", "run.steps=3"]
         train(tiny_config(corpus, tmp_path / name, *changes, dropout=0.1))
     assert losses(tmp_path / "true") == losses(tmp_path / "false")
+
+
+def test_a_record_whose_checkpoints_are_gone_is_not_written_over(finished, corpus, tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    shutil.copyfile(finished / METRICS, out / METRICS)
+    before = (out / METRICS).read_bytes()
+    with pytest.raises(ConfigError, match=r"record of a run up to step 30, and no whole checkpoint"):
+        train(tiny_config(corpus, out))
+    assert (out / METRICS).read_bytes() == before
+
+
+def test_two_processes_do_not_train_in_one_folder(corpus, tmp_path):
+    with alone_in(tmp_path / "run"), pytest.raises(ValueError, match="another process is at work in"):
+        train(tiny_config(corpus, tmp_path / "run"))
+    assert not (tmp_path / "run" / METRICS).exists()
+
+
+def test_the_step_that_is_not_taken_leaves_the_running_means_of_batch_norm(tmp_path):
+    config = TrainConfig.from_dict(
+        {
+            "task": {"name": "listops", "norm": "batch", "length": 64, "train": 16, "validation": 8, "test": 8},
+            "model": MODEL,
+            "data": {"batch_size": 4},
+            "run": {"out": str(tmp_path), "device": "cpu", "compile": True, "cuda_graphs": True},
+        }
+    )
+    trainer = trainer_of(config)
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    trainer._fill_tables()
+    after = trainer.model.state_dict()
+    assert trainer.model.training and all(value.equal(after[name]) for name, value in before.items())
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+
+
+def test_a_signal_at_a_step_that_is_saved_does_not_replace_its_checkpoint(corpus, tmp_path, monkeypatch):
+    saved = []
+    save = Trainer._save
+    monkeypatch.setattr(Trainer, "_save", lambda self: saved.append(self.progress.step) or save(self))
+    stop_after(monkeypatch, 10)
+    train(tiny_config(corpus, tmp_path / "run", "run.save_every=5"))
+    assert saved == [5, 10]

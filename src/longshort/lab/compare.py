@@ -13,6 +13,7 @@ from longshort.files import write_json
 from longshort.lab.variants import VARIANTS
 from longshort.train import ConfigError, TrainConfig
 from longshort.train.log import METRICS, largest_logit, read_log
+from longshort.train.record import difference
 
 SUMMARY = "comparison.json"
 
@@ -31,14 +32,20 @@ class Arm:
 
     @property
     def is_finished(self) -> bool:
-        """Has an earlier call taken all its steps?"""
+        """Has an earlier call taken all its steps, or more? Where, on what device and from which folder is the same."""
         if not (self.out / METRICS).is_file():
             return False
         records = read_log(self.out)
-        if not records or records[0].get("config") != self.config.to_dict():
+        if not records or not self._is_recorded(records[0]):
             return False  # the trainer decides whether it may go on with it
         ends = [record for record in records if record["kind"] == "end"]
-        return bool(ends) and ends[-1]["status"] == "finished" and ends[-1]["step"] == self.config.run.steps
+        return bool(ends) and ends[-1]["status"] == "finished" and ends[-1]["step"] >= self.config.run.steps
+
+    def _is_recorded(self, first: dict[str, Any]) -> bool:
+        try:
+            return difference(self.config, first["config"]) is None
+        except (KeyError, ValueError):  # of another version, whose keys are unknown here
+            return False
 
 
 def plan_arms(config: TrainConfig, variants: Sequence[str], seeds: Iterable[int], out: Path) -> list[Arm]:
@@ -89,14 +96,14 @@ def _outcome(records: list[dict[str, Any]]) -> dict[str, Any]:
     for record in records:
         by_kind.setdefault(record["kind"], []).append(record)
     evaluations = [math.inf if e["loss"] is None else e["loss"] for e in by_kind.get("eval", [])]
-    steps = by_kind["train"]
+    steps = by_kind.get("train", [])  # none where the guard skipped every step
     return {
         "parameters": by_kind["run"][0]["parameters"],
         "final_loss": evaluations[-1] if evaluations else math.inf,
         "accuracy": by_kind["eval"][-1].get("accuracy") if evaluations else None,
         "best_loss": min(evaluations, default=math.inf),
         "max_logit": _largest([largest_logit(record) for record in steps if record.get("logit_max")]),
-        "tokens_per_second": statistics.median(record["tokens_per_second"] for record in steps),
+        "tokens_per_second": statistics.median(record["tokens_per_second"] for record in steps) if steps else 0.0,
         "spikes": len(by_kind.get("spike", [])),
     }
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +74,13 @@ def run_all(
     """Train all, `jobs` at a time with `threads` CPU threads each; True if all finished, False if interrupted.
 
     More threads than cores make every run several times slower: by default the cores are shared out. At `until`, by
-    time.monotonic, the runs save and end. With `failed`, which is told of it, a failing run does not stop the others.
+    time.monotonic, or when this process gets SIGTERM, the runs save and end. With `failed`, which is told of it, a
+    failing run does not stop the others. None of the runs outlives the call.
     """
     threads = threads or max(1, (os.cpu_count() or 1) // jobs)
     waiting, running, stopped = list(configs), dict[str, subprocess.Popen[bytes]](), False
     followers = {config.run.out: Follower(Path(config.run.out)) for config in configs}
-    try:
+    with _terminated() as terminated, _ended(running):
         while waiting or running:
             while waiting and len(running) < jobs:
                 config = waiting.pop(0)
@@ -89,22 +93,48 @@ def run_all(
                 code = running.pop(out).returncode
                 if not stopped:  # a run that was stopped before it could listen ends with a signal's code
                     _check_end(out, code, failed)
-            if time.monotonic() >= until and not stopped:
+            if (time.monotonic() >= until or terminated.is_set()) and not stopped:
                 stopped = True
                 waiting.clear()
                 for process in running.values():
                     process.terminate()  # they save and end
-    except KeyboardInterrupt:  # the terminal sent it to the runs too: they save and end
-        for process in running.values():
-            process.wait()
-        return False
-    except BaseException:
-        for process in running.values():
-            process.terminate()
-        raise
     for follower in followers.values():
         follower.update()  # the last words of a run that ended after it was last looked at
-    return all(follower.latest.get("end", {}).get("status") == "finished" for follower in followers.values())
+    return not waiting and all(_is_finished(followers[config.run.out], config) for config in configs)
+
+
+@contextmanager
+def _terminated() -> Iterator[threading.Event]:
+    """Set when SIGTERM comes, which would end this process and leave its runs behind."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: event.set())
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _ended(running: dict[str, subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Whatever ends the block: the runs save and end first. An interrupt from the keyboard is no error."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()
+
+
+def _is_finished(follower: Follower, config: TrainConfig) -> bool:
+    """An end in the log may be that of an earlier call, which asked for fewer steps."""
+    end = follower.latest.get("end", {})
+    return end.get("status") == "finished" and bool(end["step"] >= config.run.steps)
 
 
 def _start(config: TrainConfig, threads: int, module: str) -> subprocess.Popen[bytes]:
@@ -119,11 +149,17 @@ def _start(config: TrainConfig, threads: int, module: str) -> subprocess.Popen[b
 
 def _check_end(out: str, code: int, failed: Callable[[RunFailed], None] | None) -> None:
     if code:
-        words = (Path(out) / OUTPUT).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        failure = RunFailed(f"the run {out} failed: {words[-1] if words else f'exit code {code}'}")
+        failure = RunFailed(f"the run {out} failed: {_last_words(Path(out), code)}")
         if failed is None:
             raise failure
         failed(failure)
+
+
+def _last_words(out: Path, code: int) -> str:
+    if code < 0:  # what it had printed before does not say why
+        return f"{signal.Signals(-code).name} ended it"
+    words = (out / OUTPUT).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return words[-1] if words else f"exit code {code}"
 
 
 def named_config() -> TrainConfig:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -47,14 +48,11 @@ def save_checkpoint(
     draft = folder / f".{final.name}.{os.getpid()}.tmp"
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    sums = {}
-    for name, tensors in (("model.safetensors", model), ("trainer.safetensors", trainer)):
-        save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, draft / name)
-        sums[name] = _checksum(draft / name)
-    document = {"format": FORMAT, "step": step, "sha256": sums, **state}
-    (draft / _STATE).write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
-    for file in draft.iterdir():
-        _flush(file)
+    try:
+        _write(draft, {"model.safetensors": model, "trainer.safetensors": trainer}, {"step": step, **state})
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)  # on a full disk its room is needed
+        raise
     replaced = folder / f".{final.name}.replaced.tmp"
     if final.exists():
         final.rename(replaced)
@@ -62,6 +60,20 @@ def save_checkpoint(
     shutil.rmtree(replaced, ignore_errors=True)
     _flush(folder)
     return final
+
+
+def _write(draft: Path, files: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
+    sums = {}
+    for name, tensors in files.items():
+        try:
+            save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, draft / name)
+        except SafetensorError as error:
+            raise OSError(f"cannot write {draft / name}: {error}") from None
+        sums[name] = _checksum(draft / name)
+    document = {"format": FORMAT, "sha256": sums, **state}
+    (draft / _STATE).write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
+    for file in draft.iterdir():
+        _flush(file)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

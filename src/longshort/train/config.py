@@ -198,7 +198,13 @@ class TrainConfig:
             _at_least(name, value, 1)
         for name, value in (("run.accumulate", run.accumulate), ("run.eval_batches", run.eval_batches)):
             _at_least(name, value, 1)
-        for name, value in (("schedule.warmup", self.schedule.warmup), ("run.save_every", run.save_every)):
+        for name, value in (
+            ("schedule.warmup", self.schedule.warmup),
+            ("run.save_every", run.save_every),
+            ("run.eval_every", run.eval_every),
+            ("telemetry.logits_every", self.telemetry.logits_every),
+            ("telemetry.entropy_every", self.telemetry.entropy_every),
+        ):
             _at_least(name, value, 0)
         for name, rate in (("optimizer.lr", self.optimizer.lr), ("stability.clip_norm", stability.clip_norm)):
             if not rate > 0:

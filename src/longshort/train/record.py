@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from longshort import __version__
 from longshort.train.checkpoint import Checkpoint
 from longshort.train.config import ConfigError, TrainConfig
 from longshort.train.distributed import World
-from longshort.train.log import RunLog, Sink, TensorBoardSink, WandbSink
+from longshort.train.log import METRICS, RunLog, Sink, TensorBoardSink, WandbSink, read_log
 
 _MAY_CHANGE = {
     "run": {
@@ -72,24 +73,45 @@ def run_description(config: TrainConfig, model: nn.Module, world: World) -> dict
     }
 
 
-def check_same_run(config: TrainConfig, checkpoint: Checkpoint, fingerprint: str) -> None:
-    """Raise where the checkpoint in the run's folder is of another run; imported weights have no run but a model."""
-    # Through the class: a key that an older checkpoint does not know had the value that is now its default.
-    ours, theirs = config.to_dict(), TrainConfig.from_dict(checkpoint.state["config"]).to_dict()
-    imported = "imported" in checkpoint.state
+def difference(config: TrainConfig, recorded: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first key that makes a run of the `recorded` configuration another one, with its value there and here."""
+    # Through the class: a key that an older record does not know had the value that is now its default.
+    ours, theirs = config.to_dict(), TrainConfig.from_dict(recorded).to_dict()
     for section, values in ours.items():
-        if imported and section != "model":
-            continue
         for key, value in values.items():
             found = theirs[section][key]
             if key not in _MAY_CHANGE.get(section, ()) and found != value:
-                raise ConfigError(
-                    f"{config.run.out} holds a run with {section}.{key}={found!r}, "
-                    f"not {value!r}: set it back to resume, or choose another run.out"
-                )
+                return f"{section}.{key}", found, value
+    return None
+
+
+def check_same_run(config: TrainConfig, checkpoint: Checkpoint, fingerprint: str) -> None:
+    """Raise where the checkpoint in the run's folder is of another run; imported weights have no run but a model."""
+    imported = "imported" in checkpoint.state
+    recorded = checkpoint.state["config"]
+    different = difference(config, config.to_dict() | {"model": recorded["model"]} if imported else recorded)
+    if different is not None:
+        key, found, value = different
+        raise ConfigError(
+            f"{config.run.out} holds a run with {key}={found!r}, "
+            f"not {value!r}: set it back to resume, or choose another run.out"
+        )
     vocabulary = checkpoint.state["vocabulary"]
     if vocabulary != fingerprint and not (imported and vocabulary is None):
         raise ConfigError(f"{config.run.out} was trained on another vocabulary than that of data.path")
+
+
+def check_nothing_is_lost(out: Path) -> None:
+    """Raise where a run ended and left no checkpoint: results that were unpacked, or whose weights are gone.
+
+    To start anew would write over its record.
+    """
+    ends = [record for record in read_log(out) if record["kind"] == "end"] if (out / METRICS).is_file() else []
+    if ends:
+        raise ConfigError(
+            f"{out} holds the record of a run up to step {ends[-1]['step']}, and no whole checkpoint to go on from: "
+            f"choose another folder, or remove {out / METRICS} to train anew"
+        )
 
 
 def _git_revision() -> str | None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from longshort.data.stream import Batch
+from longshort.files import alone_in
 from longshort.nn import update_sigma
 from longshort.stability import LogitMeter, SpikeGuard, TensorClip, attention_entropy, qk_clip
 from longshort.stability.clipping import clip_by_global_norm, gradient_norm
@@ -43,7 +44,7 @@ from longshort.train.log import RunLog, rewind_log
 from longshort.train.models import Model, build_model
 from longshort.train.optimizer import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from longshort.train.progress import Reporter, Silent
-from longshort.train.record import check_same_run, open_log, run_description
+from longshort.train.record import check_nothing_is_lost, check_same_run, open_log, run_description
 from longshort.train.schedule import learning_rate
 from longshort.train.state import Progress, RunResult
 
@@ -54,7 +55,7 @@ class TrainingStopped(RuntimeError):
 
 def train(config: TrainConfig, reporter: Reporter | None = None) -> RunResult:
     """Train, or go on with what stands in `config.run.out`; under torchrun, together with the other processes."""
-    with joined(config.run.device) as world:
+    with joined(config.run.device) as world, alone_in(Path(config.run.out)) if world.is_writer else nullcontext():
         return Trainer(config, world, reporter if world.is_writer and reporter is not None else Silent()).run()
 
 
@@ -98,6 +99,7 @@ class Trainer:
         self._flops = flops_per_token(self.model, config.length)
         self._peak = peak_flops(world.device)
         self._interrupted = False
+        self._saved_at: int | None = None
         self._log: RunLog
 
     def _parallel(self, model: nn.Module) -> nn.Module:
@@ -130,7 +132,7 @@ class Trainer:
                 if self.progress.step > before:  # not where a rollback went to: that was evaluated and saved
                     self._after_step(last=self.progress.step == steps)
                 self._interrupted = self.world.agree(self._interrupted)
-            if self._interrupted:
+            if self._interrupted and self._saved_at != self.progress.step:  # what is safe is not replaced
                 self._save()
             status = "interrupted" if self._interrupted and self.progress.step < steps else "finished"
             self._record("end", step=self.progress.step, seconds=self.progress.seconds, status=status)
@@ -269,7 +271,7 @@ class Trainer:
         newest = newest_checkpoint(self.checkpoints)
         assert newest is not None, "a run with guard=rollback saves before its first step"
         self._restore(newest)
-        self.progress.dropped = dropped
+        self.progress.dropped, self._saved_at = dropped, None
         self.progress.judged_from = self.progress.step + self.config.stability.guard_cooldown
         if self.world.is_writer:
             self._log.rewind(self.progress.step, dropped=dropped)
@@ -326,12 +328,14 @@ class Trainer:
             weights = self.model.state_dict()
             save_checkpoint(self.checkpoints, step=self.progress.step, model=weights, trainer=trainer, state=state)
             prune_checkpoints(self.checkpoints, keep=self.config.run.keep, best=self.progress.best_step)
+        self._saved_at = self.progress.step
         self.world.wait()
 
     def _resume(self) -> bool:
         """Load the newest whole checkpoint of the run's folder, if there is one; imported weights begin a run."""
         newest = newest_checkpoint(self.checkpoints) if self.checkpoints.is_dir() else None
         if newest is None:
+            check_nothing_is_lost(self.out)
             return False
         check_same_run(self.config, newest, self.corpus.fingerprint)
         self._restore(newest)

@@ -1,11 +1,16 @@
 """Packs: small, and as good as the folder they were made from."""
 
+import io
 import json
+import tarfile
 
 import pytest
 
+from longshort.files import write_json
 from longshort.lab.reproduce.catalogue import RECIPES
 from longshort.lab.reproduce.pack import LOGIT_READINGS, TRAIN_RECORDS, compact, pack, unpack
+from longshort.lab.reproduce.recipe import Options
+from longshort.lab.reproduce.sweep import plan_sweep
 
 from ..report.synthetic import logits_of, run_record, train_record
 from .made_up import made_up_sweep
@@ -55,6 +60,89 @@ def test_a_second_pack_adds_its_runs_commands_and_times(tmp_path):
     assert [row["arm"] for row in summary.data["rows"]] == ["plain", "ls"]
     assert [entry["command"] for entry in summary.data["provenance"]["commands"]] == ["longshort a", "longshort b"]
     assert all(row["tokens_per_second_alone"] == 32768 for row in summary.data["rows"])
+
+
+def test_the_largest_logit_and_one_that_is_not_finite_are_packed():
+    steps = [train_record(step, 2.0, **logits_of(5.0)) for step in range(1, 1001)]
+    steps[500] |= logits_of(900.0)
+    steps[703]["logit_max"] = [[None] * 4] * 2
+    with_logits = {r["step"] for r in compact([run_record(), *steps]) if "logit_max" in r}
+    assert {501, 704} <= with_logits
+
+
+def archive_of(path, **files):
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", ["../climbs.json", "/climbs.json", "a/../../climbs.json", "run/weights.pt", "..", "a/b/c.json"]
+)
+def test_a_pack_with_other_files_than_results_is_refused_whole(name, tmp_path):
+    archive = archive_of(tmp_path / "bad.tar.gz", **{"fine.json": b"{}", name: b"{}"})
+    with pytest.raises(ValueError, match="is not a file of results"):
+        unpack(archive, tmp_path / "in" / "here")
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.tar.gz"]
+
+
+def test_links_in_a_pack_are_refused(tmp_path):
+    with tarfile.open(tmp_path / "bad.tar.gz", "w:gz") as tar:
+        member = tarfile.TarInfo("link.json")
+        member.type, member.linkname = tarfile.SYMTYPE, "/etc/hostname"
+        tar.addfile(member)
+    with pytest.raises(ValueError, match=r"'link.json' is not a file of results"):
+        unpack(tmp_path / "bad.tar.gz", tmp_path / "here")
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip", "empty", "json"])
+def test_a_damaged_pack_changes_nothing_and_is_named(harm, tmp_path):
+    made_up_sweep(RECIPES["endurance"], tmp_path / "there")
+    archive = pack(tmp_path / "there", tmp_path / "results.tar.gz")
+    whole = archive.read_bytes()
+    middle = len(whole) // 2
+    if harm == "json":
+        archive_of(archive, **{"commands.json": b"[{"})
+    else:
+        flipped = whole[:middle] + bytes(64) + whole[middle + 64 :]
+        archive.write_bytes({"cut": whole[:middle], "flip": flipped, "empty": b""}[harm])
+    with pytest.raises(ValueError, match=r"results.tar.gz is damaged, or no pack"):
+        unpack(archive, tmp_path / "here")
+    assert not (tmp_path / "here").exists()
+
+
+def test_a_run_that_came_farther_than_the_packs_stays(tmp_path):
+    recipe = RECIPES["endurance"]
+    packs = {}
+    for steps in (60, 120):
+        made_up_sweep(recipe, tmp_path / str(steps), arms=("ls",), steps=steps)
+        packs[steps] = pack(tmp_path / str(steps), tmp_path / f"{steps}.tar.gz")
+    assert unpack(packs[120], tmp_path / "here") == []
+    assert unpack(packs[60], tmp_path / "here") == ["ls-seed0"]
+    assert recipe.summarise(tmp_path / "here").data["rows"][0]["steps"] == [120]
+
+
+def test_a_run_that_a_pack_replaces_leaves_nothing_behind(tmp_path):
+    recipe = RECIPES["endurance"]
+    made_up_sweep(recipe, tmp_path / "here", arms=("ls",), steps=60)
+    made_up_sweep(recipe, tmp_path / "there", arms=("ls",), steps=120)
+    (tmp_path / "there" / "ls-seed0" / "after.json").unlink()
+    unpack(pack(tmp_path / "there", tmp_path / "r.tar.gz"), tmp_path / "here")
+    assert not (tmp_path / "here" / "ls-seed0" / "after.json").exists()
+
+
+def test_the_runs_of_every_recipe_can_be_packed_and_unpacked(tmp_path):
+    for recipe in RECIPES.values():
+        if recipe.arms is not None:
+            for arm in plan_sweep(recipe, Options(out=tmp_path / recipe.name, device="cpu"), data=None):
+                write_json(arm.out / "config.json", {})
+                (arm.out / "metrics.jsonl").touch()
+            names = sorted(path.name for path in (tmp_path / recipe.name).iterdir())
+            unpack(pack(tmp_path / recipe.name, tmp_path / "r.tar.gz"), tmp_path / "here" / recipe.name)
+            assert sorted(path.name for path in (tmp_path / "here" / recipe.name).iterdir()) == names
 
 
 def test_a_folder_without_results_is_an_error(tmp_path):

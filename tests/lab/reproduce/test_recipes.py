@@ -188,3 +188,18 @@ def test_a_run_that_was_stopped_before_its_first_evaluation_counts_for_nothing(t
     metrics = tmp_path / "ls-rotary-seed0" / "metrics.jsonl"
     metrics.write_text("".join(line for line in metrics.read_text().splitlines(True) if '"eval"' not in line))
     assert [row["arm"] for row in recipe.summarise(tmp_path).data["rows"]] == ["plain-rotary"]
+
+
+def test_no_verdict_is_given_on_quick_results(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "altair", None)  # no report, which takes seconds
+    recipe, said = RECIPES["endurance"], []
+    options = Options(out=made_up_sweep(recipe, tmp_path))
+    for command, shown in (
+        ("longshort reproduce endurance", HOLDS),
+        ("longshort reproduce endurance --quick", "nothing"),
+    ):
+        (tmp_path / "commands.json").write_text(json.dumps([{"command": command}]))
+        call.read_results(recipe, options, said.append, unpack=None, results=None)
+        (line,) = [line for line in said if line.startswith("largest |logit|")]
+        assert shown in line
+        said.clear()

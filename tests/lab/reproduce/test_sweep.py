@@ -1,6 +1,7 @@
 """The verb from end to end on tiny models: run, stop, go on, add arms, time, pack; and what it says when it cannot."""
 
 import json
+import shutil
 import threading
 
 import pytest
@@ -12,11 +13,14 @@ from longshort.cli import app
 from longshort.lab import runner
 from longshort.lab.reproduce import child
 from longshort.lab.reproduce.catalogue import RECIPES
+from longshort.lab.reproduce.pack import pack, unpack
 from longshort.lab.reproduce.recipe import Options
 from longshort.lab.reproduce.step_clock import StepClock
-from longshort.lab.reproduce.sweep import plan_sweep
-from longshort.train import train
+from longshort.lab.reproduce.sweep import is_left, plan_sweep
+from longshort.train import ConfigError, train
 from longshort.train.log import METRICS, read_log
+
+from .made_up import made_up_sweep
 
 QUICK = ("--quick", "--device", "cpu", "--steps", "2")
 
@@ -93,18 +97,40 @@ def finish(clock):
         clock.record({"kind": "train", "step": step, "seconds": seconds}, steps=30)
 
 
-def test_arms_that_are_timed_side_by_side_wait_for_each_other(tmp_path):
-    first, second = (StepClock(tmp_path / name, torch.device("cpu")) for name in ("a", "b"))
-    waiting = threading.Thread(target=lambda: second.record({"kind": "train", "step": 1, "seconds": 0.0}, steps=30))
-    first.record({"kind": "train", "step": 1, "seconds": 0.0}, steps=30)
-    waiting.start()
-    waiting.join(0.2)
-    assert waiting.is_alive()
-    finish(first)
-    waiting.join(5)
-    assert not waiting.is_alive()
-    finish(second)
+def clock(folder, name):
+    return StepClock(folder / name, torch.device("cpu"))
+
+
+def start(clock):
+    clock.record({"kind": "train", "step": 1, "seconds": 0.0}, steps=30)
+
+
+def assert_waits_for(waiting, release):
+    thread = threading.Thread(target=waiting)
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive()
+    release()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_a_run_does_not_begin_while_another_is_timed(tmp_path):
+    first = clock(tmp_path, "a")
+    start(first)
+    assert_waits_for(lambda: finish(clock(tmp_path, "b")), lambda: finish(first))
     assert json.loads((tmp_path / "a" / "step_time.json").read_text())["seconds"] == pytest.approx(0.2)
+
+
+def test_a_run_is_not_timed_before_the_others_have_taken_their_first_step(tmp_path):
+    first, second = clock(tmp_path, "a"), clock(tmp_path, "b")
+
+    def rest():
+        start(second)
+        finish(second)
+
+    threading.Timer(0.4, finish, [first]).start()
+    assert_waits_for(lambda: start(first), threading.Thread(target=rest).start)
 
 
 def test_the_flash_arm_trains_as_plain_attention_does_and_reports_its_logits(corpus, tmp_path):
@@ -119,6 +145,17 @@ def test_the_flash_arm_trains_as_plain_attention_does_and_reports_its_logits(cor
     assert mine[0]["logit_max"][0] == pytest.approx(theirs[0]["logit_max"][0], rel=1e-3)
 
 
+def test_steps_that_a_guard_skipped_count_as_spikes(corpus, tmp_path):
+    wild = ("optimizer.lr=1e20", "schedule.warmup=0", "stability.guard=skip")
+    options = Options(out=tmp_path, arms=("ls",), quick=True, steps=3, device="cpu", overrides=wild)
+    (arm,) = plan_sweep(RECIPES["endurance"], options, data=corpus)
+    child.train_and_look(arm.config)
+    for _ in range(2):
+        (row,) = RECIPES["endurance"].summarise(tmp_path).data["rows"]
+        assert (row["spikes"], row["diverged"]) == (2, 1)
+        (arm.out / "after.json").unlink(missing_ok=True)
+
+
 def test_the_flash_arm_refuses_local_heads():
     with pytest.raises(ValueError, match="plain attention only"):
         child.flash_attention(None, None, None, HeadPlan(windows=(None, 4)))
@@ -127,6 +164,42 @@ def test_the_flash_arm_refuses_local_heads():
 def test_overrides_reach_every_run(corpus, tmp_path):
     shown = reproduce("explosion", "data.batch_size=32", "--plan", "--out", tmp_path, "--device", "cpu")
     assert shown.exit_code == 0 and shown.output.count("32 x 2048 tokens") == 6, shown.output
+
+
+def ls_arm(out, data, steps):
+    options = Options(out=out, arms=("ls",), quick=True, steps=steps, device="cpu")
+    return plan_sweep(RECIPES["endurance"], options, data=data)[0]
+
+
+def test_more_steps_are_left_to_do_and_fewer_are_not(corpus, tmp_path):
+    child.train_and_look(ls_arm(tmp_path, corpus, 2).config)
+    train(ls_arm(tmp_path, corpus, 4).config)
+    assert is_left(ls_arm(tmp_path, corpus, 4))  # what was written after it is of step 2
+    child.train_and_look(ls_arm(tmp_path, corpus, 4).config)
+    assert [is_left(ls_arm(tmp_path, corpus, steps)) for steps in (2, 4, 5)] == [False, False, True]
+    common = ("endurance", "--quick", "--device", "cpu", "--data", corpus, "--out", tmp_path, "--arms", "ls")
+    for steps, left in ((4, 0), (5, 1)):
+        assert f"{left} of 1 runs to do" in reproduce(*common, "--steps", steps, "--plan").output
+
+
+def test_results_that_were_unpacked_are_done_wherever_the_data_lie_and_are_not_trained_over(corpus, tmp_path):
+    child.train_and_look(ls_arm(tmp_path / "there", corpus, 2).config)
+    here = tmp_path / "here"
+    unpack(pack(tmp_path / "there", tmp_path / "r.tar.gz"), here)
+    shutil.copytree(corpus, tmp_path / "moved")
+    assert not is_left(ls_arm(here, tmp_path / "moved", 2))
+    before = (here / "ls-seed0" / METRICS).read_bytes()
+    with pytest.raises(ConfigError, match="no whole checkpoint to go on from"):
+        child.train_and_look(ls_arm(here, tmp_path / "moved", 3).config)
+    assert (here / "ls-seed0" / METRICS).read_bytes() == before
+
+
+def test_what_was_written_before_a_run_went_on_is_not_taken_for_its_end(tmp_path):
+    made_up_sweep(RECIPES["endurance"], tmp_path, arms=("ls",))
+    after = tmp_path / "ls-seed0" / "after.json"
+    for step, spikes in ((120, 3), (60, 0)):
+        after.write_text(json.dumps({"step": step, "spikes": 3}))
+        assert RECIPES["endurance"].summarise(tmp_path).data["rows"][0]["spikes"] == spikes
 
 
 def test_the_list_names_every_experiment_and_its_cost():
@@ -145,6 +218,11 @@ def test_the_list_names_every_experiment_and_its_cost():
         (["explosion", "--quick", "--seeds", "a"], ["--seeds must be numbers", "'a'"]),
         (["explosion", "--quick", "run.step=3"], ["run has no key 'step'"]),
         (["explosion", "--results", "docs"], ["holds no evaluated run yet"]),
+        (["explosion", "--quick", "optimizer.lr=1"], ["optimizer.lr=1 has no effect", "0.0006"]),
+        (["explosion", "--quick", "run.seed=5"], ["run.seed=5 has no effect"]),
+        (["heads-and-window", "--quick", "model.window=9"], ["model.window=9 has no effect"]),
+        (["explosion", "--quick", "telemetry.logits_every=0"], ["telemetry.logits_every must be at least 1"]),
+        (["explosion", "--unpack", __file__], ["is damaged, or no pack"]),
     ],
 )
 def test_bad_input_ends_in_one_line(arguments, words, tmp_path):

@@ -83,8 +83,10 @@ def read_results(
 ) -> None:
     """Take in a pack, and write what a reader gets."""
     if unpack is not None:
-        read_pack(unpack, options.out)
+        kept = read_pack(unpack, options.out)
         message(f"unpacked {unpack} into {options.out}")
+        if kept:
+            message(f"left as they are, since they came farther than the pack's: {', '.join(kept)}")
     if results is not None:
         from longshort.lab.reproduce.publish import publish
 
@@ -106,7 +108,8 @@ def _say(recipe: Recipe, out: Path, message: Message) -> None:
     for sentence in summary.sentences:
         message(sentence)
     for key, found in summary.findings.items():
-        message(f"{recipe.claims[key].text}: {found.verdict} ({found.ours})")
+        verdict = "--quick decides nothing" if summary.is_quick else found.verdict
+        message(f"{recipe.claims[key].text}: {verdict} ({found.ours})")
     write_atomically(out / SUMMARY, summary.table + "\n" + "\n".join(summary.sentences) + "\n")
     runs = sorted(path.parent for path in out.glob(f"*/{METRICS}") if path.stat().st_size)
     if not runs:

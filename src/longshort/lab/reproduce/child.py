@@ -57,7 +57,7 @@ def train_and_look(config: TrainConfig) -> None:
     with attending(kernel) if kernel is not None else contextlib.nullcontext():
         result = train(config, clock)
     if result.status == "finished" and not timing:
-        write_json(result.out / AFTER, look(config, result.out))
+        write_json(result.out / AFTER, {"step": result.step} | look(config, result.out))
 
 
 def look(config: TrainConfig, out: Path) -> dict[str, Any]:
@@ -66,10 +66,12 @@ def look(config: TrainConfig, out: Path) -> dict[str, Any]:
     by a fitted temperature.
     """
     device, run = choose_device(config.run.device), config.run
-    steps = [record for record in read_log(out) if record["kind"] == "train"]
+    records = read_log(out)
+    steps = [record for record in records if record["kind"] == "train"]
     peaks = [peak for record in steps if (peak := largest_logit(record)) is not None]
     found: dict[str, Any] = {"largest_logit": max(peaks, default=None)}
-    found["spikes"] = count_spikes(record["loss"] for record in steps)
+    recorded = sum(record["kind"] == "spike" for record in records)  # by a guard, which may have skipped their steps
+    found["spikes"] = recorded or count_spikes(record["loss"] for record in steps)
     if config.task.name is not None:
         return found | {"test": evaluate_task(out, split="test", device=device)}
     model, _ = load_model(out, device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from longshort.files import write_atomically
 from longshort.lab.report.charts import drawing, log_ticks
 from longshort.lab.report.theme import DASHES, LIGHT, vega_config
+from longshort.lab.reproduce.measures import perplexity
 
 SIZE = 250
 """Pixels of one panel's width."""
@@ -62,7 +62,7 @@ def points(
     for curve in curves:
         named = {"series": series(curve["arm"]), "detail": str(curve["seed"])}
         for step, loss in curve["validation"]:
-            perplexities.append({**named, "step": step, "perplexity": None if loss is None else math.exp(loss)})
+            perplexities.append({**named, "step": step, "perplexity": perplexity(loss)})
         logits += [{**named, "step": step, "logit": value} for step, value in curve["logits"]]
     return perplexities, logits
 

@@ -39,7 +39,9 @@ class Outcome:
     def spikes(self) -> int:
         """Counted over the whole log where the run came to its end, else over what is there."""
         found = self.after.get("spikes")
-        return count_spikes(self.run.train["loss"].tolist()) if found is None else int(found)
+        if found is None:
+            found = len(self.run.spikes) or count_spikes(self.run.train["loss"].tolist())
+        return int(found)
 
     @property
     def largest_logit(self) -> float | None:
@@ -52,13 +54,21 @@ def outcomes(folder: Path) -> list[Outcome]:
     """Every run in the folder that was evaluated, by arm and seed; one that was stopped before says nothing yet."""
     found = []
     for path in sorted(folder.glob(f"*/{METRICS}")):
+        if not path.read_bytes().count(b"\n"):  # stopped before it could say what it is
+            continue
         run = load_run(path.parent)
         if run.evaluations:
-            after = path.parent / AFTER
-            found.append(Outcome(arm=run.variant, run=run, after=read_json(after) if after.is_file() else {}))
+            found.append(Outcome(arm=run.variant, run=run, after=_after(run)))
     if not found:
         raise ReportError(f"{folder}: holds no evaluated run yet; train first, or unpack results there")
     return sorted(found, key=lambda outcome: outcome.run.seed)
+
+
+def _after(run: Run) -> dict[str, Any]:
+    """What was written after the run, unless it has gone on since."""
+    path = run.path / AFTER
+    found: dict[str, Any] = read_json(path) if path.is_file() else {}
+    return found if found.get("step", run.last_step) == run.last_step else {}
 
 
 def by_arm(found: Iterable[Outcome], order: Sequence[str]) -> dict[str, list[Outcome]]:
@@ -81,9 +91,9 @@ def row(arm: str, runs: Sequence[Outcome]) -> dict[str, Any]:
         "steps": [outcome.run.last_step for outcome in runs],
         "final_loss": loss,
         "spread": None if loss is None else max(f for f in finals if f is not None) - min(f or 0.0 for f in finals),
-        "final_perplexity": _exp(loss),
-        "best_perplexity": _exp(_mean(bests)),
-        "max_logit": _finite(max((p for p in peaks if p is not None), default=math.nan)),
+        "final_perplexity": perplexity(loss),
+        "best_perplexity": perplexity(_mean(bests)),
+        "max_logit": max((p for p in peaks if p is not None and math.isfinite(p)), default=None),
         "logits_lost": sum(not bool(np.isfinite(outcome.run.logits_NLH).all()) for outcome in runs),
         "diverged": sum(outcome.diverged for outcome in runs),
         "spikes": sum(outcome.spikes for outcome in runs),
@@ -141,7 +151,7 @@ def provenance(found: Sequence[Outcome], folder: Path) -> dict[str, Any]:
         "started": min(run.started for run in runs),
         "seeds": sorted({run.seed for run in runs}),
         "steps": sorted({run.last_step for run in runs}),
-        "run_seconds": round(sum(float(run.train["seconds"][-1]) for run in runs), 1),
+        "run_seconds": round(sum(float(run.train["seconds"].max(initial=0.0)) for run in runs), 1),
         "unfinished": [run.name for run in runs if run.status != "finished"],
         "batch_sizes": sorted({config["data"]["batch_size"] for config in configs}),
         "backends": sorted({config["model"]["backend"] for config in configs}),
@@ -168,7 +178,7 @@ def standard_table(rows: Iterable[dict[str, Any]]) -> str:
             (
                 r["arm"],
                 len(r["seeds"]),
-                max(r["steps"]),
+                _span(r["steps"]),
                 shown(r["final_perplexity"]),
                 shown(r["spread"], 2) if len(r["seeds"]) > 1 else "",
                 shown(r["best_perplexity"]),
@@ -181,13 +191,28 @@ def standard_table(rows: Iterable[dict[str, Any]]) -> str:
     )
 
 
+def _span(steps: Sequence[int]) -> str:
+    return str(max(steps)) if len(set(steps)) == 1 else f"{min(steps)} to {max(steps)}"
+
+
 def _mean(values: Sequence[float | None]) -> float | None:
     measured = [v for v in values if v is not None and math.isfinite(v)]
     return sum(measured) / len(measured) if measured and len(measured) == len(values) else None
 
 
-def _exp(loss: float | None) -> float | None:
+def perplexity(loss: float | None) -> float | None:
+    """exp of a mean loss, which a diverged run's would overflow; None is one that is not finite."""
     return None if loss is None else math.exp(min(loss, 700.0))
+
+
+def equal_steps(*rows: dict[str, Any]) -> bool:
+    """Did all runs of these arms take equally many steps?"""
+    return len({step for row in rows for step in row["steps"]}) <= 1
+
+
+def peak(row: dict[str, Any]) -> float:
+    """The largest |logit| of an arm, for a verdict: what is not finite is larger than anything."""
+    return math.inf if row["logits_lost"] or row["max_logit"] is None else float(row["max_logit"])
 
 
 def _finite(value: float) -> float | None:

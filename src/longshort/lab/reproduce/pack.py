@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import math
+import re
 import tarfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,13 +17,17 @@ import numpy as np
 
 from longshort.files import write_atomically
 from longshort.lab.report.thinning import thin
+from longshort.lab.reproduce.measures import AFTER, STEP_TIMES
 from longshort.lab.runner import OUTPUT
-from longshort.train.log import METRICS, read_log
+from longshort.train.log import METRICS, largest_logit, read_log
 
 TRAIN_RECORDS, LOGIT_READINGS = 1500, 200
 """Kept of one run at most: about 300 KB, a fifth of that packed."""
 LEFT_OUT = ("mfu", "entropy", "layer_gradients")
 _DIGITS = 5
+MERGED = {"commands.json", STEP_TIMES}
+"""Files of the folder that grow from call to call."""
+_NAME = re.compile(rf"(\w[\w.+-]*/)?([\w+-][\w.+-]*\.json|{re.escape(METRICS)}|{re.escape(OUTPUT)})")
 
 
 def compact(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -30,10 +37,18 @@ def compact(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     losses = np.array([math.nan if record["loss"] is None else record["loss"] for record in steps])
     with_logits = [i for i, record in enumerate(steps) if "logit_max" in record]
     spread = np.linspace(0, len(with_logits) - 1, min(LOGIT_READINGS, len(with_logits))).round().astype(int)
-    read = {with_logits[i] for i in spread}
+    read = {with_logits[i] for i in spread} | _extremes(steps)
     kept = read | set(thin(losses, TRAIN_RECORDS).tolist())
     thinned = {id(record): _shortened(record, logits=i in read) for i, record in enumerate(steps) if i in kept}
     return [thinned.get(id(record), record) for record in records if record["kind"] != "train" or id(record) in thinned]
+
+
+def _extremes(steps: list[dict[str, Any]]) -> set[int]:
+    """The steps with the largest |logit| and with the first that is not finite."""
+    peaks = {i: largest_logit(record) for i, record in enumerate(steps) if "logit_max" in record}
+    finite = {i: peak for i, peak in peaks.items() if peak is not None}
+    lost = [i for i, peak in peaks.items() if peak is None]
+    return {*lost[:1], *([max(finite, key=lambda i: finite[i])] if finite else [])}
 
 
 def pack(folder: Path, archive: Path) -> Path:
@@ -54,26 +69,61 @@ def pack(folder: Path, archive: Path) -> Path:
     return write_atomically(archive, buffer.getvalue())
 
 
-def unpack(archive: Path, folder: Path) -> None:
-    """Put a pack's results beside those that the folder has; a run that is in both is the pack's."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(archive) as tar:
-        for name in ("commands.json", "step_times.json"):
-            _merge(tar, folder, name)
-        members = [m for m in tar.getmembers() if m.name not in ("commands.json", "step_times.json")]
-        tar.extractall(folder, members=members, filter="data")
+def unpack(archive: Path, folder: Path) -> list[str]:
+    """Put a pack's results beside those that the folder has. Of a run that is in both, the one that came farther stays,
+    the pack's if neither did; returns the names of runs that were left as they are. A damaged pack changes nothing.
+    """
+    files = _read(archive)
+    runs = {name.partition("/")[0] for name in files if "/" in name}
+    kept = sorted(run for run in runs if _steps_in(folder / run) > _last_step(files.get(f"{run}/{METRICS}", b"")))
+    for name, content in files.items():
+        run, inside, _ = name.partition("/")
+        if inside and run in kept:
+            continue
+        write_atomically(folder / name, _merged(folder / name, content) if name in MERGED else content)
+    for run in runs - set(kept):  # what was written after the run that is gone does not belong to this one
+        if f"{run}/{AFTER}" not in files:
+            (folder / run / AFTER).unlink(missing_ok=True)
+    return kept
 
 
-def _merge(tar: tarfile.TarFile, folder: Path, name: str) -> None:
-    """The commands of both, and the step times of both; the pack's count where they meet."""
-    if name not in tar.getnames():
-        return
-    member = tar.extractfile(name)
-    assert member is not None
-    new, path = json.loads(member.read()), folder / name
+def _read(archive: Path) -> dict[str, bytes]:
+    """The files of a pack by name: in the folder itself or that of a run, of the kinds that `pack` writes."""
+    files = {}
+    try:
+        whole = gzip.decompress(archive.read_bytes())  # which compares the checksum; tarfile stops before it
+        with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
+            for member in tar:
+                if not _NAME.fullmatch(member.name) or not member.isreg():  # no links, nothing outside the folder
+                    raise ValueError(f"{archive} is no pack: {member.name!r} is not a file of results")
+                content = tar.extractfile(member)
+                files[member.name] = b"" if content is None else content.read()
+        for name in MERGED & files.keys():
+            json.loads(files[name])
+    except (gzip.BadGzipFile, zlib.error, EOFError, tarfile.TarError, json.JSONDecodeError) as error:
+        raise ValueError(f"{archive} is damaged, or no pack: {error}") from None
+    return files
+
+
+def _steps_in(run: Path) -> int:
+    return _last_step((run / METRICS).read_bytes()) if (run / METRICS).is_file() else 0
+
+
+def _last_step(log: bytes) -> int:
+    """The step of the last whole line that has one."""
+    for line in reversed(log[: log.rfind(b"\n") + 1].splitlines()):
+        step = json.loads(line).get("step")
+        if step is not None:
+            return int(step)
+    return 0
+
+
+def _merged(path: Path, content: bytes) -> str:
+    """The commands of both, or the step times of both; the pack's count where they meet."""
+    new = json.loads(content)
     old = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else type(new)()
     merged = old | new if isinstance(new, dict) else [*old, *(entry for entry in new if entry not in old)]
-    write_atomically(path, json.dumps(merged, indent=2) + "\n")
+    return json.dumps(merged, indent=2) + "\n"
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:

@@ -20,7 +20,7 @@ INDEX = "README.md"
 def publish(recipe: Recipe, out: Path, folder: Path) -> list[Path]:
     """Write NAME.json, NAME.md and NAME.png from the results in `out`, and bring the table of claims up to date."""
     summary = recipe.summarise(out)
-    if any("--quick" in entry["command"].split() for entry in summary.data["provenance"]["commands"]):
+    if summary.is_quick:
         raise ReportError(f"{out} holds results of --quick, which decide nothing: they are not published")
     chart = recipe.figure(summary.data)  # first: it fails where Altair is missing
     written = [write_json(folder / f"{recipe.name}.json", _document(recipe, summary))]

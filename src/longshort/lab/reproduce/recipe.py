@@ -15,13 +15,19 @@ Arms = dict[str, TrainConfig]
 """The configurations of an experiment by the name of the arm; seed and folder are set later."""
 
 
-def verdict_of(cases: Collection[bool]) -> str:
+def verdict_of(cases: Collection[bool], *, of: int | None = None) -> str:
     """Of a claim that was tested in several cases: it holds in all, in some, or in none.
 
-    >>> verdict_of([True, False])
-    'holds partly'
+    Where fewer have run than the rule asks for (`of`), it may already hold partly, and is open otherwise.
+
+    >>> verdict_of([True, False]), verdict_of([True, True], of=3)
+    ('holds partly', 'not run yet')
     """
-    return HOLDS if all(cases) else PARTLY if any(cases) else FAILS
+    if any(cases) and not all(cases):
+        return PARTLY
+    if not cases or len(cases) < (of or 0):
+        return NOT_RUN
+    return HOLDS if all(cases) else FAILS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +63,11 @@ class Summary:
     findings: dict[str, Finding] = field(default_factory=dict)
     """By the key of the claim; a claim that the data do not decide is absent."""
 
+    @property
+    def is_quick(self) -> bool:
+        """Are there results of --quick among these, which decide nothing?"""
+        return any("--quick" in entry["command"].split() for entry in self.data["provenance"]["commands"])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -78,7 +89,7 @@ class Options:
     quick: bool = False
     """The CPU-sized version."""
     overrides: tuple[str, ...] = ()
-    """`section.key=value`, applied before the arms' own changes."""
+    """`section.key=value`, applied before the arms' own changes; one that all arms undo is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)

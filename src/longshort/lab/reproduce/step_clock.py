@@ -1,7 +1,7 @@
 """The time of a training step of one arm: that of its kernels on a GPU, by the clock on a CPU.
 
-A step of a small model waits longer for Python than for the GPU: by the clock all arms would be alike. Other processes
-may start and compile meanwhile; from its second step on, a run has the device to itself, by a lock.
+A step of a small model waits longer for Python than for the GPU: by the clock all arms would be alike. Processes start
+and compile side by side, sharing a lock; from its second step on a run has it, and the device, to itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class StepClock:
 
     def __init__(self, out: Path, device: torch.device) -> None:
         self.out, self.device = out, device
-        self._lock: IO[str] | None = None
+        self._lock = _opened(out.parent / LOCK)
+        _wait(self._lock, shared=True)  # while others are timed, nothing of this run is on the device
         self._profile: Any = None
         self._start = 0.0
 
@@ -35,7 +36,7 @@ class StepClock:
         if record["kind"] != "train":
             return
         if record["step"] == 1:  # what is compiled has been
-            self._lock = _locked(self.out.parent / LOCK)
+            _wait(self._lock, shared=False)
         if record["step"] == WARMUP_STEPS:
             self._start = record["seconds"]
             if self.device.type == "cuda":
@@ -52,15 +53,17 @@ class StepClock:
             self._profile.stop()
             seconds = sum(event.self_device_time_total for event in self._profile.key_averages()) / 1e6 / TIMED_STEPS
         write_json(self.out / RESULT, {"seconds": seconds, "wall_seconds": wall, "steps": TIMED_STEPS})
-        if self._lock is not None:
-            self._lock.close()  # and so unlock
+        self._lock.close()  # and so unlock
 
 
-def _locked(path: Path) -> IO[str]:
+def _opened(path: Path) -> IO[str]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("a", encoding="utf-8")
+
+
+def _wait(file: IO[str], *, shared: bool) -> None:
     """Waits for the others; without file locks (not POSIX) runs must be timed one at a time."""
-    file = path.open("a", encoding="utf-8")
     with contextlib.suppress(ImportError):
         import fcntl
 
-        fcntl.flock(file, fcntl.LOCK_EX)
-    return file
+        fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)

@@ -42,13 +42,32 @@ _REPORT_SECONDS = 30.0
 def plan_sweep(recipe: Recipe, options: Options, *, data: Path | None) -> list[Arm]:
     """The runs that a call is about: the arms that were asked for, with every seed."""
     assert recipe.arms is not None
-    named = recipe.arms(base_config(recipe, options, data=data))
+    base = base_config(recipe, options, data=data)
+    named = recipe.arms(base)
     wanted = options.arms or tuple(name for name in named if name not in recipe.on_request)
     for pattern in wanted:
         if not any(fnmatchcase(name, pattern) for name in named):
             raise ConfigError(f"--arms must be among {', '.join(named)}, or patterns of them; got {pattern!r}")
     chosen = {name: config for name, config in named.items() if any(fnmatchcase(name, p) for p in wanted)}
-    return arms_of(chosen, options.seeds, options.out)
+    arms = arms_of(chosen, options.seeds, options.out)
+    _check_overrides(base, arms, options.overrides)
+    return arms
+
+
+def _check_overrides(base: TrainConfig, arms: Sequence[Arm], overrides: Sequence[str]) -> None:
+    """Raise where all arms set the key themselves, so that nothing would come of an override, and of a sweep that
+    never reads a logit: its runs would pass for mere timings.
+    """
+    for override in overrides:
+        section, _, key = override.partition("=")[0].partition(".")
+        wanted = base.to_dict().get(section, {})
+        if key in wanted:  # not model.preset, which stands for other keys
+            found = [arm.config.to_dict()[section][key] for arm in arms]
+            if wanted[key] not in found:
+                values = ", ".join(dict.fromkeys(repr(value) for value in found))
+                raise ConfigError(f"{override} has no effect: the arms of this experiment set {section}.{key}={values}")
+    if any(not arm.config.telemetry.logits_every for arm in arms):
+        raise ConfigError("telemetry.logits_every must be at least 1 here: every experiment reads logits; got 0")
 
 
 def estimate(arms: Sequence[Arm], options: Options) -> float:
@@ -63,8 +82,8 @@ def estimate(arms: Sequence[Arm], options: Options) -> float:
 
 
 def describe(recipe: Recipe, options: Options) -> list[str]:
-    """The plan of a call, one line a run; needs no data."""
-    arms = plan_sweep(recipe, options, data=None)
+    """The plan of a call, one line a run; without --data, runs on another vocabulary than the preset's look undone."""
+    arms = plan_sweep(recipe, options, data=None if options.data is None else token_folder(recipe, options))
     lines = [
         f"{arm.out}: {arm.config.run.steps} steps of {arm.config.data.batch_size} x {arm.config.length} tokens, "
         f"lr {arm.config.optimizer.lr:g}{'' if is_left(arm) else ', done'}"
@@ -72,12 +91,16 @@ def describe(recipe: Recipe, options: Options) -> list[str]:
     ]
     left = [arm for arm in arms if is_left(arm)]
     minutes = estimate(left, options) / 60
-    return [*lines, f"{len(left)} of {len(arms)} runs to do, about {minutes:.1f} minutes in all on this kind of device"]
+    time_left = f"{minutes:.1f} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"
+    return [*lines, f"{len(left)} of {len(arms)} runs to do, about {time_left} in all on this kind of device"]
 
 
 def is_left(arm: Arm) -> bool:
-    """Is there anything left to do for this run?"""
-    return not (arm.is_finished and (arm.out / AFTER).is_file())
+    """Is there anything left to do for this run? What was written after fewer steps does not count."""
+    if not arm.is_finished or not (arm.out / AFTER).is_file():
+        return True
+    steps = arm.config.run.steps
+    return bool(read_json(arm.out / AFTER).get("step", steps) < steps)
 
 
 def run_sweep(recipe: Recipe, options: Options, message: Message) -> bool:
@@ -109,7 +132,7 @@ def run_sweep(recipe: Recipe, options: Options, message: Message) -> bool:
     )
     if failures:
         raise RunFailed(f"{len(failures)} of {len(left)} runs failed; the first: {failures[0]}")
-    return done
+    return done and not any(is_left(arm) for arm in left)
 
 
 def _side_by_side() -> bool:

@@ -13,10 +13,14 @@ TARGETS = (150.0, 100.0, 80.0, 60.0, 50.0, 45.0, 40.0)
 
 
 def perplexity_at(runs: Sequence[measures.Outcome], step: float) -> float | None:
-    """Perplexity, of the mean loss over seeds, at the last evaluation up to a step."""
+    """Perplexity, of the mean loss over seeds, at the last evaluation up to a step; None before the first, where a
+    loss is not finite, and where a run did not come so far.
+    """
+    step += 1e-9 * step  # a step that is a time divided by a step's time may miss its own number
     losses = [measures.loss_by(outcome.run, step) for outcome in runs]
     known = [loss for loss in losses if loss is not None]
-    return math.exp(sum(known) / len(known)) if known and len(known) == len(losses) else None
+    whole = known and len(known) == len(losses) and all(outcome.run.last_step >= math.floor(step) for outcome in runs)
+    return measures.perplexity(sum(known) / len(known)) if whole else None
 
 
 def seconds_to(runs: Sequence[measures.Outcome], perplexity: float, step_seconds: float | None) -> float | None:
@@ -49,4 +53,4 @@ def table(rows: Sequence[dict[str, Any]], budget: float | None) -> str:
 
 def _time_cell(row: dict[str, Any]) -> str:
     value = row["perplexity_at_equal_time"]
-    return "no evaluation by then" if value is None else measures.shown(value)
+    return "no finite evaluation then" if value is None else measures.shown(value)

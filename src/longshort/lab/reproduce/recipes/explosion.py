@@ -65,7 +65,7 @@ def _pairs(rows: list[dict[str, Any]]) -> list[tuple[float, dict[str, Any], dict
 
 def exploded(row: dict[str, Any]) -> bool:
     """Did some run of the arm pass the bound, lose a logit, or diverge?"""
-    return bool(row["diverged"] or row["logits_lost"] or row["max_logit"] is None or row["max_logit"] > EXPLODED)
+    return bool(row["diverged"] or measures.peak(row) > EXPLODED)
 
 
 def _sentences(rows: list[dict[str, Any]], looks: dict[str, dict[str, float]]) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ def _findings(rows: list[dict[str, Any]], looks: dict[str, dict[str, float]]) ->
     pairs, shown = _pairs(rows), measures.shown
     found: dict[str, Finding] = {}
     if len(pairs) == len(RATES):
-        calm = [not exploded(ls) and ls["max_logit"] < CALM for _, _, ls in pairs]
+        calm = [measures.peak(ls) < CALM for _, _, ls in pairs]
         ours = ", ".join(f"{shown(ls['max_logit'], 3)} at {rate:g}" for rate, _, ls in pairs)
         found["calm"] = Finding(ours=ours, verdict=verdict_of(calm))
         ours = ", ".join(

@@ -79,23 +79,28 @@ def _sentences(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
 def _endured(plain: dict[str, Any], ls: dict[str, Any]) -> dict[str, Finding]:
     shown = measures.shown
     ours = f"LS {shown(ls['max_logit'], 3)}, plain {shown(plain['max_logit'], 3)} in {max(plain['steps']):,} steps"
-    big = plain["max_logit"] is None or plain["max_logit"] > 200
-    calm = ls["max_logit"] is not None and ls["max_logit"] < 50
+    big, calm = measures.peak(plain) > 200, measures.peak(ls) < 50
     logits = Finding(ours=ours, verdict=HOLDS if big and calm else PARTLY if big or calm else FAILS)
     ended = f"plain {'diverged' if plain['diverged'] else 'did not'}, LS {'diverged' if ls['diverged'] else 'did not'}"
     ours = f"{ended}, in {max(plain['steps']):,} steps"
-    if plain["diverged"]:
-        verdict = FAILS if ls["diverged"] else HOLDS
-    else:  # too few steps decide nothing
-        verdict = FAILS if max(plain["steps"]) >= PAPER_DIVERGES else NOT_RUN
+    verdict = NOT_RUN  # too few steps decide nothing
+    if plain["diverged"] and ls["diverged"]:
+        verdict = FAILS
+    elif plain["diverged"] and max(ls["steps"]) >= min(max(plain["steps"]), PAPER_DIVERGES):
+        verdict = HOLDS
+    elif not plain["diverged"] and max(plain["steps"]) >= PAPER_DIVERGES:
+        verdict = FAILS
     return {"logits": logits, "diverges": Finding(ours=ours, verdict=verdict)}
 
 
 def _scaled(plain: dict[str, Any], ls: dict[str, Any]) -> dict[str, Finding]:
-    shown, infinite = measures.shown, float("inf")
+    if not measures.equal_steps(plain, ls):
+        return {}
+    shown = measures.shown
     ours = f"perplexity {shown(ls['final_perplexity'])} against {shown(plain['final_perplexity'])}, largest |logit| "
     ours += f"{shown(ls['max_logit'], 3)} against {shown(plain['max_logit'], 3)}, in {max(plain['steps']):,} steps"
-    lower = [(ls[key] or infinite) < (plain[key] or infinite) for key in ("final_perplexity", "max_logit")]
+    mine, theirs = (row["final_perplexity"] or float("inf") for row in (ls, plain))
+    lower = [mine < theirs, measures.peak(ls) < measures.peak(plain)]
     return {"scale": Finding(ours=ours, verdict=verdict_of(lower))}
 
 
@@ -127,7 +132,7 @@ ENDURANCE = Recipe(
         "diverges": Claim(
             text="plain attention diverges and LS does not",
             paper="after 20-30k steps",
-            rule=f"decided by {PAPER_DIVERGES:,} steps, or as soon as plain attention diverges",
+            rule=f"decided by {PAPER_DIVERGES:,} steps, or as soon as plain attention diverges, of LS after as many",
         ),
     },
     summarise=functools.partial(_summarise, endurance=True),
@@ -153,7 +158,8 @@ SCALE = Recipe(
         "scale": Claim(
             text="the effect holds in a larger model",
             paper="12 layers of width 768, window 100; numbers unknown to us",
-            rule="LS lower than plain in final perplexity and in largest |logit|: holds if both, partly if one",
+            rule="after equal steps LS lower than plain in final perplexity and in largest |logit|: holds if both, "
+            "partly if one",
         ),
     },
     summarise=functools.partial(_summarise, endurance=False),

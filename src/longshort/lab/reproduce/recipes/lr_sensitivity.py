@@ -81,7 +81,8 @@ def summarise(folder: Path) -> Summary:
     ]
     data = {"provenance": measures.provenance(found, folder), "rows": rows, "kinds": kinds, "ceiling": ceiling}
     table = _table(kinds) + "\n" + measures.standard_table(rows)
-    return Summary(data=data, table=table, sentences=_sentences(kinds), findings=_findings(kinds))
+    findings = _findings(kinds) if measures.equal_steps(*rows) else {}
+    return Summary(data=data, table=table, sentences=_sentences(kinds), findings=findings)
 
 
 def _table(kinds: Sequence[dict[str, Any]]) -> str:

@@ -49,8 +49,8 @@ def _pairs(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[dict[str, Any], di
 
 def _better(plain: dict[str, Any], ls: dict[str, Any]) -> bool:
     """Is LS lower in final perplexity and in largest |logit|? What is not finite is larger than anything."""
-    infinite = float("inf")
-    return all((ls[key] or infinite) < (plain[key] or infinite) for key in ("final_perplexity", "max_logit"))
+    mine, theirs = (row["final_perplexity"] or float("inf") for row in (ls, plain))
+    return mine < theirs and measures.peak(ls) < measures.peak(plain)
 
 
 def _sentences(pairs: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> tuple[str, ...]:
@@ -64,12 +64,17 @@ def _sentences(pairs: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> tuple
 
 
 def _findings(pairs: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Finding]:
-    others = {encoding: pair for encoding, pair in pairs.items() if encoding != "learned"}
+    others = {
+        encoding: (plain, ls)
+        for encoding, (plain, ls) in pairs.items()
+        if encoding != "learned" and measures.equal_steps(plain, ls)
+    }
     if not others:
         return {}
     better = [encoding for encoding, (plain, ls) in others.items() if _better(plain, ls)]
     ours = f"with {', '.join(better) or 'none'} of {', '.join(others)}"
-    return {"positions": Finding(ours=ours, verdict=verdict_of([name in better for name in others]))}
+    verdict = verdict_of([name in better for name in others], of=len(ENCODINGS) - 1)
+    return {"positions": Finding(ours=ours, verdict=verdict)}
 
 
 def figure(data: dict[str, Any]) -> Any:
