@@ -141,7 +141,6 @@ ENDURANCE = Recipe(
     settings={
         "schedule.warmup": 2000,
         "run.save_every": 5000,
-        "run.compile_scope": "model",
         "telemetry.logits_every": 10,
     },
     steps=50_000,
