@@ -40,6 +40,7 @@ def _summarise(folder: Path, *, endurance: bool) -> Summary:
     for row in rows:
         config = grouped[row["arm"]][0].run.config
         tokens = config["data"]["batch_size"] * (config["data"]["length"] or config["model"]["context"])
+        row["evaluated"] = max(outcome.run.evaluations[-1].step for outcome in grouped[row["arm"]])
         row["tokens_per_second_alone"] = tokens / seconds[row["arm"]] if row["arm"] in seconds else None
     data = {
         "provenance": measures.provenance(found, folder),
@@ -69,8 +70,9 @@ def _speed_table(rows: Sequence[dict[str, Any]]) -> str:
 def _sentences(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     shown = measures.shown
     return tuple(
-        f"{row['arm']}: after {max(row['steps']):,} steps perplexity {shown(row['final_perplexity'])} (best "
-        f"{shown(row['best_perplexity'])}), largest |logit| {shown(row['max_logit'], 3)}, {row['spikes']} spikes, "
+        f"{row['arm']}: {max(row['steps']):,} steps, perplexity {shown(row['final_perplexity'])} at the last "
+        f"evaluation, step {row['evaluated']:,} (best {shown(row['best_perplexity'])}), largest |logit| "
+        f"{shown(row['max_logit'], 3)}, {row['spikes']} spikes, "
         f"{row['diverged']} of {len(row['seeds'])} runs diverged."
         for row in rows
     )
