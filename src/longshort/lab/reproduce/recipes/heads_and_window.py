@@ -15,12 +15,12 @@ from longshort.lab.reproduce.recipes.window_rule import best_window, fit_window
 from longshort.lab.variants import with_plan
 from longshort.train import TrainConfig
 
-WINDOWS = (8, 16, 32, 50, 100, 200, 512)
+WINDOWS = (2, 4, 8, 16, 32, 50, 100, 200, 512)
 LENGTHS = (0.25, 0.5, 2.0, 4.0, 8.0)
 """Of the base's row: 512 to 16,384 for the paper's 2,048."""
 WIDTHS = (0.5, 2.0)
 """Of the base's width, heads as many and as much narrower or wider."""
-RULE_WINDOWS = (4, 8, 16, 50, 100, 200, 512)
+RULE_WINDOWS = (2, 4, 8, 16, 50, 100, 200, 512)
 
 
 def arms(base: TrainConfig) -> Arms:
@@ -188,7 +188,7 @@ RECIPE = Recipe(
     question="How many global heads, and how wide a window?",
     method=(
         "The author's model on rows of 2,048 tokens, 32,768 tokens a step, 5 times the author's learning rate, short "
-        "runs; 0 to 6 global heads by seven windows. Then rows of 512 to 16,384 and half and twice the width, with one "
+        "runs; 0 to 6 global heads by nine windows. Then rows of 512 to 16,384 and half and twice the width, with one "
         "global head, for the rule of thumb: the best window is the lowest point of a parabola in log window."
     ),
     cost="H200: about 30 minutes for one seed, eight at a time; CPU --quick: some minutes",
