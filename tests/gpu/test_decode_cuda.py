@@ -133,6 +133,22 @@ def test_a_graph_goes_on_after_crop_and_reset():
 
 
 @torch.no_grad()
+def test_a_graph_outlives_an_earlier_one_and_cleared_workspaces():
+    model, tokens = build(width=768, n_heads=12, positions="rotary").bfloat16(), draw(2, 60)
+    for _ in range(2):  # the second graph is kept, the first one goes
+        cache = model.new_cache(2, max_length=60, static=True)
+        model(tokens[:, :20], cache=cache)
+        step = DecodingStep(model, cache, graph=True, required=True)
+        begun = [step(tokens[:, i : i + 1]).clone() for i in range(20, 40)]
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    other = [torch.full((1 << 22,), torch.nan, device="cuda") for _ in range(16)]  # where the workspace may have been
+    got = torch.stack(begun + [step(tokens[:, i : i + 1]).clone() for i in range(40, 60)], dim=1)
+    assert step.captured and all(block.isnan().all() for block in other)
+    torch.testing.assert_close(got, model(tokens).logits[:, 20:].float(), atol=0.3, rtol=0.1)
+
+
+@torch.no_grad()
 @pytest.mark.filterwarnings("ignore::UserWarning")  # inductor has much to say about fp32
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
 def test_a_step_compiles_as_one_graph_for_every_length(positions):

@@ -13,6 +13,7 @@ from longshort.lab.reproduce.figures import picture
 from longshort.lab.reproduce.publish import END, START, claims_table, publish, write_index
 from longshort.lab.reproduce.recipe import FAILS, HOLDS, NOT_RUN, PARTLY, Options
 from longshort.lab.reproduce.recipes.explosion import RATES, arm_name
+from longshort.lab.reproduce.recipes.heads_and_window import above_the_best
 from longshort.lab.reproduce.recipes.lr_sensitivity import edge
 from longshort.lab.reproduce.sweep import describe, plan_sweep
 from longshort.train import TrainConfig
@@ -40,7 +41,7 @@ def test_every_run_is_a_valid_configuration_in_a_folder_of_its_own(name, quick, 
         ("explosion", 6),
         ("stabilizers", 14),
         ("lr-sensitivity", 20),
-        ("heads-and-window", 92),
+        ("heads-and-window", 111),
         ("positions", 10),
         ("corrupted-tokens", 16),
         ("long-range", 22),
@@ -107,6 +108,30 @@ def test_part_of_a_sweep_is_summarised_too(name, tmp_path):
     assert [row["arm"] for row in summary.data["rows"]] == list(arms)
     assert summary.findings == {}
     picture(recipe.figure(summary.data), tmp_path / "figure.png", title="part")
+
+
+def test_a_command_that_was_given_twice_is_told_once(tmp_path):
+    recipe = RECIPES["positions"]
+    made_up_sweep(recipe, tmp_path / "runs", arms=("ls-rotary",))
+    given = [
+        "longshort reproduce positions",
+        "longshort reproduce positions",
+        "longshort reproduce positions --steps 9",
+    ]
+    (tmp_path / "runs/commands.json").write_text(json.dumps([{"command": command} for command in given]))
+    publish(recipe, tmp_path / "runs", tmp_path / "docs")
+    page = (tmp_path / "docs/positions.md").read_text().splitlines()
+    assert [line.strip() for line in page if line.startswith("    longshort")] == [given[0], given[2]]
+
+
+def test_windows_are_drawn_relative_to_the_best_of_their_length():
+    rows = [
+        {"arm": arm, "n_global": 1, "window": window, "length": 512, "width": 192, "final_perplexity": perplexity}
+        for arm, window, perplexity in (("n512-w16", 16, 60.0), ("n512-w4", 4, 75.0), ("n512-w8", 8, 50.0))
+    ]
+    rows.append({**rows[0], "length": 1024, "final_perplexity": None})
+    points = above_the_best(rows, [{"length": 512, "width": 192}, {"length": 1024, "width": 192}])
+    assert [(point["window"], point["above"]) for point in points] == [(4, 1.5), (8, 1.0), (16, 1.2)]
 
 
 def test_explosion_says_nothing_of_a_claim_before_all_rates_have_run(tmp_path):

@@ -41,7 +41,8 @@ def page(recipe: Recipe, summary: Summary) -> str:
     """Markdown: the question, the figure, what it shows, the claims, the table, how it was made."""
     claims = [_cells(claim.text, claim.paper, _ours(summary, key), claim.rule) for key, claim in recipe.claims.items()]
     made = summary.data["provenance"]
-    commands = "\n".join(f"    {entry['command']}" for entry in made.get("commands", [])) or "    not recorded"
+    given = dict.fromkeys(entry["command"] for entry in made.get("commands", []))  # a call that went on is told once
+    commands = "\n".join(f"    {command}" for command in given) or "    not recorded"
     facts = [f"- {key.replace('_', ' ')}: {_fact(value)}" for key, value in made.items() if key != "commands"]
     return "\n".join(
         [

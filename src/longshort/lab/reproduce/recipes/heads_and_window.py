@@ -89,6 +89,23 @@ def _bests(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+def above_the_best(rows: Sequence[dict[str, Any]], bests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Perplexity with one global head by the window, a line for each length and width that has a best one."""
+    points = []
+    for b in bests:
+        same = [
+            r for r in rows if r["window"] and (r["length"], r["width"], r["n_global"]) == (b["length"], b["width"], 1)
+        ]
+        finite = [r for r in same if r["final_perplexity"] is not None]
+        lowest = min((r["final_perplexity"] for r in finite), default=math.inf)
+        series = f"n {b['length']}, d {b['width']}"
+        points += [
+            {"window": r["window"], "above": r["final_perplexity"] / lowest, "series": series, "detail": ""}
+            for r in sorted(finite, key=lambda r: int(r["window"]))
+        ]
+    return points
+
+
 def _grid_table(grid: Sequence[dict[str, Any]]) -> str:
     cells = {(row["n_global"], row["window"]): row for row in grid}
 
@@ -124,10 +141,12 @@ def _sentences(
             f"{worst['arm']} the highest, {worst['final_perplexity']:.4g}."
         )
     edges = sum(b["at_edge"] for b in bests)
+    inside = [b["window"] for b in bests if not b["at_edge"]]
     if rule is not None:
         said.append(
             f"A fit through {rule['points']} best windows is {rule['scale']:.3g} n^{rule['by_length']:.2f} "
-            f"d^{rule['by_width']:.2f}, off by a factor of {2 ** rule['error']:.2f} (RMS)."
+            f"d^{rule['by_width']:.2f}, off by a factor of {2 ** rule['error']:.2f} (RMS); they lie between "
+            f"{min(inside):.1f} and {max(inside):.1f}."
         )
     if edges:
         said.append(
@@ -156,7 +175,7 @@ def _findings(grid: Sequence[dict[str, Any]]) -> dict[str, Finding]:
 
 
 def figure(data: dict[str, Any]) -> Any:
-    """Heat maps of perplexity and of the largest |logit|; the best window against length."""
+    """Heat maps of perplexity and of the largest |logit|; perplexity by window at every length and width."""
     from longshort.lab.report.charts import drawing
 
     grid = [row for row in data["rows"] if row["arm"].startswith("g")]
@@ -170,17 +189,17 @@ def figure(data: dict[str, Any]) -> Any:
         figures.heat(cells, value="perplexity", value_title="perplexity", text=".3~g", **common),
         figures.heat(cells, value="logit", value_title="max |logit|", text=".3~s", **common),
     ]
-    if data["best_windows"]:
-        points = [b | {"series": f"d {b['width']}", "detail": ""} for b in data["best_windows"]]
-        names = sorted({point["series"] for point in points})
+    points = above_the_best(data["rows"], data["best_windows"])
+    if points:
         axes: dict[str, Any] = {
-            "x": "length",
-            "y": "window",
-            "x_title": "row length n",
-            "y_title": "best window tried",
+            "x": "window",
+            "y": "above",
+            "x_title": "window",
+            "y_title": "perplexity / the best one's",
+            "names": list(dict.fromkeys(point["series"] for point in points)),
         }
-        charts.append(figures.lines(points, names=names, log=True, log_x=True, points=True, **axes))
-    return drawing().hconcat(*charts).resolve_scale(color="independent")
+        charts.append(figures.lines(points, log_x=True, points=True, **axes))
+    return drawing().hconcat(*charts).resolve_scale(color="independent", strokeDash="independent")
 
 
 RECIPE = Recipe(
