@@ -504,7 +504,7 @@ def test_a_plain_token_on_a_cpu_takes_the_kernel_alone(monkeypatch, rollback, n_
     model, tokens = build(n_global=4 // n_kv_heads, n_kv_heads=n_kv_heads), draw(batch=2, length=40)
     cache = poison(model.new_cache(2, rollback=rollback))
     got = [model(tokens[:, :9], cache=cache).logits]
-    monkeypatch.setattr("longshort.nn.cache.attention", None)  # what a chunk calls
+    monkeypatch.setattr("longshort.nn.layer_cache.attention", None)  # what a chunk calls
     got += [model(part, cache=cache).logits for part in tokens[:, 9:].split(1, dim=1)]
     torch.testing.assert_close(torch.cat(got, dim=1), full(model, tokens), **TIGHT)
 

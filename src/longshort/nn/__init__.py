@@ -2,7 +2,8 @@
 
 from longshort.nn.attention import LSAttention, LSAttentionResult
 from longshort.nn.block import MLP, Block
-from longshort.nn.cache import LayerCache, LSCache
+from longshort.nn.cache import LSCache
+from longshort.nn.layer_cache import LayerCache
 from longshort.nn.norms import QKNorm, RMSNorm, SequenceBatchNorm
 from longshort.nn.positions import rotary, segment_positions, sinusoidal
 from longshort.nn.reparam import SigmaLinear, update_sigma

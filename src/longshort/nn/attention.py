@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from longshort.heads import HeadPlan
-from longshort.nn.cache import LayerCache
 from longshort.nn.chunks import attend_within_chunks
+from longshort.nn.layer_cache import LayerCache
 from longshort.nn.norms import QKNorm
 from longshort.nn.positions import rotary
 from longshort.nn.reparam import linear

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from longshort.nn.attention import LSAttention, LSAttentionResult
-from longshort.nn.cache import LayerCache
+from longshort.nn.layer_cache import LayerCache
 from longshort.nn.norms import SequenceBatchNorm
 from longshort.nn.reparam import linear
 

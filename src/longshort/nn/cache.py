@@ -1,174 +1,20 @@
 """The key/value cache of decoding: global heads keep everything, local heads a ring of the rows they can still see.
 
-A layer has one pool for each distinct reach of its KV heads. Rows are written in place; what a chunk of tokens sees is
-read in order, as a view where the rows lie in order and as a small copy where the ring wraps. Masks, padding and
-statistics are the op's: each pool is one call of it, with more keys than queries. With smoothing, pools hold smoothed
-values, and a small ring beside them the newest raw ones, which the next tokens' values are averaged with.
-
-Shapes: B batch, H query heads, H_kv key/value heads, T new tokens, S cached and new ones, D head dimension.
+A cache has one `LayerCache` a layer, and what all of them share: the length, segments and positions of its tokens.
+Calls that would leave it half changed are checked before anything is written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from longshort.heads import HeadPlan
-from longshort.nn.pool import Heads, Pool, RawValues, Rows
-from longshort.ops import LogitStats, Smoothing, attention
-from longshort.ops.fused import attend_last
-
-_FIRST_ROWS = 64
-"""Rows of a pool that grows; it doubles from there."""
-
-_LEAN_BACKENDS = ("auto", "blocked")
-
-
-class CachedAttention(NamedTuple):
-    """What `LayerCache.attend` returns."""
-
-    out: Tensor
-    """(B, H, T, D)."""
-    logits: LogitStats | None
-    """Extremes of the logits per head, of these queries; None unless stats=True."""
-
-
-class LayerCache:
-    """The cache of one attention layer; `LSCache` makes them."""
-
-    def __init__(
-        self,
-        plan: HeadPlan,
-        n_kv_heads: int,
-        head_dim: int,
-        *,
-        batch_size: int,
-        max_length: int | None,
-        rollback: int,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        smoothing: Smoothing | None = None,
-    ) -> None:
-        self.plan, self.n_kv_heads, self.head_dim, self.max_length = plan, n_kv_heads, head_dim, max_length
-        self.smoothing = smoothing
-        self.length = 0
-        """Positions held."""
-        self.written = 0
-        """One past the last position ever written: what a crop leaves behind has overwritten older rows. A ring that
-        was resized counts as if it had had its present size all along."""
-        self.pools: list[Pool] = []
-        reaches = plan.kv_windows(n_kv_heads)
-        for window in dict.fromkeys(reaches):
-            kv_heads = [head for head, reach in enumerate(reaches) if reach == window]
-            group = plan.n_heads // n_kv_heads
-            heads = [kv_head * group + i for kv_head in kv_heads for i in range(group)]
-            limit = _smaller(None if window is None else window + rollback, max_length)
-            rows = _smaller(limit, None if max_length is not None else _FIRST_ROWS)
-            shape = (batch_size, len(kv_heads), rows or _FIRST_ROWS, head_dim)
-            k, v = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
-            self.pools.append(Pool(window, limit, k, v, _part(plan, heads), _as_slice(heads), _as_slice(kv_heads)))
-        self.raw_values: RawValues | None = None
-        if smoothing is not None:
-            rows = _smaller(smoothing.width + rollback, max_length)
-            shape = (batch_size, n_kv_heads, rows or 0, head_dim)
-            self.raw_values = RawValues.empty(smoothing, rows or 0, shape, dtype=dtype, device=device)
-        alike = all(set(pool.plan.windows) == {pool.window} for pool in self.pools)
-        self._sees_alike = alike and plan.decays is None and plan.slopes is None
-
-    @property
-    def stores(self) -> list[Rows]:
-        """All that holds rows."""
-        return [*self.pools] if self.raw_values is None else [*self.pools, self.raw_values]
-
-    def check(self, batch_size: int, new: int) -> None:
-        """Raise, before anything is written, where `new` more tokens for each of `batch_size` rows have no place."""
-        rows = self.pools[0].k.shape[0]
-        if batch_size != rows:
-            raise ValueError(f"cache must have the batch size of the input, {batch_size}, got {rows}")
-        if self.max_length is not None and self.length + new > self.max_length:
-            raise ValueError(f"cache has max_length {self.max_length} and holds {self.length}; got {new} more")
-
-    def next_positions(self, new: int) -> Tensor:
-        """(T,) positions of the next tokens."""
-        return torch.arange(self.length, self.length + new, device=self.pools[0].k.device)
-
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        softcap: float | None = None,
-        segments: Tensor | None = None,
-        stats: bool = False,
-        backend: str = "auto",
-    ) -> CachedAttention:
-        """Append k and v (B, H_kv, T, D) and attend from q (B, H, T, D) over all that each head sees.
-
-        `segments` (B, S) covers the cached positions and the new ones.
-        """
-        self.check(k.shape[0], k.shape[2])
-        for store in self.stores:
-            store.follow(k.device)
-        if self.raw_values is not None:
-            v = self.raw_values.smoothed(self.length, v, segments)
-        if softcap is None and segments is None and not stats and backend in _LEAN_BACKENDS and self._is_lean(q):
-            return CachedAttention(self._attend_last(q, k, v), None)
-        start, stop = self.length, self.length + k.shape[2]
-        attended = self.attend_chunk(start, q, k, v, softcap=softcap, segments=segments, stats=stats, backend=backend)
-        self.length, self.written = stop, max(self.written, stop)
-        return attended
-
-    def attend_chunk(
-        self,
-        start: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        softcap: float | None,
-        segments: Tensor | None,
-        stats: bool,
-        backend: str,
-    ) -> CachedAttention:
-        """As `attend`, with the values to attend to, at positions `start` and after; nothing is counted."""
-        stop = start + k.shape[2]
-        out = torch.empty_like(q) if len(self.pools) > 1 else q
-        largest = torch.empty(self.plan.n_heads, device=q.device)
-        smallest = torch.empty_like(largest)
-        for pool in self.pools:
-            pool.reserve(stop)
-            keys, values = pool.extend(start, k[:, pool.kv_heads], v[:, pool.kv_heads])
-            queries = q[:, pool.heads].to(keys.dtype)
-            ids = None if segments is None else segments[:, stop - keys.shape[2] :]
-            result = attention(
-                queries, keys, values, pool.plan, softcap=softcap, segments=ids, stats=stats, backend=backend
-            )
-            if len(self.pools) == 1:
-                out = result.out.to(q.dtype)
-            else:
-                out[:, pool.heads] = result.out.to(q.dtype)
-            if result.logits is not None:
-                largest[pool.heads], smallest[pool.heads] = result.logits
-        return CachedAttention(out, LogitStats(largest, smallest) if stats else None)
-
-    def _is_lean(self, q: Tensor) -> bool:
-        """One token on a CPU, by heads that see all rows of their pool alike: the kernel alone does it then."""
-        one_on_cpu = q.shape[2] == 1 and q.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-        return one_on_cpu and self._sees_alike and q.numel() > 0
-
-    def _attend_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        position = self.length
-        out = torch.empty_like(q)
-        for pool in self.pools:
-            pool.reserve(position + 1)
-            keys, values = pool.append(position, k[:, pool.kv_heads], v[:, pool.kv_heads])
-            out[:, pool.heads] = attend_last(q[:, pool.heads].to(keys.dtype), keys, values).to(q.dtype)
-        self.length, self.written = position + 1, max(self.written, position + 1)
-        return out
+from longshort.nn.layer_cache import FIRST_ROWS, LayerCache, smaller
+from longshort.ops import Smoothing
 
 
 class LSCache:
@@ -358,7 +204,7 @@ class LSCache:
         for layer in self.layers:
             for store in layer.stores:
                 if store.window is not None:
-                    store.resize(_smaller(store.window + spare_rows, self.max_length) or 0, layer.length)
+                    store.resize(smaller(store.window + spare_rows, self.max_length) or 0, layer.length)
             layer.written = max(layer.written + extra, layer.length)
         self._spare_rows = spare_rows
 
@@ -366,7 +212,7 @@ class LSCache:
         """A table (B, rows) of int64 with `new` written after `length` entries, which are `before` in a fresh one."""
         stop = self.length + new.shape[-1]
         if table is None or table.shape[1] < stop:
-            rows = self.max_length or max(_FIRST_ROWS, 2 * stop)
+            rows = self.max_length or max(FIRST_ROWS, 2 * stop)
             grown = torch.empty(self.batch_size, rows, dtype=torch.long, device=self.device)
             grown[:, : self.length] = before if table is None else table[:, : self.length]
             table = grown
@@ -387,22 +233,3 @@ def _check_smoothing(smoothing: Smoothing | None) -> None:
 def _selected(x: Tensor, rows: Tensor) -> Tensor:
     chosen = x.index_select(0, rows.to(x.device))
     return x.copy_(chosen) if chosen.shape == x.shape else chosen
-
-
-def _part(plan: HeadPlan, heads: list[int]) -> HeadPlan:
-    return HeadPlan(
-        windows=tuple(plan.windows[head] for head in heads),
-        decays=plan.decays and tuple(plan.decays[head] for head in heads),
-        slopes=plan.slopes and tuple(plan.slopes[head] for head in heads),
-    )
-
-
-def _as_slice(heads: list[int]) -> Heads:
-    """A slice, which gives views, where the heads are neighbours."""
-    first, last = heads[0], heads[-1]
-    return slice(first, last + 1) if heads == list(range(first, last + 1)) else heads
-
-
-def _smaller(a: int | None, b: int | None) -> int | None:
-    """The smaller of two bounds, None being no bound."""
-    return b if a is None else a if b is None else min(a, b)

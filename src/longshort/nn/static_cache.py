@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from longshort.heads import HeadPlan
-from longshort.nn.cache import CachedAttention, LayerCache, LSCache
+from longshort.nn.cache import LSCache
+from longshort.nn.layer_cache import CachedAttention, LayerCache
 from longshort.ops import Smoothing
 from longshort.ops.decode import decode
 from longshort.ops.decode_layout import HeadLayout
