@@ -30,7 +30,7 @@ from longshort.bench.gpu_check import WrongResult, failure
 
 SETTINGS = {
     "cpu": (Setting(batch=1, context=4096),),
-    "cuda": (Setting(batch=1, context=32768), Setting(batch=32, context=32768)),
+    "cuda": (Setting(batch=32, context=32768), Setting(batch=1, context=32768)),
 }
 ARMS = {"cpu": (LS, PLAIN, DYNAMIC), "cuda": (LS, PLAIN, STATIC)}
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}

@@ -11,7 +11,7 @@ from longshort.lab import runner
 from longshort.lab.reproduce import child, sweep
 from longshort.lab.reproduce.catalogue import RECIPES
 from longshort.lab.reproduce.figures import picture
-from longshort.lab.reproduce.recipe import FAILS, HOLDS, PARTLY, Options
+from longshort.lab.reproduce.recipe import FAILS, HOLDS, NOT_RUN, PARTLY, Options
 from longshort.lab.reproduce.recipes import classifiers, long_range, recall
 from longshort.lab.reproduce.sweep import plan_sweep
 from longshort.train.config import ConfigError, TaskConfig
@@ -138,6 +138,13 @@ def test_what_long_range_decides():
     assert {key: found.verdict for key, found in findings.items()} == {"decay": PARTLY, "windows": PARTLY}
     assert findings["windows"].ours == "no loss on listops of listops, pathfinder"
     assert long_range._findings({"listops": {"none": 0.3}}) == {}
+
+
+def test_fewer_than_three_learned_tasks_decide_nothing_that_all_of_them_would():
+    ahead = {"none": 0.3, "alibi": 0.3, "decay": 0.5}
+    two, three = (dict.fromkeys(tasks, ahead) for tasks in (("smnist", "image"), ("smnist", "image", "listops")))
+    assert long_range._findings(two)["decay"].verdict == NOT_RUN
+    assert long_range._findings(three)["decay"].verdict == HOLDS
 
 
 def test_tasks_that_no_arm_has_learned_decide_nothing():
