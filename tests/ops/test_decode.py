@@ -117,6 +117,11 @@ def test_two_runs_give_equal_bits_whichever_part_ends_last():
     assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize(("dim", "warps"), [(32, 4), (64, 2), (128, 4), (256, 4), (40, 1)])  # 1, 2, 2, 4 and 4 pieces
+def test_a_row_of_as_many_numbers_as_threads_is_loaded_in_pieces(dim, warps):
+    check(Step(windows=(None, 5), held=40, dim=dim, capacity=60, shape=DecodeShape(16, warps, 1, 4.0)), "triton")
+
+
 @pytest.fixture
 def tables(monkeypatch):
     """Whether each launch read a table of its heads; with `tables.forced` set, all do."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from longshort.ops.triton.decode_walks import also_each_other, also_itself, one_query, over_lanes, several_queries
+from longshort.ops.triton.decode_walks import also_each_other, one_query, over_lanes, row_of, several_queries
 from longshort.ops.triton.scores import NEVER
 
 REGULAR_LAYOUT = tuple(
@@ -39,6 +39,7 @@ def decode_kernel(
     PRECISION: tl.constexpr, SPLIT: tl.constexpr, STATS: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, NEW: tl.constexpr, JOINED: tl.constexpr, STAGES: tl.constexpr,
     REGULAR: tl.constexpr, EARLY: tl.constexpr, FETCH: tl.constexpr, AHEAD: tl.constexpr,
+    PIECES: tl.constexpr,
 ):  # fmt: skip
     slot, part, share, b, which = own_work(n_long, parts)
     if REGULAR:
@@ -69,24 +70,20 @@ def decode_kernel(
     q += b.to(tl.int64) * sq_b + head * GROUP * sq_h
 
     if M == 1:
-        d_D = tl.arange(0, WIDTH)
-        mine = d_D < tl.where(part == 0, D, 0)
-        # Asked for before the walk and looked at after it, so that nothing waits for them.
-        k_D, v_D = tl.load(k + d_D, mask=mine, other=0.0), tl.load(v + d_D, mask=mine, other=0.0)
-        k_D, v_D = k_D.to(keys.dtype.element_ty), v_D.to(keys.dtype.element_ty)
-        q_D = tl.load(q + d_D, mask=d_D < D, other=0.0).to(keys.dtype.element_ty).to(tl.float32)
+        d_D, count = tl.arange(0, WIDTH), tl.where(part == 0, D, 0)
+        dtype = keys.dtype.element_ty
+        # Asked for before the walk and looked at after it, so that nothing waits for them; then they are near.
+        kept_k = tl.load(k + d_D, mask=d_D < count, other=0.0).to(dtype)
+        kept_v = tl.load(v + d_D, mask=d_D < count, other=0.0).to(dtype)
+        q_D = row_of(q, D, WIDTH, PIECES).to(dtype).to(tl.float32)
         largest, total, weighted, top, bottom = one_query(
-            q_D, keys, values, ids, window, decays, slopes, head, held, rows, part, share, scale, softcap,
-            D, WIDTH, DECAY, SLOPE, SOFTCAP, SEGMENTS, STATS, N, STAGES,
+            q_D, k, v, keys, values, ids, window, decays, slopes, head, held, rows, part, share, scale, softcap,
+            D, WIDTH, DECAY, SLOPE, SOFTCAP, SEGMENTS, STATS, N, STAGES, PIECES,
         )  # fmt: skip
         if part == 0:
-            largest, total, weighted, top, bottom = also_itself(
-                q_D, k_D, v_D, ids, held, scale, softcap, largest, total, weighted, top, bottom,
-                SOFTCAP, SEGMENTS, STATS,
-            )  # fmt: skip
             at = (held % rows).to(tl.int64) * D + d_D
-            tl.store(keys + at, k_D, mask=mine)
-            tl.store(values + at, v_D, mask=mine)
+            tl.store(keys + at, kept_k, mask=d_D < D)
+            tl.store(values + at, kept_v, mask=d_D < D)
     else:
         largest, total, weighted, top, bottom = several_queries(
             q, sq_h, sq_t, keys, values, ids, windows, decays, slopes, head, held, rows, part, share, scale, softcap,

@@ -110,7 +110,7 @@ def decode(
         **{"PRECISION": _precision(keys), "SPLIT": cut.parts > 1, "STATS": stats},
         **{"M": 1 if queries == 1 else max(16, _power_of_two(queries)), "N": shape.columns},
         **{"NEW": max(16, _power_of_two(new)), "JOINED": joined, "AHEAD": 1 if cut.parts <= joined else _AHEAD},
-        **{"STAGES": shape.stages, "num_warps": shape.warps},
+        **{"STAGES": shape.stages, "num_warps": shape.warps, "PIECES": _pieces(_width(dim), 32 * shape.warps)},
         **{"REGULAR": cut.table is None, "EARLY": shape.early, "FETCH": shape.fetch if q.is_cuda else 0},
         **({"launch_pdl": True} if shape.early else {}),
     )
@@ -201,6 +201,11 @@ def _at_equal_distances(heads: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     steps = (heads[1][0] - head, heads[1][1] - first) if len(heads) > 1 else (0, 0)
     expected = [(head + i * steps[0], first + i * steps[1], *alike) for i in range(len(heads))]
     return (head, steps[0], first, steps[1], *alike) if heads == expected else ()
+
+
+def _pieces(width: int, threads: int) -> int:
+    """Of a row, each smaller than the number of threads; not more than four."""
+    return min(4, _power_of_two(width // threads + 1))
 
 
 def _precision(keys: Tensor) -> str:
