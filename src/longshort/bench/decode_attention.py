@@ -82,14 +82,15 @@ def _exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return attention(q.float(), k.float(), v.float(), plan, backend="reference").out
 
 
-def draw(shape: Shape, device: str, seed: int) -> _Inputs:
+def _normal(shape: Shape, device: str, seed: int) -> Callable[[int, int], Tensor]:
+    """Draws (B, heads, length, D)."""
     generator = torch.Generator(device).manual_seed(seed)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    options: Any = {"device": device, "dtype": torch.bfloat16 if device == "cuda" else torch.float32}
+    return lambda heads, n: torch.randn((shape.batch, heads, n, shape.head_dim), generator=generator, **options)
 
-    def normal(heads: int, length: int) -> Tensor:
-        size = (shape.batch, heads, length, shape.head_dim)
-        return torch.randn(size, generator=generator, device=device, dtype=dtype)
 
+def draw(shape: Shape, device: str, seed: int) -> _Inputs:
+    normal = _normal(shape, device, seed)
     local, window = shape.heads - 1, min(shape.window, shape.length)
     whole, near = ((normal(heads, n), normal(heads, n)) for heads, n in ((1, shape.length), (local, window)))
     return _Inputs(normal(shape.heads, 1), whole, near)
@@ -217,8 +218,7 @@ def variants() -> list[tuple[bool, int]]:
 
 def compile_ahead(shapes: Iterable[Shape], progress: Callable[[str], None] = lambda line: None) -> None:
     """Every candidate in processes side by side; what they compile goes to Triton's cache on disk."""
-    processors = torch.cuda.get_device_properties(0).multi_processor_count
-    plain = distinct(shapes, processors)
+    plain = distinct(shapes, torch.cuda.get_device_properties(0).multi_processor_count)
     kinds = variants() if len(plain) * len(variants()) <= _COMPILED_AHEAD else [(False, 0)]
     work = [(shape, (*numbers, *variant)) for variant in kinds for shape, numbers in plain]
     progress(f"compiling {len(work)} kernels")
@@ -283,14 +283,8 @@ def _try(entrant: _Entrant, expected: Tensor, device: str) -> None:
 
 def _full(shape: Shape, device: str) -> _Entrant:
     """All heads over everything, checked; one or two inputs are larger than the cache here."""
-    generator = torch.Generator(device).manual_seed(0)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-
-    def normal(length: int) -> Tensor:
-        size = (shape.batch, shape.heads, length, shape.head_dim)
-        return torch.randn(size, generator=generator, device=device, dtype=dtype)
-
-    size = 2 * shape.batch * shape.heads * shape.length * shape.head_dim * dtype.itemsize
+    normal = partial(_normal(shape, device, 0), shape.heads)
+    size = 2 * shape.batch * shape.heads * shape.length * shape.head_dim * torch.bfloat16.itemsize
     count = 1 if device == "cpu" else math.ceil(_CACHE_BYTES / size)
     drawn = [(normal(1), normal(shape.length), normal(shape.length)) for _ in range(count)]
     entrant = _Entrant(FULL, [partial(F.scaled_dot_product_attention, *inputs) for inputs in drawn])
