@@ -53,6 +53,8 @@ def test_padded_rows_agree_with_the_reference(new):
     [
         *((16, 2, 1, 0.5), (32, 4, 2, 4.0), (64, 4, 3, 1.0), (64, 8, 4, 2.0), (128, 8, 1, 8.0)),
         *((16, 2, 1, 0.5, True), (64, 4, 3, 1.0, True), (128, 8, 1, 8.0, True)),
+        *((16, 2, 1, 0.5, False, 1), (64, 4, 3, 1.0, False, 2), (128, 8, 1, 8.0, False, 1), (16, 4, 6, 1.0, False, 2)),
+        *((16, 2, 1, 0.5, True, 2), (64, 4, 3, 1.0, True, 1), (128, 8, 1, 8.0, True, 2)),
     ],
 )
 @pytest.mark.parametrize("kv_heads", [4, 2])
@@ -67,10 +69,20 @@ def test_many_parts_are_joined(dim):
     check(step, "triton", TOLERANCES[torch.bfloat16])
 
 
+@pytest.mark.parametrize("new", [1, 2])
 @pytest.mark.parametrize("early", [False, True])
-def test_a_thousand_runs_give_equal_bits(early):
+@pytest.mark.parametrize("dim", [32, 40, 96, 128, 256])
+def test_tiles_asked_for_in_advance_change_no_bit(dim, early, new):
+    for windows in ((None, 100, 100), (None, 100, 65)):
+        step = on_gpu(windows=windows, dim=dim, held=1400, new=new, rollback=new, batch=2)
+        outs = [run(replace(step, shape=DecodeShape(16, 4, 3, 2.0, early, fetch)), "triton")[0] for fetch in (0, 1, 2)]
+        assert all(torch.equal(out, outs[0]) for out in outs)
+
+
+@pytest.mark.parametrize(("early", "fetch"), [(False, 0), (True, 0), (False, 2), (True, 2)])
+def test_a_thousand_runs_give_equal_bits(early, fetch):
     """Parts end in any order, and early launches overlap: a race in the join would show as a moving result."""
-    step = on_gpu(windows=(None, None, 100), dim=64, held=1400, batch=3, shape=DecodeShape(16, 4, 3, 4.0, early))
+    step = on_gpu(windows=(None, None, 100), dim=64, held=1400, batch=3, shape=DecodeShape(16, 4, 3, 4.0, early, fetch))
     q, k, v, _ = step.draw()
     layout, _ = step.layout()
     keys, values = (step.filled(x[:, :, : step.held]) for x in (k, v))

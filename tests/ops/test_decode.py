@@ -1,5 +1,7 @@
 """A decoding step over rings and full pools, plain and by the Triton kernel (interpreted), against the reference."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,6 +9,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="the package triton is not installed")
 
+from longshort import HeadPlan
+from longshort.nn import StaticCache
 from longshort.ops.triton import decode_launch
 from longshort.ops.triton.decode_launch import DecodeShape
 
@@ -111,6 +115,70 @@ def test_two_runs_give_equal_bits_whichever_part_ends_last():
     step = Step(windows=(None, 5), held=90, capacity=100, shape=DecodeShape(16, 4, 1, 40))
     first, second = (run(step, "triton")[0] for _ in range(2))
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(("dim", "warps"), [(32, 4), (64, 2), (128, 4), (256, 4), (40, 1)])  # 1, 2, 2, 4 and 4 pieces
+def test_a_row_of_as_many_numbers_as_threads_is_loaded_in_pieces(dim, warps):
+    check(Step(windows=(None, 5), held=40, dim=dim, capacity=60, shape=DecodeShape(16, warps, 1, 4.0)), "triton")
+
+
+@pytest.fixture
+def tables(monkeypatch):
+    """Whether each launch read a table of its heads; with `tables.forced` set, all do."""
+    cut, at_equal_distances = decode_launch._cut.__wrapped__, decode_launch._at_equal_distances
+
+    class Seen(list):
+        forced = False
+
+    def noted(*args):
+        result = cut(*args)
+        seen.append(result.table is not None)
+        return result
+
+    seen = Seen()
+    monkeypatch.setattr(decode_launch, "_cut", noted)
+    monkeypatch.setattr(
+        decode_launch, "_at_equal_distances", lambda heads: () if seen.forced else at_equal_distances(heads)
+    )
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("windows", "kv_heads", "new"),
+    [((None, 5, 5, 5), 4, 1), ((None, 9, None, 9), 4, 1), ((5, 5), 2, 1), ((None,) * 3, 3, 2), ((None, 3, 7, 7), 2, 3)],
+)
+@pytest.mark.parametrize("programs", [1, 6])
+def test_heads_at_equal_distances_need_no_table_and_give_equal_bits_with_one(windows, kv_heads, new, programs, tables):
+    shape = DecodeShape(16, 4, 1, programs)
+    step = Step(windows=windows, kv_heads=kv_heads, held=90, new=new, rollback=new, batch=2, capacity=100, shape=shape)
+    check(step, "triton")
+    without = run(step, "triton")
+    tables.forced = True
+    with_table = run(step, "triton")
+    assert tables == [False, False, True]
+    for mine, theirs in zip(without, with_table, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=0, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("windows", [(None, 5, 9), (None, 5, None, None, 5, 5), (None, 7, 7, 5, 7)])
+def test_heads_in_no_such_order_are_read_from_a_table(windows, tables):
+    check(Step(windows=windows, held=90, batch=2), "triton")
+    assert tables == [True]
+
+
+@pytest.mark.parametrize("max_length", [100, 300])  # one tile, and several
+def test_a_static_cache_of_global_and_local_heads_needs_no_table(max_length, tables):
+    plan = HeadPlan.long_short(n_heads=6, n_global=2, window=8)
+    (layer,) = StaticCache([plan], head_dim=16, batch_size=2, max_length=max_length).layers
+    x = torch.randn(2, 6, 1, 16)
+    layer.attend(x, x, x, backend="triton")
+    assert tables == [False]
+
+
+def test_tiles_are_asked_for_in_advance_on_cuda_alone():
+    step = Step(windows=(None, 5), held=90)
+    plain, fetched = (run(replace(step, shape=DecodeShape(16, 4, 1, 4.0, fetch=fetch)), "triton") for fetch in (0, 2))
+    assert torch.equal(plain[0], fetched[0])
 
 
 def test_an_empty_batch_gives_empty_results():

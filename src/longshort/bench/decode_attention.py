@@ -46,11 +46,17 @@ _ALLOWED = 2e-2
 _CACHE_BYTES, _MOST_INPUTS = 240e6, 32
 """Inputs that take turns are together four times the second-level cache of an H200."""
 
-_SIZES = ((64, 4, 3), (64, 4, 2), (32, 4, 4), (128, 4, 2), (128, 4, 3), (128, 4, 4), (128, 8, 3), (128, 8, 1))
-"""Columns at head dim 64 (as many more or fewer as the dim is smaller or larger), warps, stages."""
+_SIZES = (
+    *((64, 4, 3), (64, 4, 2), (32, 4, 4), (128, 4, 2), (128, 4, 3), (128, 4, 4), (128, 8, 3)),
+    *((16, 4, 6), (32, 4, 6), (32, 8, 4), (64, 2, 3), (64, 2, 4)),
+)
+"""Columns at head dim 64 (as many more or fewer as the dim is smaller or larger), warps, stages. At most 96 KB of
+shared memory each: two programs fit a processor."""
 _PROGRAMS = (0.5, 1.0, 2.0)
-_EARLY = 3
-"""So many of the best shapes are tried with an early start, too."""
+_VARIED, _VARIANTS = 4, tuple((early, fetch) for early in (False, True) for fetch in (0, 1, 2))
+"""So many of the best shapes are tried with an early start and with tiles asked for in advance, too."""
+_COMPILED_AHEAD = 300
+"""Kernels; if there were more with the variants of all candidates, those of the best are compiled when tried."""
 
 
 @dataclass
@@ -76,14 +82,15 @@ def _exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return attention(q.float(), k.float(), v.float(), plan, backend="reference").out
 
 
-def draw(shape: Shape, device: str, seed: int) -> _Inputs:
+def _normal(shape: Shape, device: str, seed: int) -> Callable[[int, int], Tensor]:
+    """Draws (B, heads, length, D)."""
     generator = torch.Generator(device).manual_seed(seed)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    options: Any = {"device": device, "dtype": torch.bfloat16 if device == "cuda" else torch.float32}
+    return lambda heads, n: torch.randn((shape.batch, heads, n, shape.head_dim), generator=generator, **options)
 
-    def normal(heads: int, length: int) -> Tensor:
-        size = (shape.batch, heads, length, shape.head_dim)
-        return torch.randn(size, generator=generator, device=device, dtype=dtype)
 
+def draw(shape: Shape, device: str, seed: int) -> _Inputs:
+    normal = _normal(shape, device, seed)
     local, window = shape.heads - 1, min(shape.window, shape.length)
     whole, near = ((normal(heads, n), normal(heads, n)) for heads, n in ((1, shape.length), (local, window)))
     return _Inputs(normal(shape.heads, 1), whole, near)
@@ -151,7 +158,7 @@ def candidates(head_dim: int) -> list[tuple[int, int, int, float]]:
     """Shapes worth trying at a head dim.
 
     >>> len(candidates(64)), candidates(128)[0]
-    (24, (32, 4, 3, 0.5))
+    (36, (32, 4, 3, 0.5))
     """
     sizes = {(max(16, columns * 64 // head_dim), warps, stages) for columns, warps, stages in _SIZES}
     ordered = sorted(sizes, key=[(max(16, c * 64 // head_dim), w, s) for c, w, s in _SIZES].index)
@@ -178,8 +185,8 @@ def measure(
     numbers = candidates(shape.head_dim) if tried is None else tried
     look = partial(_search, steps=steps, expected=expected, device=device, progress=lambda s: progress(f"{shape} {s}"))
     search = look(numbers)
-    if device == "cuda" and torch.cuda.get_device_capability() >= (9, 0):
-        search += look([(*row["shape"], True) for row in _served(search)[:_EARLY]])
+    if device == "cuda":
+        search += look([(*row["shape"], *variant) for row in _served(search)[:_VARIED] for variant in variants()[1:]])
     best = _served(search)[0]["shape"]
     watched = [our_step(shape, inputs, stats=True) for inputs in drawn]
     rival = _Entrant(TWO_CALLS, [two_calls(shape, inputs) for inputs in drawn])
@@ -203,25 +210,44 @@ def measure(
     return about | {"limit_microseconds": limit, "best": best, "search": search, "rows": rows}
 
 
-def compile_ahead(head_dims: Iterable[int], progress: Callable[[str], None] = lambda line: None) -> None:
+def variants() -> list[tuple[bool, int]]:
+    """`early` and `fetch` as this GPU can have them, the plain one first."""
+    able = torch.cuda.get_device_capability() >= (9, 0)
+    return [(early, fetch) for early, fetch in _VARIANTS if able or not early]
+
+
+def compile_ahead(shapes: Iterable[Shape], progress: Callable[[str], None] = lambda line: None) -> None:
     """Every candidate in processes side by side; what they compile goes to Triton's cache on disk."""
-    alike = {(dim, *numbers[:3], early) for dim in head_dims for numbers in candidates(dim) for early in (False, True)}
-    progress(f"compiling {len(alike)} candidates")
+    plain = distinct(shapes, torch.cuda.get_device_properties(0).multi_processor_count)
+    kinds = variants() if len(plain) * len(variants()) <= _COMPILED_AHEAD else [(False, 0)]
+    work = [(shape, (*numbers, *variant)) for variant in kinds for shape, numbers in plain]
+    progress(f"compiling {len(work)} kernels")
     with get_context("spawn").Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
-        list(pool.imap_unordered(_compile, sorted(alike)))
+        list(pool.imap_unordered(_compile, work))
+
+
+def distinct(shapes: Iterable[Shape], processors: int) -> list[tuple[Shape, tuple[int, int, int, float]]]:
+    """Candidates of the shapes, one for each kernel that they need."""
+    from longshort.ops.triton.decode_launch import joined_at_a_time, parts_of
+
+    found: dict[tuple[object, ...], tuple[Shape, tuple[int, int, int, float]]] = {}
+    for shape in shapes:
+        for numbers in candidates(shape.head_dim):
+            columns, *_, programs = numbers
+            parts = parts_of(-(-shape.length // columns), round(programs * processors) // shape.batch)
+            kernel = (shape.head_dim, *numbers[:3], parts > 1, parts > joined_at_a_time(shape.head_dim))
+            found.setdefault(kernel, (shape, numbers))
+    return list(found.values())
 
 
 @torch.no_grad()
-def _compile(candidate: tuple[int, int, int, int, bool]) -> None:
+def _compile(work: tuple[Shape, tuple[Any, ...]]) -> None:
     """In a process of its own; one that the GPU has no room for fails again, and is told of, in the search."""
     from longshort.ops.triton.decode_launch import DecodeShape, use
 
-    head_dim, columns, warps, stages, early = candidate
-    small = Shape(batch=2, heads=3, length=4096, head_dim=head_dim, window=128)
-    inputs = draw(small, "cuda", 0)
-    for stats in (False, True):
-        with use(DecodeShape(columns, warps, stages, 1.0, early)):
-            failure(our_step(small, inputs, stats=stats), required=False)
+    shape, numbers = work
+    with use(DecodeShape(*numbers)):
+        failure(our_step(shape, draw(shape, "cuda", 0)), required=False)
 
 
 def _served(search: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -257,14 +283,8 @@ def _try(entrant: _Entrant, expected: Tensor, device: str) -> None:
 
 def _full(shape: Shape, device: str) -> _Entrant:
     """All heads over everything, checked; one or two inputs are larger than the cache here."""
-    generator = torch.Generator(device).manual_seed(0)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-
-    def normal(length: int) -> Tensor:
-        size = (shape.batch, shape.heads, length, shape.head_dim)
-        return torch.randn(size, generator=generator, device=device, dtype=dtype)
-
-    size = 2 * shape.batch * shape.heads * shape.length * shape.head_dim * dtype.itemsize
+    normal = partial(_normal(shape, device, 0), shape.heads)
+    size = 2 * shape.batch * shape.heads * shape.length * shape.head_dim * torch.bfloat16.itemsize
     count = 1 if device == "cpu" else math.ceil(_CACHE_BYTES / size)
     drawn = [(normal(1), normal(shape.length), normal(shape.length)) for _ in range(count)]
     entrant = _Entrant(FULL, [partial(F.scaled_dot_product_attention, *inputs) for inputs in drawn])
@@ -299,7 +319,7 @@ def run(
         raise ValueError("device cuda needs a GPU, and PyTorch finds none")
     start, shapes = time.monotonic(), list(shapes)
     if device == "cuda" and tried is None:
-        compile_ahead({shape.head_dim for shape in shapes}, progress)
+        compile_ahead(shapes, progress)
     bandwidth = timing.copy_bandwidth(device, size=1 << (31 if device == "cuda" else 20))
     dtype = "bfloat16" if device == "cuda" else "float32"
     results: dict[str, Any] = {"machine": machine(device), "command": command, "rounds": rounds, "dtype": dtype}

@@ -14,10 +14,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from longshort.ops.triton.decode_walks import also_each_other, also_itself, one_query, over_lanes, several_queries
+from longshort.ops.triton.decode_walks import also_each_other, one_query, over_lanes, row_of, several_queries
 from longshort.ops.triton.scores import NEVER
 
-SIZES = ("B", "n_kv", "n_long", "parts", "columns")
+REGULAR_LAYOUT = tuple(
+    f"{which}_{number}"
+    for which in ("long", "rest")
+    for number in ("head", "heads_apart", "first", "firsts_apart", "apart", "rows", "window")
+)
+"""Where the heads of a regular layout lie, the split ones and the rest: see `place_of`."""
+SIZES = ("B", "n_kv", "n_long", "parts", "columns", *REGULAR_LAYOUT)
 """Arguments whose value must not lead to another compilation."""
 
 
@@ -26,44 +32,58 @@ def decode_kernel(
     q, k, v, keys, values, layout, length, ids, windows, decays, slopes, out, extremes, partial, numbers, tickets,
     sq_b, sq_h, sq_t, sk_b, sk_h, sk_t, sv_b, sv_h, sv_t, so_b, so_h, so_t,
     scale, softcap, B, n_kv, n_long, parts, columns,
+    long_head, long_heads_apart, long_first, long_firsts_apart, long_apart, long_rows, long_window,
+    rest_head, rest_heads_apart, rest_first, rest_firsts_apart, rest_apart, rest_rows, rest_window,
     T: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
     PRECISION: tl.constexpr, SPLIT: tl.constexpr, STATS: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, NEW: tl.constexpr, JOINED: tl.constexpr, STAGES: tl.constexpr,
-    EARLY: tl.constexpr, AHEAD: tl.constexpr,
+    REGULAR: tl.constexpr, EARLY: tl.constexpr, FETCH: tl.constexpr, AHEAD: tl.constexpr,
+    PIECES: tl.constexpr,
 ):  # fmt: skip
-    slot, part, share, b, which = own_work(B, n_kv, n_long, parts)
-    row = layout + which * 5
-    head, rows, window = tl.load(row).to(tl.int32), tl.load(row + 3).to(tl.int32), tl.load(row + 4).to(tl.int32)
-    # In rows, not elements: a multiple of D is known to be aligned.
-    origin = (tl.load(row + 1) + b * tl.load(row + 2)) * D
+    slot, part, share, b, which = own_work(n_long, parts)
+    if REGULAR:
+        if which < n_long:
+            head, first, rows, window = place_of(
+                which, b, long_head, long_heads_apart, long_first, long_firsts_apart, long_apart, long_rows, long_window
+            )
+        else:
+            head, first, rows, window = place_of(
+                which - n_long, b,
+                rest_head, rest_heads_apart, rest_first, rest_firsts_apart, rest_apart, rest_rows, rest_window,
+            )  # fmt: skip
+    else:
+        row = layout + which * 5
+        head, rows, window = tl.load(row).to(tl.int32), tl.load(row + 3).to(tl.int32), tl.load(row + 4).to(tl.int32)
+        first = tl.load(row + 1) + b * tl.load(row + 2)
+    origin = first * D  # in rows, not elements: a multiple of D is known to be aligned
+    keys, values, ids = keys + origin, values + origin, ids + b.to(tl.int64) * columns
+    for i in tl.static_range(FETCH):
+        # Also while the kernel before it may write there: all writes meet in the second-level cache, none is missed.
+        fetch(keys, (part + i * share) * N, rows, D, WIDTH, N)
+        fetch(values, (part + i * share) * N, rows, D, WIDTH, N)
     if EARLY:  # begun while the kernel before it still runs: up to here nothing was read that one may write
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    held = tl.load(length).to(tl.int32)
-    keys, values, ids = keys + origin, values + origin, ids + b.to(tl.int64) * columns
+    held = tl.load(length).to(tl.int32)  # not earlier: the compiler waits for it soon after
     k, v = k + b.to(tl.int64) * sk_b + head * sk_h, v + b.to(tl.int64) * sv_b + head * sv_h
     q += b.to(tl.int64) * sq_b + head * GROUP * sq_h
 
     if M == 1:
-        d_D = tl.arange(0, WIDTH)
-        mine = d_D < tl.where(part == 0, D, 0)
-        # Asked for before the walk and looked at after it, so that nothing waits for them.
-        k_D, v_D = tl.load(k + d_D, mask=mine, other=0.0), tl.load(v + d_D, mask=mine, other=0.0)
-        k_D, v_D = k_D.to(keys.dtype.element_ty), v_D.to(keys.dtype.element_ty)
-        q_D = tl.load(q + d_D, mask=d_D < D, other=0.0).to(keys.dtype.element_ty).to(tl.float32)
+        d_D, count = tl.arange(0, WIDTH), tl.where(part == 0, D, 0)
+        dtype = keys.dtype.element_ty
+        # Asked for before the walk and looked at after it, so that nothing waits for them; then they are near.
+        kept_k = tl.load(k + d_D, mask=d_D < count, other=0.0).to(dtype)
+        kept_v = tl.load(v + d_D, mask=d_D < count, other=0.0).to(dtype)
+        q_D = row_of(q, D, WIDTH, PIECES).to(dtype).to(tl.float32)
         largest, total, weighted, top, bottom = one_query(
-            q_D, keys, values, ids, window, decays, slopes, head, held, rows, part, share, scale, softcap,
-            D, WIDTH, DECAY, SLOPE, SOFTCAP, SEGMENTS, STATS, N, STAGES,
+            q_D, k, v, keys, values, ids, window, decays, slopes, head, held, rows, part, share, scale, softcap,
+            D, WIDTH, DECAY, SLOPE, SOFTCAP, SEGMENTS, STATS, N, STAGES, PIECES,
         )  # fmt: skip
         if part == 0:
-            largest, total, weighted, top, bottom = also_itself(
-                q_D, k_D, v_D, ids, held, scale, softcap, largest, total, weighted, top, bottom,
-                SOFTCAP, SEGMENTS, STATS,
-            )  # fmt: skip
             at = (held % rows).to(tl.int64) * D + d_D
-            tl.store(keys + at, k_D, mask=mine)
-            tl.store(values + at, v_D, mask=mine)
+            tl.store(keys + at, kept_k, mask=d_D < D)
+            tl.store(values + at, kept_v, mask=d_D < D)
     else:
         largest, total, weighted, top, bottom = several_queries(
             q, sq_h, sq_t, keys, values, ids, windows, decays, slopes, head, held, rows, part, share, scale, softcap,
@@ -102,18 +122,34 @@ def decode_kernel(
 
 
 @triton.jit
-def own_work(B, n_kv, n_long, parts):
+def own_work(n_long, parts):
     """Slot (of a split head), part, how many parts there are, batch row and place in the layout of this program."""
-    pid = tl.program_id(0)
-    programs = B * n_long * parts
-    if pid < programs:
-        slot, part, share = pid // parts, pid % parts, parts
-        b, which = slot // n_long, slot % n_long
+    b, work = tl.program_id(0), tl.program_id(1)
+    if work < n_long * parts:
+        which, part, share = work // parts, work % parts, parts
+        slot = b * n_long + which
     else:
-        rest = pid - programs
-        slot, part, share = -1, 0, 1
-        b, which = rest // (n_kv - n_long), n_long + rest % (n_kv - n_long)
+        which, part, share = work - n_long * (parts - 1), 0, 1
+        slot = -1
     return slot, part, share, b, which
+
+
+@triton.jit
+def place_of(i, b, head, heads_apart, first, firsts_apart, apart, rows, window):
+    """Head, first row in batch row b, number of rows, and window of head i of some that lie at equal distances."""
+    first = tl.cast(first, tl.int64) + i * tl.cast(firsts_apart, tl.int64) + b * tl.cast(apart, tl.int64)
+    return head + i * heads_apart, first, rows, window
+
+
+@triton.jit
+def fetch(cache, row, rows, D: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr):
+    """Ask the second-level cache for N rows, as far as there are so many: one address for each line of 128 bytes."""
+    LINE: tl.constexpr = 1024 // cache.dtype.element_ty.primitive_bitwidth
+    LINES: tl.constexpr = max(1, WIDTH // LINE)
+    i = tl.arange(0, N * LINES)
+    at = tl.minimum(row + i // LINES, rows - 1).to(tl.int64) * D + tl.minimum(i % LINES * LINE, D - 1)
+    address = (cache + at).to(tl.int64)
+    tl.inline_asm_elementwise("prefetch.global.L2 [$1];", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from typing import NamedTuple
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from longshort.ops.decode_layout import HeadLayout, results_of
-from longshort.ops.triton.decode_kernel import decode_kernel
+from longshort.ops.triton.decode_kernel import REGULAR_LAYOUT, decode_kernel
 from longshort.ops.triton.forward_kernel import reduce_extremes_kernel
 from longshort.ops.triton.launch import _EVERYTHING, _processors, _table, _tf32_allowed, _width
 
@@ -33,6 +33,8 @@ class DecodeShape(NamedTuple):
     """That each processor of the GPU gets, of those that split heads make: the number of parts follows."""
     early: bool = False
     """Begin before the kernel before it has ended, and wait for it where its results are needed; from Hopper on."""
+    fetch: int = 0
+    """Tiles of each program that are asked for, into the second-level cache, before the length is known; on CUDA."""
 
 
 TUNED: dict[str, list[tuple[int, int, DecodeShape]]] = {
@@ -93,20 +95,23 @@ def decode(
     reach = _table(tuple(min(w or _EVERYTHING, _EVERYTHING) for w in windows), torch.int32, q.device)
     rates = [None if r is None else _table(tuple(r), torch.float32, q.device) for r in (decays, slopes)]
     ids = reach if segments is None else segments
-    joined = max(8, min(128, _JOINED // _width(dim)))
-    decode_kernel[(batch * (n_kv + (cut.parts - 1) * cut.n_long),)](
-        *(q, k, v, keys, values, cut.table, length, ids, reach, *(reach if r is None else r for r in rates)),
+    joined = joined_at_a_time(dim)
+    table = length if cut.table is None else cut.table
+    decode_kernel[(batch, n_kv + (cut.parts - 1) * cut.n_long)](
+        *(q, k, v, keys, values, table, length, ids, reach, *(reach if r is None else r for r in rates)),
         *(out, extremes, partial, numbers, tickets),
         *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3]),
         *(dim**-0.5 if scale is None else float(scale), 1.0 if softcap is None else float(softcap)),
         *(batch, n_kv, cut.n_long, cut.parts, 0 if segments is None else segments.stride(0)),
+        *cut.regular,
         **{"T": new, "GROUP": group, "D": dim, "WIDTH": _width(dim)},
         **{"DECAY": rates[0] is not None, "SLOPE": rates[1] is not None},
         **{"SOFTCAP": softcap is not None, "SEGMENTS": segments is not None},
         **{"PRECISION": _precision(keys), "SPLIT": cut.parts > 1, "STATS": stats},
         **{"M": 1 if queries == 1 else max(16, _power_of_two(queries)), "N": shape.columns},
         **{"NEW": max(16, _power_of_two(new)), "JOINED": joined, "AHEAD": 1 if cut.parts <= joined else _AHEAD},
-        **{"STAGES": shape.stages, "num_warps": shape.warps, "EARLY": shape.early},
+        **{"STAGES": shape.stages, "num_warps": shape.warps, "PIECES": _pieces(_width(dim), 32 * shape.warps)},
+        **{"REGULAR": cut.table is None, "EARLY": shape.early, "FETCH": shape.fetch if q.is_cuda else 0},
         **({"launch_pdl": True} if shape.early else {}),
     )
     if stats:
@@ -134,12 +139,15 @@ def _looked_up(dtype: torch.dtype, dim: int, slots: int, several: bool, device: 
 
 
 class _Cut(NamedTuple):
-    table: Tensor
-    """(H_kv, 5) int64: KV head, first row, rows from one batch row to the next, rows, window of its first query head;
-    the split heads first. One place to look before the cache is read: each look takes half a microsecond."""
     n_long: int
     """Heads that are split."""
     parts: int
+    regular: tuple[int, ...]
+    """Where the split heads and the rest lie, as the kernel's arguments have it: no look into memory comes before the
+    cache is read. Zeros if they lie in no such order."""
+    table: Tensor | None
+    """(H_kv, 5) int64, if they do not: KV head, first row, rows from one batch row to the next, rows, window of its
+    first query head; the split heads first. One place to look: each look takes half a microsecond."""
 
 
 @cache  # a captured CUDA graph reads the table for as long as it lives
@@ -155,14 +163,49 @@ def _cut(
     heads = [HeadLayout(*layout[i : i + 3]) for i in range(0, len(layout), 3)]
     tiles = [-(-head.rows // columns) for head in heads]
     long = [head for head in range(len(heads)) if 2 * tiles[head] > max(tiles)]
-    room = round(programs * _processors(device)) // (batch * len(long))
-    parts = max(1, min(max(tiles), room))
-    if parts > 1:  # no part with a tile more than the others where one fewer would do as well
-        parts = -(-max(tiles) // -(-max(tiles) // parts))
-    n_long = len(long) if parts > 1 else 0
+    parts = parts_of(max(tiles), round(programs * _processors(device)) // (batch * len(long)))
+    if parts == 1:  # nothing is split, and it does not matter which heads come first: those that are alike
+        long = [head for head in range(len(heads)) if heads[head].rows == max(head.rows for head in heads)]
     order = [*long, *(head for head in range(len(heads)) if head not in long)]
     numbers = [(head, *heads[head], min(windows[head] or _EVERYTHING, _EVERYTHING)) for head in order]
-    return _Cut(torch.tensor(numbers, dtype=torch.int64, device=device), n_long, parts)
+    regular = [_at_equal_distances(some) for some in (numbers[: len(long)], numbers[len(long) :])]
+    if all(regular):
+        return _Cut(len(long), parts, (*regular[0], *regular[1]), None)
+    return _Cut(len(long), parts, (0,) * len(REGULAR_LAYOUT), torch.tensor(numbers, dtype=torch.int64, device=device))
+
+
+def parts_of(tiles: int, room: int) -> int:
+    """How many parts a head of so many tiles has, where there is room for so many.
+
+    >>> parts_of(256, 132), parts_of(256, 300), parts_of(256, 0)
+    (128, 256, 1)
+    """
+    parts = max(1, min(tiles, room))
+    return -(-tiles // -(-tiles // parts))  # none with a tile more than the others where one part fewer would do
+
+
+def joined_at_a_time(head_dim: int) -> int:
+    """Of the parts of a head."""
+    return max(8, min(128, _JOINED // _width(head_dim)))
+
+
+def _at_equal_distances(heads: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """(head, from one to the next, first row, from one to the next, apart, rows, window); empty if that is not so.
+
+    >>> _at_equal_distances([(1, 500, 40, 20, 16), (2, 520, 40, 20, 16), (3, 540, 40, 20, 16)])
+    (1, 1, 500, 20, 40, 20, 16)
+    >>> _at_equal_distances([(1, 500, 40, 20, 16), (2, 520, 40, 20, 9)])
+    ()
+    """
+    head, first, *alike = heads[0] if heads else (0,) * 5
+    steps = (heads[1][0] - head, heads[1][1] - first) if len(heads) > 1 else (0, 0)
+    expected = [(head + i * steps[0], first + i * steps[1], *alike) for i in range(len(heads))]
+    return (head, steps[0], first, steps[1], *alike) if heads == expected else ()
+
+
+def _pieces(width: int, threads: int) -> int:
+    """Of a row, each smaller than the number of threads; not more than four."""
+    return min(4, _power_of_two(width // threads + 1))
 
 
 def _precision(keys: Tensor) -> str:

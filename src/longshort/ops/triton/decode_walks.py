@@ -22,12 +22,14 @@ def positions_of(row_N, held, rows):
 
 @triton.jit
 def one_query(
-    q_D, keys, values, ids, window, decays, slopes, head, held, rows, part, share, scale, softcap,
+    q_D, k, v, keys, values, ids, window, decays, slopes, head, held, rows, part, share, scale, softcap,
     D: tl.constexpr, WIDTH: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr,
     SEGMENTS: tl.constexpr, STATS: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
+    PIECES: tl.constexpr,
 ):  # fmt: skip
-    """What one query sees of the cache. Each of the N lanes has a softmax of its own until the end: in the loop no
-    thread waits for another outside its warp, and a product by hand needs no 16 rows of a matrix unit."""
+    """What one query sees of the cache, and in part 0 of its own key. Each of the N lanes has a softmax of its own
+    until the end: in the loop no thread waits for another outside its warp, and a product by hand needs no 16 rows of
+    a matrix unit."""
     d_D, n_N = tl.arange(0, WIDTH), tl.arange(0, N)
     decay, slope = rates_of(decays, slopes, head, DECAY, SLOPE)
     largest, total = tl.full((N,), NEVER, tl.float32), tl.zeros((N,), tl.float32)
@@ -56,6 +58,11 @@ def one_query(
         if STATS:
             top = tl.maximum(top, tl.where(seen, logits, float("-inf")))
             bottom = tl.minimum(bottom, tl.where(seen, logits, float("inf")))
+    if part == 0:
+        largest, total, weighted, top, bottom = also_itself(
+            q_D, k, v, keys, ids, held, scale, softcap, largest, total, weighted, top, bottom,
+            D, WIDTH, SOFTCAP, SEGMENTS, STATS, N, PIECES,
+        )  # fmt: skip
     return over_lanes(largest, total, weighted, top, bottom, STATS)
 
 
@@ -75,27 +82,52 @@ def over_lanes(largest, total, weighted, top, bottom, STATS: tl.constexpr):
 
 @triton.jit
 def also_itself(
-    q_D, k_D, v_D, ids, held, scale, softcap, largest, total, weighted, top, bottom,
-    SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr, STATS: tl.constexpr,
+    q_D, k, v, keys, ids, held, scale, softcap, largest, total, weighted, top, bottom,
+    D: tl.constexpr, WIDTH: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr, STATS: tl.constexpr,
+    N: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """The one query also sees its own key, at distance 0, as the cache will hold it."""
-    k_D, v_D = k_D.to(tl.float32), v_D.to(tl.float32)
-    logits = tl.sum((k_D * q_D)[None, :], 1) * scale
+    """The one query also sees its own key, at distance 0, as the cache will hold it: in the first of N lanes, and all
+    compute it, or threads of several warps would have to meet."""
+    seen = tl.arange(0, N) == 0
+    if SEGMENTS:
+        seen = seen & (tl.load(ids + held) >= 0)
+    dtype = keys.dtype.element_ty
+    k_D = row_of(k, D, WIDTH, PIECES).to(dtype).to(tl.float32)
+    v_D = row_of(v, D, WIDTH, PIECES).to(dtype).to(tl.float32)
+    logits = tl.sum(tl.broadcast_to((k_D * q_D)[None, :], (N, WIDTH)), 1) * scale
     x = logits
     if SOFTCAP:
         x = softcap * (2.0 * tl.sigmoid(2.0 * x / softcap) - 1.0)
-    x = x * LOG2E
-    if SEGMENTS:
-        seen = tl.load(ids + held) >= 0
-        x, v_D = tl.where(seen, x, float("-inf")), tl.where(seen, v_D, 0.0)
+    x = tl.where(seen, x * LOG2E, float("-inf"))
     if STATS:
-        here = x > float("-inf")
-        here = here | (x != x)
-        top = tl.maximum(top, tl.where(here, logits, float("-inf")))
-        bottom = tl.minimum(bottom, tl.where(here, logits, float("inf")))
+        top = tl.maximum(top, tl.where(seen, logits, float("-inf")))
+        bottom = tl.minimum(bottom, tl.where(seen, logits, float("inf")))
     above = tl.maximum(largest, x)
     p, fade = tl.exp2(x - above), tl.exp2(largest - above)
-    return above, total * fade + p, weighted * fade[:, None] + p[:, None] * v_D[None, :], top, bottom
+    v_ND = tl.where(seen[:, None], v_D[None, :], 0.0)
+    return above, total * fade + p, weighted * fade[:, None] + p[:, None] * v_ND, top, bottom
+
+
+@triton.jit
+def row_of(x, count, WIDTH: tl.constexpr, PIECES: tl.constexpr):
+    """The `count` numbers from a pointer on, and zeros. Fewer than there are threads Triton loads wherever they are
+    needed; more, once, and they change hands in shared memory: before the walk, whose first copies would wait."""
+    if PIECES == 1:
+        row = piece_of(x, count, 0, WIDTH, PIECES)
+    elif PIECES == 2:
+        row = tl.interleave(piece_of(x, count, 0, WIDTH, PIECES), piece_of(x, count, 1, WIDTH, PIECES))
+    else:
+        even = tl.interleave(piece_of(x, count, 0, WIDTH, PIECES), piece_of(x, count, 2, WIDTH, PIECES))
+        odd = tl.interleave(piece_of(x, count, 1, WIDTH, PIECES), piece_of(x, count, 3, WIDTH, PIECES))
+        row = tl.interleave(even, odd)
+    return row
+
+
+@triton.jit
+def piece_of(x, count, i, WIDTH: tl.constexpr, PIECES: tl.constexpr):
+    """Numbers i, i + PIECES, ..."""
+    at = tl.arange(0, WIDTH // PIECES) * PIECES + i
+    return tl.load(x + at, mask=at < count, other=0.0)
 
 
 @triton.jit
