@@ -39,12 +39,12 @@ class DecodeShape(NamedTuple):
 
 TUNED: dict[str, list[tuple[int, int, DecodeShape]]] = {
     "NVIDIA H200": [
-        (32, 32, DecodeShape(128, 4, 2, 2.0)),
-        (32, 8, DecodeShape(128, 4, 2, 2.0)),
-        (64, 8, DecodeShape(128, 4, 2, 1.0)),
-        (64, 2, DecodeShape(64, 4, 3, 0.5)),
-        (64, 1, DecodeShape(128, 4, 2, 2.0)),
-        (128, 1, DecodeShape(64, 4, 2, 1.0)),
+        (32, 32, DecodeShape(64, 4, 4, 2.0, True)),
+        (32, 8, DecodeShape(64, 4, 4, 1.0)),
+        (64, 8, DecodeShape(64, 4, 2, 2.0, True)),
+        (64, 2, DecodeShape(32, 4, 4, 2.0, True)),
+        (64, 1, DecodeShape(128, 4, 2, 2.0, True)),
+        (128, 1, DecodeShape(16, 4, 4, 1.0)),
     ]
 }
 """By GPU: head dimension, split heads of all batch rows, shape; from `python -m longshort.bench.decode_attention`."""
