@@ -48,12 +48,13 @@ ON_CUDA: dict[str, Any] = {
     "model.backend": "triton",
     "model.loss_chunk": 1 << 13,
     "run.compile": True,
+    "run.compile_scope": "block",
     "run.cuda_graphs": True,
     "telemetry.logits_every": 1,
 }
 """The default chunk of the loss saves memory that such a model does not need. Compiled, a step takes 5.5 ms of an H200
-instead of 9 (docs/results/training-step-h200.txt), and replayed as CUDA graphs it need not wait for Python. All steps
-have statistics, or there would be two kinds to compile."""
+instead of 9 (docs/results/training-step-h200.txt), and replayed as CUDA graphs it need not wait for Python. One block
+is compiled for all, and all steps have statistics: compiling would be half of a short run otherwise."""
 
 
 def on_cuda(device: str) -> bool:
