@@ -116,6 +116,12 @@ def test_prefill_measures_each_arm_and_what_ls_saves():
     assert prefill.saved(made_up) == {"plain-flash": 0.5}
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_compiled_pass_ends_in_the_same_loss():
+    eager, compiled = (prefill.forward("tiny", "ls", 32, 2, "cpu", compiled=compiled)() for compiled in (False, True))
+    torch.testing.assert_close(compiled, eager)
+
+
 def run(**options):
     small = {"preset": "tiny", "tokens": 128, "lengths": (32, 64)}
     return decoding.run(device="cpu", settings=(TINY,), rounds=2, **SCARCE, **small, **options)
@@ -181,9 +187,10 @@ def test_goals_are_judged_by_the_right_rows():
             *(prefilled(8192, arm, ms) for arm, ms in (("ls", 5.0), ("plain", 5.0), ("plain-flash", 10.0))),
             prefilled(8192, "plain-cudnn", 8.0),
         ],
+        "compiled": [prefilled(8192, arm, ms) for arm, ms in (("ls", 3.0), ("plain-flash", 6.0), ("plain-cudnn", 4.0))],
     }
     found = {goal["goal"]: (goal["value"], goal["reached"]) for goal in decode_report.goals(results)}
-    assert list(found.values()) == [(1.9, False), (2.5, True), (11.4, True), (0.375, True)]
+    assert list(found.values()) == [(1.9, False), (2.5, True), (11.4, True), (0.375, True), (0.25, False)]
 
 
 def test_the_command_writes_its_files_and_bad_input_is_one_line(tmp_path, monkeypatch, capsys):
@@ -196,4 +203,4 @@ def test_the_command_writes_its_files_and_bad_input_is_one_line(tmp_path, monkey
     with pytest.raises(SystemExit) as caught:
         decoding.main()
     assert caught.value.code == 1
-    assert capsys.readouterr().err == "error: parts must be among cache, speed, batch, prefill, got speeed\n"
+    assert capsys.readouterr().err == "error: parts must be among cache, speed, batch, prefill, compiled, got speeed\n"

@@ -34,8 +34,9 @@ SETTINGS = {
 }
 ARMS = {"cpu": (LS, PLAIN, DYNAMIC), "cuda": (LS, PLAIN, STATIC)}
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
-PARTS = {"cpu": ("cache", "speed"), "cuda": ("cache", "speed", "batch", "prefill")}
+PARTS = {"cpu": ("cache", "speed"), "cuda": ("cache", "speed", "batch", "prefill", "compiled")}
 _PREFILL_MODEL = "paper-12l-768"
+_COMPILED_ARMS, _COMPILED_LENGTHS = ("ls", "plain-flash", "plain-cudnn"), 3
 _WARM_UP = 4
 """Steps of an arm before it is timed: what is compiled or captured is done in them."""
 
@@ -202,7 +203,10 @@ def _rows_of(
         return [("largest", lambda: [largest_batches(device=device, dtype=DTYPES[device], **chosen)])]
     model, tokens = options.get("preset", _PREFILL_MODEL), options.get("tokens", prefill.TOKENS)
     at = partial(prefill.measure, model, device=device, tokens=tokens, loss=False)
-    return [(f"{model}, n {n}", partial(at, n)) for n in options.get("lengths", prefill.LENGTHS)]
+    lengths = options.get("lengths", prefill.LENGTHS)
+    if part == "compiled":  # each arm and length takes seconds to compile: where something is asked of them
+        at, lengths = partial(at, compiled=True, arms=_COMPILED_ARMS), lengths[-_COMPILED_LENGTHS:]
+    return [(f"{model}, n {n}", partial(at, n)) for n in lengths]
 
 
 def _wait(device: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend
 
-from longshort.bench.gpu_peers import sdpa
+from longshort.bench.gpu_peers import allow_many_graphs, sdpa
 from longshort.bench.gpu_timing import eager, repeated
 from longshort.bench.training import attending, standing_in
 from longshort.heads import HeadPlan
@@ -23,10 +23,19 @@ LENGTHS = (2048, 4096, 8192, 16384, 32768)
 
 
 def forward(
-    preset: str, arm: str, length: int, rows: int, device: str, *, loss: bool = True, **changes: Any
+    preset: str,
+    arm: str,
+    length: int,
+    rows: int,
+    device: str,
+    *,
+    loss: bool = True,
+    compiled: bool = False,
+    **changes: Any,
 ) -> Callable[[], object]:
     """One forward pass of a model as an arm computes attention: to the loss under autocast, as in training and
-    evaluation, or to the last hidden state with the weights in bf16, as a served model fills its cache."""
+    evaluation, or to the last hidden state with the weights in bf16, as a served model fills its cache. Its blocks may
+    be compiled."""
     on_gpu = device.startswith("cuda")
     config = GPTConfig.preset(preset, context=length, backend="triton" if on_gpu else "auto", **changes)
     if arm != "ls":
@@ -37,6 +46,10 @@ def forward(
         model = GPT(config).eval()
     if on_gpu and not loss:
         model.bfloat16()
+    if compiled:
+        allow_many_graphs()
+        for block in model.blocks:
+            block.compile(dynamic=False)
     tokens = torch.randint(config.vocab_size, (rows, length), device=device)
     kernels = {"plain-flash": SDPBackend.FLASH_ATTENTION, "plain-cudnn": SDPBackend.CUDNN_ATTENTION}
     attention = standing_in(sdpa(kernels[arm])) if arm in kernels else None
@@ -63,13 +76,14 @@ def measure(
     tokens: int = TOKENS,
     loss: bool = True,
     graph: bool = False,
+    compiled: bool = False,
 ) -> list[dict[str, Any]]:
     """Milliseconds of each arm in each round, at one length, arms in turns; with `graph`, replayed in a CUDA graph."""
     batch = max(1, tokens // length)
     arms = [arm for arm in arms if device != "cpu" or arm != "plain-cudnn"]
     samples = {}
     for arm in arms:
-        call = _warm(forward(preset, arm, length, batch, device, loss=loss))
+        call = _warm(forward(preset, arm, length, batch, device, loss=loss, compiled=compiled))
         samples[arm] = repeated([call], device)[0] if graph else eager(call, device)
     times: dict[str, list[float]] = {arm: [] for arm in arms}
     for _ in range(rounds):
