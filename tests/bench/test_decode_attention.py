@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from longshort.bench import decode_attention as bench
+from longshort.bench import decode_candidates
 from longshort.bench.gpu_check import WrongResult
 from longshort.bench.registry import Shape
 
@@ -42,11 +43,11 @@ def test_each_kernel_of_the_search_is_compiled_once():
     from longshort.ops.triton.decode_launch import joined_at_a_time
 
     shapes = [Shape(batch=b, heads=4, length=32768, head_dim=64, window=128) for b in (1, 8)]
-    found = bench.distinct(shapes, processors=132)
-    sizes = {numbers[:3] for numbers in bench.candidates(64)}
-    assert joined_at_a_time(64) == 64 and {numbers[:3] for _, numbers in found} == sizes
+    found = decode_candidates.distinct(shapes, processors=132)
+    sizes = {numbers[:3] + numbers[4:] for numbers in decode_candidates.candidates(64)}
+    assert joined_at_a_time(64) == 64 and {numbers[:3] + numbers[4:] for _, numbers in found} == sizes
     assert len(found) == 2 * len(sizes)  # few parts, joined at once, and many
-    assert all(len(bench.candidates(dim)) <= 36 for dim in (16, 32, 64, 96, 128, 256))
+    assert all(len(decode_candidates.candidates(dim)) <= 36 for dim in (16, 32, 64, 96, 128, 256))
 
 
 def test_a_step_can_be_taken_again_and_gives_the_same():

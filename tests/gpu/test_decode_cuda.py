@@ -55,6 +55,7 @@ def test_padded_rows_agree_with_the_reference(new):
         *((16, 2, 1, 0.5, True), (64, 4, 3, 1.0, True), (128, 8, 1, 8.0, True)),
         *((16, 2, 1, 0.5, False, 1), (64, 4, 3, 1.0, False, 2), (128, 8, 1, 8.0, False, 1), (16, 4, 6, 1.0, False, 2)),
         *((16, 2, 1, 0.5, True, 2), (64, 4, 3, 1.0, True, 1), (128, 8, 1, 8.0, True, 2)),
+        *((32, 4, 3, 1.0, False, 1, True), (128, 4, 3, 2.0, True, 0, True)),
     ],
 )
 @pytest.mark.parametrize("kv_heads", [4, 2])

@@ -38,6 +38,12 @@ def test_the_number_of_parts_changes_nothing(programs, backend):
     check(Step(windows=(None, 5), held=90, capacity=100, shape=DecodeShape(16, 4, 1, programs)), backend)
 
 
+@pytest.mark.parametrize("programs", [1, 5])
+def test_one_query_by_the_matrix_units_agrees_too(programs):
+    shape = DecodeShape(16, 4, 1, programs, matrix=True)
+    check(Step(windows=(None, 5, 20), held=90, capacity=100, shape=shape), "triton")
+
+
 def test_parts_are_joined_a_few_at_a_time(monkeypatch):
     monkeypatch.setattr(decode_launch, "_JOINED", 1)  # eight, the fewest that are joined at a time, of twelve
     shape = DecodeShape(16, 4, 1, 12.0)

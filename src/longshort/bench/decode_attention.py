@@ -30,6 +30,7 @@ from torch import Tensor
 
 from longshort.bench import gpu_timing as timing
 from longshort.bench.attention import machine, median_ratio
+from longshort.bench.decode_candidates import candidates, distinct, variants
 from longshort.bench.gpu_check import WrongResult, failure
 from longshort.bench.registry import GPU_SHAPES, Shape, chosen
 from longshort.files import write_atomically, write_json
@@ -46,11 +47,7 @@ _ALLOWED = 2e-2
 _CACHE_BYTES, _MOST_INPUTS = 240e6, 32
 """Inputs that take turns are together four times the second-level cache of an H200."""
 
-_SIZES = ((64, 4, 2), (64, 4, 3), (32, 4, 4), (128, 4, 2), (64, 4, 4), (32, 4, 6), (16, 4, 6), (64, 2, 3))
-"""Columns at head dim 64 (as many more or fewer as the dim is smaller or larger), warps, stages: the first four were
-among the best of wider searches."""
-_PROGRAMS = (0.5, 1.0, 2.0)
-_VARIED, _VARIANTS = 3, tuple((early, fetch) for early in (False, True) for fetch in (0, 1))
+_VARIED = 3
 """So many of the best shapes are tried with an early start and with tiles asked for in advance, too."""
 _COMPILED_AHEAD = 300
 """Kernels; if there were more with the variants of all candidates, those of the best are compiled when tried."""
@@ -151,17 +148,6 @@ class _Entrant:
             self.milliseconds.append(self.sample())
 
 
-def candidates(head_dim: int) -> list[tuple[int, int, int, float]]:
-    """Shapes worth trying at a head dim.
-
-    >>> len(candidates(64)), candidates(128)[0]
-    (24, (32, 4, 2, 0.5))
-    """
-    sizes = {(max(16, columns * 64 // head_dim), warps, stages) for columns, warps, stages in _SIZES}
-    ordered = sorted(sizes, key=[(max(16, c * 64 // head_dim), w, s) for c, w, s in _SIZES].index)
-    return [(*size, programs) for size in ordered for programs in _PROGRAMS]
-
-
 @torch.no_grad()
 def measure(
     shape: Shape,
@@ -183,7 +169,8 @@ def measure(
     look = partial(_search, steps=steps, expected=expected, device=device, progress=lambda s: progress(f"{shape} {s}"))
     search = look(numbers)
     if device == "cuda":
-        search += look([(*row["shape"], *variant) for row in _served(search)[:_VARIED] for variant in variants()[1:]])
+        varied = [row["shape"] for row in _served(search) if len(row["shape"]) == 4][:_VARIED]
+        search += look([(*numbers, *variant) for numbers in varied for variant in variants()[1:]])
     best = _served(search)[0]["shape"]
     watched = [our_step(shape, inputs, stats=True) for inputs in drawn]
     rival = _Entrant(TWO_CALLS, [two_calls(shape, inputs) for inputs in drawn])
@@ -207,34 +194,16 @@ def measure(
     return about | {"limit_microseconds": limit, "best": best, "search": search, "rows": rows}
 
 
-def variants() -> list[tuple[bool, int]]:
-    """`early` and `fetch` as this GPU can have them, the plain one first."""
-    able = torch.cuda.get_device_capability() >= (9, 0)
-    return [(early, fetch) for early, fetch in _VARIANTS if able or not early]
-
-
 def compile_ahead(shapes: Iterable[Shape], progress: Callable[[str], None] = lambda line: None) -> None:
     """Every candidate in processes side by side; what they compile goes to Triton's cache on disk."""
     plain = distinct(shapes, torch.cuda.get_device_properties(0).multi_processor_count)
-    kinds = variants() if len(plain) * len(variants()) <= _COMPILED_AHEAD else [(False, 0)]
-    work = [(shape, (*numbers, *variant)) for variant in kinds for shape, numbers in plain]
+    kinds: list[tuple[Any, ...]] = [()]
+    if len(plain) * len(variants()) <= _COMPILED_AHEAD:
+        kinds += variants()[1:]
+    work = [(shape, (*numbers, *kind)) for kind in kinds for shape, numbers in plain if not kind or len(numbers) == 4]
     progress(f"compiling {len(work)} kernels")
     with get_context("spawn").Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
         list(pool.imap_unordered(_compile, work))
-
-
-def distinct(shapes: Iterable[Shape], processors: int) -> list[tuple[Shape, tuple[int, int, int, float]]]:
-    """Candidates of the shapes, one for each kernel that they need."""
-    from longshort.ops.triton.decode_launch import joined_at_a_time, parts_of
-
-    found: dict[tuple[object, ...], tuple[Shape, tuple[int, int, int, float]]] = {}
-    for shape in shapes:
-        for numbers in candidates(shape.head_dim):
-            columns, *_, programs = numbers
-            parts = parts_of(-(-shape.length // columns), round(programs * processors) // shape.batch)
-            kernel = (shape.head_dim, *numbers[:3], parts > 1, parts > joined_at_a_time(shape.head_dim))
-            found.setdefault(kernel, (shape, numbers))
-    return list(found.values())
 
 
 @torch.no_grad()

@@ -35,6 +35,8 @@ class DecodeShape(NamedTuple):
     """Begin before the kernel before it has ended, and wait for it where its results are needed; from Hopper on."""
     fetch: int = 0
     """Tiles of each program that are asked for, into the second-level cache, before the length is known; on CUDA."""
+    matrix: bool = False
+    """One query by the matrix units too, which compute 16 rows for it; several always are."""
 
 
 TUNED: dict[str, list[tuple[int, int, DecodeShape]]] = {
@@ -108,7 +110,7 @@ def decode(
         **{"DECAY": rates[0] is not None, "SLOPE": rates[1] is not None},
         **{"SOFTCAP": softcap is not None, "SEGMENTS": segments is not None},
         **{"PRECISION": _precision(keys), "SPLIT": cut.parts > 1, "STATS": stats},
-        **{"M": 1 if queries == 1 else max(16, _power_of_two(queries)), "N": shape.columns},
+        **{"M": 1 if queries == 1 and not shape.matrix else max(16, _power_of_two(queries)), "N": shape.columns},
         **{"NEW": max(16, _power_of_two(new)), "JOINED": joined, "AHEAD": 1 if cut.parts <= joined else _AHEAD},
         **{"STAGES": shape.stages, "num_warps": shape.warps, "PIECES": _pieces(_width(dim), 32 * shape.warps)},
         **{"REGULAR": cut.table is None, "EARLY": shape.early, "FETCH": shape.fetch if q.is_cuda else 0},

@@ -1,0 +1,52 @@
+"""Shapes of tile that the search for the decoding kernel's table tries, and the kernels that they need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from longshort.bench.registry import Shape
+
+_SIZES = ((64, 4, 2), (64, 4, 3), (32, 4, 4), (128, 4, 2), (64, 4, 4), (32, 4, 6), (16, 4, 6), (64, 2, 3))
+"""Columns at head dim 64 (as many more or fewer as the dim is smaller or larger), warps, stages: the first four were
+among the best of wider searches."""
+_PROGRAMS = (0.5, 1.0, 2.0)
+_BY_MATRIX = ((64, 4, 3), (128, 4, 3), (64, 4, 4))
+"""Sizes for the matrix units, with one and two programs a processor."""
+_VARIANTS = tuple((early, fetch) for early in (False, True) for fetch in (0, 1))
+
+
+def candidates(head_dim: int) -> list[tuple[Any, ...]]:
+    """Shapes worth trying at a head dim: the first fields of a `DecodeShape`.
+
+    >>> len(candidates(64)), candidates(128)[0], candidates(128)[-1]
+    (30, (32, 4, 2, 0.5), (32, 4, 4, 2.0, False, 1, True))
+    """
+
+    def sized(sizes: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        return list(dict.fromkeys((max(16, c * 64 // head_dim), warps, stages) for c, warps, stages in sizes))
+
+    by_hand = [(*size, programs) for size in sized(_SIZES) for programs in _PROGRAMS]
+    return by_hand + [(*size, programs, False, 1, True) for size in sized(_BY_MATRIX) for programs in _PROGRAMS[1:]]
+
+
+def variants() -> list[tuple[bool, int]]:
+    """`early` and `fetch` as this GPU can have them, the plain one first."""
+    able = torch.cuda.get_device_capability() >= (9, 0)
+    return [(early, fetch) for early, fetch in _VARIANTS if able or not early]
+
+
+def distinct(shapes: Iterable[Shape], processors: int) -> list[tuple[Shape, tuple[Any, ...]]]:
+    """Candidates of the shapes, one for each kernel that they need."""
+    from longshort.ops.triton.decode_launch import joined_at_a_time, parts_of
+
+    found: dict[tuple[object, ...], tuple[Shape, tuple[Any, ...]]] = {}
+    for shape in shapes:
+        for numbers in candidates(shape.head_dim):
+            columns, programs = numbers[0], numbers[3]
+            parts = parts_of(-(-shape.length // columns), round(programs * processors) // shape.batch)
+            kernel = (shape.head_dim, *numbers[:3], *numbers[4:], parts > 1, parts > joined_at_a_time(shape.head_dim))
+            found.setdefault(kernel, (shape, numbers))
+    return list(found.values())
