@@ -47,6 +47,13 @@ OPTIONS = {
     "two-sided": {"causal": False},
     "two-sided, more keys than queries": {"causal": False, "n_keys": 341},
     "sorted segments": {"segments": "sorted"},
+    "long rows of sorted segments": {"segments": "sorted", "n_queries": 1401, "n_keys": 1501},
+    "long two-sided rows of sorted segments": {
+        "segments": "sorted",
+        "n_queries": 1501,
+        "n_keys": 1501,
+        "causal": False,
+    },
     "shuffled segments": {"segments": "shuffled"},
     "padding": {"segments": "negatives"},
     "left padding": {"segments": "left padding"},

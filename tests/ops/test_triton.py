@@ -13,6 +13,8 @@ from longshort import HeadPlan, attention
 from .cases import Case, assert_close, assert_no_worse_than_rounding, cases, run, run_in_rounding
 
 pytest.importorskip("triton", reason="the package triton is not installed")
+from longshort.ops.triton import segment_ranges
+from longshort.ops.triton.tiles import KERNELS, TileShape, use
 
 MIXED = HeadPlan(windows=(None, 7, 33), slopes=(0.1, 0.0, 0.02))
 OPTIONS = {
@@ -120,6 +122,34 @@ def test_two_sided_call_with_past_keys_agrees_with_the_reference():
 @pytest.mark.parametrize("scale", [-0.7, 0.0])
 def test_scale_that_is_not_positive_agrees_with_the_reference(scale):
     check_plan(None, 20, n_queries=100, scale=scale)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Short rows have several blocks of segments, and every walk is shortened."""
+    if torch.cuda.is_available():
+        pytest.skip("kernels are compiled for the size of the blocks")
+    for name in ("BLOCK", "SHORT"):
+        monkeypatch.setattr(segment_ranges, name, type(segment_ranges.BLOCK)(16))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("segments", ["sorted", "shuffled", "negatives", "left padding", "one row all padding"])
+@pytest.mark.usefixtures("small_blocks")
+def test_walks_that_pass_over_other_segments_agree_with_the_reference(segments, causal):
+    shapes = {name: TileShape(32, 16, 1, 4, parts=2) for name in KERNELS}
+    with use(shapes):
+        check_plan(None, 20, n_queries=70, n_keys=100, batch=2, segments=segments, causal=causal, kv_heads=1)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("causal", [True, False])
+def test_tiles_of_other_documents_are_not_even_read(causal):
+    q, k, v = torch.randn(3, 1, 1, 192, 16).unbind()
+    v[:, :, :64] = torch.nan  # 0 times NaN would be NaN
+    documents = torch.arange(192)[None] // 64
+    out = attention(q, k, v, HeadPlan.full(1), segments=documents, causal=causal, backend="triton").out
+    assert out[:, :, :64].isnan().all() and out[:, :, 64:].isfinite().all()
 
 
 @pytest.mark.parametrize("segments", ["left padding", "one row all padding", "all padding"])

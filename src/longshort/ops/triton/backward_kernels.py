@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from longshort.ops.triton.scores import LOG2E, head_options, scores, visible
+from longshort.ops.triton.segment_ranges import meeting
 from longshort.ops.triton.walks import (
     SIZES,
     at_edge,
@@ -27,12 +28,12 @@ from longshort.ops.triton.walks import (
 
 @triton.jit(do_not_specialize=SIZES)
 def grad_q_kernel(
-    grad, q, k, v, out, lse, numbers, grad_q, partial, heads, windows, decays, slopes, segments,
+    grad, q, k, v, out, lse, numbers, grad_q, partial, heads, windows, decays, slopes, segments, ranges,
     sg_b, sg_h, sg_t, sq_b, sq_h, sq_t, sk_b, sk_h, sk_t, sv_b, sv_h, sv_t, so_b, so_h, so_t,
     scale, softcap, B, H, T, S, n_long, parts, padded,
     GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
-    FOLD: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, SPLIT: tl.constexpr,
+    SKIP: tl.constexpr, FOLD: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, SPLIT: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr, PAD: tl.constexpr,
 ):  # fmt: skip
     """A program owns M queries. For the next kernel it writes two numbers a row: lse in base 2, and delta, the sum of
@@ -60,6 +61,8 @@ def grad_q_kernel(
             tl.store(at + step + beyond, tl.zeros((PAD,), tl.float32), mask=beyond < padded)
     total = tl.zeros((M, WIDTH), tl.float32)
     start, stop = keys_of(row, window, T, S, M, N, CAUSAL)
+    if SKIP:
+        start, stop = meeting(ranges, b, row + S - T, start, stop, 0, S, M, N)
     if SPLIT:
         start, stop = own_part(start, stop, part, parts, slot, N)
     for key in tl.range(start, stop, N, num_stages=STAGES):
@@ -114,12 +117,12 @@ def grad_rows(
 
 @triton.jit(do_not_specialize=SIZES)
 def grad_kv_kernel(
-    grad, q, k, v, lse, delta, grad_k, grad_v, partial_k, partial_v, heads, windows, decays, slopes, segments,
+    grad, q, k, v, lse, delta, grad_k, grad_v, partial_k, partial_v, heads, windows, decays, slopes, segments, ranges,
     sg_b, sg_h, sg_t, sq_b, sq_h, sq_t, sk_b, sk_h, sk_t, sv_b, sv_h, sv_t, so_b, so_h, so_t,
     scale, softcap, B, H, T, S, n_long, parts, padded,
     GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
-    FOLD: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, SPLIT: tl.constexpr,
+    SKIP: tl.constexpr, FOLD: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, SPLIT: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A program owns N keys, of a KV head, and walks over the queries of its query heads that see them."""
@@ -134,6 +137,8 @@ def grad_kv_kernel(
         h = kv * GROUP + member
         window, decay, slope = head_options(windows, decays, slopes, h, DECAY, SLOPE)
         start, stop = queries_of(begin, window, T, S, M, N, CAUSAL)
+        if SKIP:
+            start, stop = meeting(ranges, b, begin, start, stop, S - T, S, N, M)
         if SPLIT:
             start, stop = own_part(start, stop, part, parts, slot, M)
         for row in tl.range(start, stop, M, num_stages=STAGES):

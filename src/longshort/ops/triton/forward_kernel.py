@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from longshort.ops.triton.scores import LN2, LOG2E, NEVER, head_options, scores, visible
+from longshort.ops.triton.segment_ranges import meeting
 from longshort.ops.triton.walks import (
     SIZES,
     at_edge,
@@ -25,13 +26,13 @@ from longshort.ops.triton.walks import (
 
 @triton.jit(do_not_specialize=SIZES)
 def forward_kernel(
-    q, k, v, out, lse, extremes, partial, numbers, heads, windows, decays, slopes, segments,
+    q, k, v, out, lse, extremes, partial, numbers, heads, windows, decays, slopes, segments, ranges,
     sq_b, sq_h, sq_t, sk_b, sk_h, sk_t, sv_b, sv_h, sv_t, so_b, so_h, so_t,
     scale, softcap, B, H, T, S, n_long, parts,
     GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
-    FOLD: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, SPLIT: tl.constexpr, STATS: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
+    SKIP: tl.constexpr, FOLD: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, SPLIT: tl.constexpr,
+    STATS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     tile, part, slot, b, h = own_tile(tl.cdiv(T, M), n_long, parts, heads, SPLIT, True)
     window, decay, slope = head_options(windows, decays, slopes, h, DECAY, SLOPE)
@@ -40,6 +41,8 @@ def forward_kernel(
     t_M = row + S - T + tl.arange(0, M)
     largest, total, weighted, top, bottom = nothing_seen(M, WIDTH)
     start, stop = keys_of(row, window, T, S, M, N, CAUSAL)
+    if SKIP:
+        start, stop = meeting(ranges, b, row + S - T, start, stop, 0, S, M, N)
     if SPLIT:
         start, stop = own_part(start, stop, part, parts, slot, N)
     q_MD = load_rows(q, sq_b, sq_h, sq_t, b, h, row, T, M, D, WIDTH, TMA)

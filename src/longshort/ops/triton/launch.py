@@ -10,6 +10,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from longshort.ops.groups import dense_rows, without_padding
+from longshort.ops.triton import segment_ranges
 from longshort.ops.triton.backward_kernels import add_parts_kernel, grad_kv_kernel, grad_q_kernel
 from longshort.ops.triton.forward_kernel import forward_kernel, join_parts_kernel, reduce_extremes_kernel
 from longshort.ops.triton.tiles import LONG, TileShape, parts_for, tile_shape
@@ -284,6 +285,17 @@ def _tf32_allowed() -> bool:
         return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
+def _ranges(segments: Tensor) -> Tensor:
+    """(B, blocks, 2): the lowest and highest segment of each block of positions."""
+    (batch, length), per_program = segments.shape, 16
+    blocks = _tiles_in(length, segment_ranges.BLOCK.value)
+    ranges = segments.new_empty(batch, blocks, 2)
+    segment_ranges.segment_ranges_kernel[(batch, _tiles_in(blocks, per_program))](
+        segments, ranges, length, blocks, BLOCKS=per_program, num_warps=4
+    )
+    return ranges
+
+
 class _Call(NamedTuple):
     """What all kernels are told, in the order of their arguments."""
 
@@ -311,15 +323,16 @@ def _call(
     reach = _table(tuple(min(w or _EVERYTHING, _EVERYTHING) for w in windows), torch.int32, q.device)
     rates = [_table(tuple(r), torch.float32, q.device) if r is not None and any(r) else None for r in (decays, slopes)]
     ids = reach if segments is None else segments.to(torch.int64).contiguous()
+    skip = segments is not None and n_keys > segment_ranges.SHORT.value and any(not 0 < w < LONG for w in windows)
     flags = {
         **{"GROUP": n_heads // k.shape[1], "D": head_dim, "WIDTH": _width(head_dim)},
         **{"CAUSAL": causal, "DECAY": rates[0] is not None, "SLOPE": rates[1] is not None},
-        **{"SOFTCAP": softcap is not None, "SEGMENTS": segments is not None},
+        **{"SOFTCAP": softcap is not None, "SEGMENTS": segments is not None, "SKIP": skip},
         "FOLD": scale > 0 and softcap is None and rates[0] is None and rates[1] is None,
         "PRECISION": "tf32" if q.dtype == torch.float32 and q.device.type == "cuda" and _tf32_allowed() else "ieee",
     }
     return _Call(
-        (reach, *(reach if r is None else r for r in rates), ids),
+        (reach, *(reach if r is None else r for r in rates), ids, _ranges(ids) if skip else ids),
         (scale, 1.0 if softcap is None else float(softcap), batch, n_heads, n_queries, n_keys),
         flags,
         tuple(windows),
