@@ -39,6 +39,16 @@ def test_a_wrong_result_ends_it(monkeypatch):
         bench.run(shapes=[SMALL], device="cpu", rounds=1, tried=[(32, 4, 1, 1.0)])
 
 
+def test_goals_are_those_of_the_seven_shapes():
+    def measured(shape, ratio):
+        row = {"name": bench.OURS, "microseconds": [8.0], "ratio": ratio, "limits": 2.0}
+        about = {"head_dim": 64, "slots": 1, "bytes": 20e6, "limit_microseconds": 4.0, "best": [64, 4, 2, 1.0]}
+        return {"shape": str(shape), "rows": [row], **about}
+
+    results = {"shapes": [measured(bench.SHAPES[0], 0.55), measured(bench.SHAPES[-1], 0.9)]}
+    assert "every shape: 0.55 (goal <= 0.6: yes)" in bench.table(results)
+
+
 def test_each_kernel_of_the_search_is_compiled_once():
     from longshort.ops.triton.decode_launch import joined_at_a_time
 

@@ -42,6 +42,13 @@ OURS, STATISTICS, TWO_CALLS, FULL = "longshort", "longshort + statistics", "two 
 GOAL, LIMIT_GOAL, LARGE_BYTES = 0.6, 3.0, 16e6
 """Of the two calls' time on every shape; times the limit of bandwidth where so many bytes are read."""
 
+SHAPES = (
+    *GPU_SHAPES,
+    Shape(batch=32, heads=12, length=32768, head_dim=64, window=128),
+    Shape(batch=16, heads=32, length=8192, head_dim=128, window=128),
+)
+"""The last two are for the table alone, where batches are large: the goals are those of the seven."""
+
 _ALLOWED = 2e-2
 """Error of an output, relative to the larger of it and 1, in bf16."""
 _CACHE_BYTES, _MOST_INPUTS = 240e6, 32
@@ -272,7 +279,7 @@ def _row(entrant: _Entrant, rival: _Entrant, limit: float) -> dict[str, Any]:
 
 def run(
     *,
-    shapes: Iterable[Shape] = GPU_SHAPES,
+    shapes: Iterable[Shape] = SHAPES,
     device: str = "cuda",
     rounds: int = 3,
     command: str = "",
@@ -311,7 +318,9 @@ def table(results: dict[str, Any]) -> str:
         own = rows[OURS]
         compared = [f"{own['ratio']:.2f}", f"{own['limits']:.1f}", str(tuple(shape["best"]))]
         lines.append([shape["shape"], f"{shape['limit_microseconds']:.1f}", *times, *compared])
-    own_rows = [(shape, next(row for row in shape["rows"] if row["name"] == OURS)) for shape in results["shapes"]]
+    more = {str(shape) for shape in SHAPES[len(GPU_SHAPES) :]}
+    judged = [shape for shape in results["shapes"] if shape["shape"] not in more] or results["shapes"]
+    own_rows = [(shape, next(row for row in shape["rows"] if row["name"] == OURS)) for shape in judged]
     ratio = max(row["ratio"] for _, row in own_rows)
     limits = [row["limits"] for shape, row in own_rows if shape["bytes"] >= LARGE_BYTES]
     goals = [
@@ -352,7 +361,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     try:
         results = run(
-            shapes=chosen(GPU_SHAPES, given.shapes),
+            shapes=chosen(SHAPES, given.shapes),
             rounds=given.rounds,
             command=f"python -m longshort.bench.decode_attention --out {given.out.name} --rounds {given.rounds}",
             progress=lambda line: print(line, flush=True),
