@@ -70,5 +70,5 @@ def test_a_step_can_be_taken_again_and_gives_the_same():
 def test_without_a_gpu_the_command_says_so(tmp_path):
     with pytest.raises(SystemExit, match="needs a GPU"):
         bench.main(["--out", str(tmp_path / "x.json")])
-    with pytest.raises(SystemExit, match="shapes must be numbers from 0 to 6"):
+    with pytest.raises(SystemExit, match="shapes must be numbers from 0 to 8"):
         bench.main(["--out", str(tmp_path / "x.json"), "--shapes", "9"])
