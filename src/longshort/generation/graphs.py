@@ -57,7 +57,9 @@ class DecodingStep:
         # cuBLAS keeps one workspace a stream, and every capture is on the same stream: this graph would use one in the
         # memory of an earlier graph, and read freed memory once that graph is gone and workspaces are cleared, as
         # torch.compile does (github.com/pytorch/pytorch/issues/193402). Cleared now, it is made anew in this one's.
-        torch._C._cuda_clearCublasWorkspaces()
+        clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # builds without CUDA have none
+        if clear is not None:
+            clear()
         try:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):  # records, and computes nothing
