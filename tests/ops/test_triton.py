@@ -142,6 +142,20 @@ def test_walks_that_pass_over_other_segments_agree_with_the_reference(segments, 
         check_plan(None, 20, n_queries=70, n_keys=100, batch=2, segments=segments, causal=causal, kv_heads=1)
 
 
+@pytest.mark.parametrize("n_queries", [16, 2200])
+@pytest.mark.usefixtures("small_blocks")
+def test_walks_over_more_blocks_than_one_look_takes_agree_with_the_reference(n_queries):
+    q, k, v = torch.randn(1, 1, n_queries, 16), *torch.randn(2, 1, 1, 2200, 16)
+    segments = torch.arange(2200)[None] // 300
+    segments[:, -8:] = 0  # the last queries see the first keys
+    with use({"forward": TileShape(128, 128, 1, 4, parts=1)}):
+        got, want = (
+            attention(q, k, v, HeadPlan.full(1), segments=segments, causal=False, backend=backend).out
+            for backend in ("triton", "reference")
+        )
+    torch.testing.assert_close(got, want)
+
+
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("causal", [True, False])
 def test_tiles_of_other_documents_are_not_even_read(causal):
