@@ -54,6 +54,7 @@ OPTIONS = {
         "n_keys": 1501,
         "causal": False,
     },
+    "more blocks of segments than one look takes": {"segments": "sorted", "n_queries": 70, "n_keys": 9001},
     "shuffled segments": {"segments": "shuffled"},
     "padding": {"segments": "negatives"},
     "left padding": {"segments": "left padding"},
