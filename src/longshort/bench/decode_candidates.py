@@ -19,7 +19,9 @@ _VARIANTS = tuple((early, fetch) for early in (False, True) for fetch in (0, 1))
 
 
 def candidates(head_dim: int) -> list[tuple[Any, ...]]:
-    """Shapes worth trying at a head dim: the first fields of a `DecodeShape`.
+    """Shapes worth trying at a head dim, as fields of a `DecodeShape`.
+
+    Those by hand have four, and `variants` follow; those by the matrix units have all.
 
     >>> len(candidates(64)), candidates(128)[0], candidates(128)[-1]
     (30, (32, 4, 2, 0.5), (32, 4, 4, 2.0, False, 1, True))
