@@ -41,17 +41,17 @@ class DecodeShape(NamedTuple):
 
 TUNED: dict[str, list[tuple[int, int, DecodeShape]]] = {
     "NVIDIA H200": [
-        (32, 32, DecodeShape(64, 4, 6, 2.0, True, 1)),
-        (32, 8, DecodeShape(32, 4, 6, 2.0, False, 1)),
-        (64, 32, DecodeShape(64, 4, 2, 2.0, True)),
+        (32, 32, DecodeShape(32, 4, 6, 2.0, True)),
+        (32, 8, DecodeShape(32, 4, 6, 2.0, True, 1)),
+        (64, 32, DecodeShape(16, 4, 6, 2.0, False, 1)),
         (64, 8, DecodeShape(16, 4, 6, 1.0, False, 1)),
         (64, 2, DecodeShape(32, 4, 4, 2.0, True, 1)),
         (64, 1, DecodeShape(32, 4, 4, 1.0, False, 1)),
-        (128, 1, DecodeShape(16, 4, 4, 1.0, False, 1)),
+        (128, 16, DecodeShape(64, 4, 2, 2.0, True, 1)),
+        (128, 1, DecodeShape(16, 4, 6, 1.0, False, 1)),
     ]
 }
-"""By GPU: head dimension, split heads of all batch rows, shape. From `python -m longshort.bench.decode_attention`; that
-of (64, 32) from a whole model at batch 32 (docs/results/decoding-gpu.md)."""
+"""By GPU: head dimension, split heads of all batch rows, shape. From `python -m longshort.bench.decode_attention`."""
 _given: list[DecodeShape] = []
 
 
