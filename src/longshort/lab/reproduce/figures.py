@@ -96,8 +96,10 @@ def heat(
     """A cell for each row, numbers on the axes in their order, names in that of the rows; with `text`, its value."""
     alt = drawing()
     scale = alt.Scale(type="log" if log else "linear", **({"domain": list(domain)} if domain else {}))
+    named = any(isinstance(row[x], str) and len(row[x]) > 6 for row in rows)  # too long to stand side by side
+    axis = alt.Axis(labelAngle=-35 if named else 0, labelOverlap=False)
     base = frame(rows).encode(
-        x=alt.X(f"{x}:O", title=x_title, sort=_order(rows, x), axis=alt.Axis(labelAngle=0)),
+        x=alt.X(f"{x}:O", title=x_title, sort=_order(rows, x), axis=axis),
         y=alt.Y(f"{y}:O", title=y_title, sort=_order(rows, y)),
     )
     written = text if text is not None and text.endswith("%") else ",.3~r"  # not 584m for 58.4 %

@@ -135,7 +135,7 @@ def figure(data: dict[str, Any]) -> Any:
         log=False,
         text=".1%",
         width=560,
-        height=220,
+        height=60 + 40 * len({row["task"] for row in data["rows"]}),
     )
 
 
