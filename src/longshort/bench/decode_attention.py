@@ -54,7 +54,7 @@ _ALLOWED = 2e-2
 _CACHE_BYTES, _MOST_INPUTS = 240e6, 32
 """Inputs that take turns are together four times the second-level cache of an H200."""
 
-_VARIED = 3
+_VARIED = 4
 """So many of the best shapes are tried with an early start and with tiles asked for in advance, too."""
 _COMPILED_AHEAD = 300
 """Kernels; if there were more with the variants of all candidates, those of the best are compiled when tried."""

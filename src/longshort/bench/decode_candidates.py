@@ -9,14 +9,15 @@ import torch
 
 from longshort.bench.registry import Shape
 
-_SIZES = ((64, 4, 2), (64, 4, 3), (32, 4, 4), (64, 4, 4), (32, 4, 6), (16, 4, 6), (64, 8, 3), (128, 8, 2))
-"""Columns at head dim 64 (as many more or fewer as the dim is smaller or larger), warps, stages: those of four warps
-were among the best of wider searches."""
+_SIZES = ((64, 4, 3), (32, 4, 4), (64, 4, 4), (32, 4, 6), (16, 4, 6), (128, 4, 2), (128, 8, 2))
+"""Columns at head dim 64 (as many more or fewer as the dim is smaller or larger), warps, stages: each was among the
+best at some shape of wider searches."""
 _PROGRAMS = (0.75, 1.0, 1.75, 2.0)
 """Of the split heads, a processor: one or two, or as many less those that the other heads take."""
-_BY_MATRIX = ((128, 4, 3), (128, 8, 3))
+_BY_MATRIX = ((128, 4, 3),)
 """Sizes for the matrix units."""
-_VARIANTS = tuple((early, fetch) for early in (False, True) for fetch in (0, 1))
+_VARIANTS = ((0, 0), (0, 1), (1, 1), (2, 1), (3, 1))
+"""`early` and `fetch` of a `DecodeShape`."""
 
 
 def candidates(head_dim: int) -> list[tuple[Any, ...]]:
@@ -25,17 +26,17 @@ def candidates(head_dim: int) -> list[tuple[Any, ...]]:
     Those by hand have four, and `variants` follow; those by the matrix units have all.
 
     >>> len(candidates(64)), candidates(128)[0], candidates(128)[-1]
-    (40, (32, 4, 2, 0.75), (64, 8, 3, 2.0, False, 1, True))
+    (32, (32, 4, 3, 0.75), (64, 4, 3, 2.0, 0, 1, True))
     """
 
     def sized(sizes: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
         return list(dict.fromkeys((max(16, c * 64 // head_dim), warps, stages) for c, warps, stages in sizes))
 
     by_hand = [(*size, programs) for size in sized(_SIZES) for programs in _PROGRAMS]
-    return by_hand + [(*size, programs, False, 1, True) for size in sized(_BY_MATRIX) for programs in _PROGRAMS]
+    return by_hand + [(*size, programs, 0, 1, True) for size in sized(_BY_MATRIX) for programs in _PROGRAMS]
 
 
-def variants() -> list[tuple[bool, int]]:
+def variants() -> list[tuple[int, int]]:
     """`early` and `fetch` as this GPU can have them, the plain one first."""
     able = torch.cuda.get_device_capability() >= (9, 0)
     return [(early, fetch) for early, fetch in _VARIANTS if able or not early]

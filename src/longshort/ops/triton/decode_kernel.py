@@ -62,9 +62,12 @@ def decode_kernel(
         # Also while the kernel before it may write there: all writes meet in the second-level cache, none is missed.
         fetch(keys, (part + i * share) * N, rows, D, WIDTH, N)
         fetch(values, (part + i * share) * N, rows, D, WIDTH, N)
-    if EARLY:  # begun while the kernel before it still runs: up to here nothing was read that one may write
+    if EARLY == 1:
         tl.extra.cuda.gdc_launch_dependents()
+    if EARLY:  # begun while the kernel before it still runs: up to here nothing was read that one may write
         tl.extra.cuda.gdc_wait()
+    if EARLY == 2:
+        tl.extra.cuda.gdc_launch_dependents()
     held = tl.load(length).to(tl.int32)  # not earlier: the compiler waits for it soon after
     k, v = k + b.to(tl.int64) * sk_b + head * sk_h, v + b.to(tl.int64) * sv_b + head * sv_h
     q += b.to(tl.int64) * sq_b + head * GROUP * sq_h
@@ -98,6 +101,8 @@ def decode_kernel(
             append(keys, k, sk_t, held, rows, T, D, WIDTH)
             append(values, v, sv_t, held, rows, T, D, WIDTH)
 
+    if EARLY == 3:
+        tl.extra.cuda.gdc_launch_dependents()
     m_M = tl.arange(0, M)
     whole = True
     if SPLIT:

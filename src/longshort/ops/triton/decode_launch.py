@@ -31,8 +31,10 @@ class DecodeShape(NamedTuple):
     """Depth of the software pipeline over the tiles."""
     programs: float
     """That each processor of the GPU gets, of those that split heads make: the number of parts follows."""
-    early: bool = False
-    """Begin before the kernel before it has ended, and wait for it where its results are needed; from Hopper on."""
+    early: int = 0
+    """Begin before the kernel before it has ended, and wait for it where its results are needed; from Hopper on. The
+    next one may begin when this one does (1), has waited (2), or has walked over its rows (3): if at once, those that
+    wait hold processors, and fetch, several launches ahead."""
     fetch: int = 0
     """Tiles of each program that are asked for, into the second-level cache, before the length is known; on CUDA."""
     matrix: bool = False
@@ -41,14 +43,14 @@ class DecodeShape(NamedTuple):
 
 TUNED: dict[str, list[tuple[int, int, DecodeShape]]] = {
     "NVIDIA H200": [
-        (32, 32, DecodeShape(32, 4, 6, 2.0, True)),
-        (32, 8, DecodeShape(32, 4, 6, 2.0, True, 1)),
-        (64, 32, DecodeShape(16, 4, 6, 2.0, False, 1)),
-        (64, 8, DecodeShape(16, 4, 6, 1.0, False, 1)),
-        (64, 2, DecodeShape(32, 4, 4, 2.0, True, 1)),
-        (64, 1, DecodeShape(32, 4, 4, 1.0, False, 1)),
-        (128, 16, DecodeShape(64, 4, 2, 2.0, True, 1)),
-        (128, 1, DecodeShape(16, 4, 6, 1.0, False, 1)),
+        (32, 32, DecodeShape(32, 4, 6, 2.0, 1)),
+        (32, 8, DecodeShape(32, 4, 6, 2.0, 1, 1)),
+        (64, 32, DecodeShape(16, 4, 6, 2.0, 0, 1)),
+        (64, 8, DecodeShape(16, 4, 6, 1.0, 0, 1)),
+        (64, 2, DecodeShape(32, 4, 4, 2.0, 1, 1)),
+        (64, 1, DecodeShape(32, 4, 4, 1.0, 0, 1)),
+        (128, 16, DecodeShape(64, 4, 2, 2.0, 1, 1)),
+        (128, 1, DecodeShape(16, 4, 6, 1.0, 0, 1)),
     ]
 }
 """By GPU: head dimension, split heads of all batch rows, shape. From `python -m longshort.bench.decode_attention`."""
