@@ -111,7 +111,7 @@ class Recipe:
     arms: Callable[[TrainConfig], Arms] | None = None
     """Every arm of the sweep, from the base configuration; pure."""
     on_request: tuple[str, ...] = ()
-    """Arms that are run only where `--arms` names them, since they cost far more than the others."""
+    """Arms that cost far more than the others: a pattern of `--arms` takes them only where it takes no others."""
     base: Mapping[str, Mapping[str, Any]] | None = None
     """Sections of the base configuration in place of the author's, with a task: the runs then need no token folder."""
     quick_base: Mapping[str, Mapping[str, Any]] | None = None

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -44,14 +44,27 @@ def plan_sweep(recipe: Recipe, options: Options, *, data: Path | None) -> list[A
     assert recipe.arms is not None
     base = base_config(recipe, options, data=data)
     named = recipe.arms(base)
-    wanted = options.arms or tuple(name for name in named if name not in recipe.on_request)
-    for pattern in wanted:
-        if not any(fnmatchcase(name, pattern) for name in named):
-            raise ConfigError(f"--arms must be among {', '.join(named)}, or patterns of them; got {pattern!r}")
-    chosen = {name: config for name, config in named.items() if any(fnmatchcase(name, p) for p in wanted)}
-    arms = arms_of(chosen, options.seeds, options.out)
+    chosen = _chosen(named, options.arms or ("*",), recipe.on_request)
+    arms = arms_of({name: named[name] for name in chosen}, options.seeds, options.out)
     _check_overrides(base, arms, options.overrides)
     return arms
+
+
+def _chosen(names: Iterable[str], patterns: Iterable[str], on_request: Container[str]) -> list[str]:
+    """The arms that the patterns name, in the recipe's order; those on request where a pattern names no others.
+
+    >>> _chosen(["text-ls", "text-dear"], ["text-*"], ["text-dear"])
+    ['text-ls']
+    >>> _chosen(["text-ls", "text-dear"], ["*-dear"], ["text-dear"])
+    ['text-dear']
+    """
+    names, chosen = list(names), set()
+    for pattern in patterns:
+        found = [name for name in names if fnmatchcase(name, pattern)]
+        if not found:
+            raise ConfigError(f"--arms must be among {', '.join(names)}, or patterns of them; got {pattern!r}")
+        chosen.update([name for name in found if name not in on_request] or found)
+    return [name for name in names if name in chosen]
 
 
 def _check_overrides(base: TrainConfig, arms: Sequence[Arm], overrides: Sequence[str]) -> None:

@@ -31,7 +31,11 @@ def planned(name, tmp_path, **options):
 def test_arms_of_a_task_differ_in_the_attention_alone(tmp_path):
     own = {"plan": None, "positions": "none", "smoothing": None, "smoothing_side": "causal"}
     own |= {"smoothing_stage": "after", "backend": "auto"}
-    for name, options in (("long-range", {"data": tmp_path, "arms": ("*",)}), ("las-sweep", {}), ("recall", {})):
+    for name, options in (
+        ("long-range", {"data": tmp_path, "arms": ("*", "*-las-before")}),
+        ("las-sweep", {}),
+        ("recall", {}),
+    ):
         configs = planned(name, tmp_path, **options)
         for task in {config.task.name for config in configs.values()}:
             same = {
@@ -54,6 +58,13 @@ def test_tasks_that_are_read_come_in_with_their_files(tmp_path):
     assert {config.task.name for config in configs.values()} == {"listops", "pathfinder", "text", "image", "smnist"}
     assert {config.task.path for config in configs.values()} == {None, str(tmp_path.resolve())}
     assert len(configs) == 5 * (len(classifiers.KINDS) - 1)
+
+
+def test_dear_arms_come_only_where_nothing_else_is_named(tmp_path):
+    assert "listops-las-before" not in planned("long-range", tmp_path, arms=("listops-*",))
+    assert list(planned("long-range", tmp_path, arms=("listops-las-before",))) == ["listops-las-before"]
+    both = planned("long-range", tmp_path, arms=("listops-*", "*-las-before"))
+    assert {"listops-las", "listops-las-before", "pathfinder-las-before"} <= both.keys()
 
 
 def test_sizes_of_the_base_go_before_those_of_the_recipe_in_every_task_that_has_them(tmp_path):
