@@ -66,6 +66,8 @@ class LSCache:
         self.batch_size, self.max_length, self.rollback = batch_size, max_length, rollback
         self.recording = False
         """See `activate_past_recording`."""
+        self.writing = False
+        """A forward pass is under way; still True where one failed before its end."""
         self._spare_rows, self._cropped_at = rollback, 0
         self.device = torch.device(device)
         sizes: dict[str, Any] = {"batch_size": batch_size, "max_length": max_length, "rollback": rollback}
@@ -95,9 +97,10 @@ class LSCache:
         return sum(x.nbytes for x in (*pools, *tables))
 
     def check(self, batch_size: int, new: int) -> None:
-        """As `LayerCache.check`, and that the layers are in step."""
+        """As `LayerCache.check`, and that the last forward pass came to its end and took in all layers."""
+        self._check_whole()
         if len({layer.length for layer in self.layers}) > 1:
-            raise ValueError("cache was left half-written by a forward pass that failed: call reset()")
+            raise ValueError("cache must have layers of one length, got some that were given tokens on their own")
         self.layers[0].check(batch_size, new)
 
     def next_positions(self, new: int) -> Tensor:
@@ -112,6 +115,7 @@ class LSCache:
 
         Tokens without segments go on with the segment of the last cached one, or with 0.
         """
+        self.writing = True
         if self.recording and self.length + new - self._cropped_at > self._spare_rows:
             self._resize_rings(max(2 * self._spare_rows, self.length + new - self._cropped_at))
         if self._positions is not None or positions is not None:
@@ -134,9 +138,11 @@ class LSCache:
 
     def advance(self, new: int) -> None:
         """Called when every layer has taken in the new tokens; here each layer counts for itself."""
+        self.writing = False
 
     def crop(self, n: int) -> None:
         """Take back the last n tokens, as if they had never been seen."""
+        self._check_whole()
         spare = self.length
         if any(store.window is not None for layer in self.layers for store in layer.stores):
             spare = min(spare, self._spare_rows - max(layer.written - layer.length for layer in self.layers))
@@ -167,7 +173,7 @@ class LSCache:
         self._resize_rings(self.rollback)
         for layer in self.layers:
             layer.length = layer.written = 0
-        self._cropped_at = 0
+        self._cropped_at, self.writing = 0, False
         self._segments = self._positions = None
 
     def reorder(self, rows: Tensor) -> None:
@@ -195,6 +201,11 @@ class LSCache:
         if n < 1:
             raise ValueError(f"n must be at least 1, got {n}")
         self.select(torch.arange(self.batch_size, device=self.device).repeat_interleave(n))
+
+    def _check_whole(self) -> None:
+        """A pass that failed has overwritten rows in some layers, and perhaps none of its tokens are counted yet."""
+        if self.writing:
+            raise ValueError("cache was left half-written by a forward pass that failed: call reset()")
 
     def _resize_rings(self, spare_rows: int) -> None:
         """Rings of window + spare_rows rows; what can be taken back is never more than the rows that are there."""
