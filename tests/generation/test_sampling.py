@@ -41,6 +41,10 @@ def test_greedy_text_is_the_argmax_at_every_step(model):
         tokens = torch.cat((tokens, best[:, None]), dim=1)
 
 
+def test_a_temperature_next_to_nothing_is_nearly_greedy():
+    assert next_token(torch.tensor([[1.0, 30.0, -3.0]]), temperature=1e-42).tolist() == [1]
+
+
 def test_without_a_mask_every_token_may_come():
     assert drawn(3000, temperature=3.0) == [{0, 1, 2, 3, 4}] * 2
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import logging
 
+from longshort.files import write_atomically
 from longshort.hf.cache import LongShortCache
 from longshort.hf.config import LongShortConfig
 from longshort.hf.masks import layout
@@ -20,6 +22,15 @@ from longshort.model import GPT
 from longshort.model.gpt import IGNORED_TARGET
 
 _logger = logging.get_logger(__name__)
+
+_CODE_FILE = "longshort_classes.py"
+_CODE = '''"""Names the classes of the package longshort (pip install 'longshort[hf]') for trust_remote_code=True."""
+
+from longshort.hf import LongShortConfig, LongShortForCausalLM
+
+__all__ = ["LongShortConfig", "LongShortForCausalLM"]
+'''
+"""What programs that cannot be told to `import longshort.hf` find in a saved folder by `trust_remote_code=True`."""
 
 
 class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
@@ -156,6 +167,17 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
         embedding = super().resize_token_embeddings(*args, **kwargs)
         self.model.config = self.config.to_gpt()
         return embedding
+
+    def save_pretrained(self, save_directory: Any, is_main_process: bool = True, **options: Any) -> None:  # type: ignore[override]
+        """As in transformers, with a file that names the classes: see `_CODE`."""
+        module = _CODE_FILE.removesuffix(".py")
+        self.config.auto_map = {
+            "AutoConfig": f"{module}.LongShortConfig",
+            "AutoModelForCausalLM": f"{module}.LongShortForCausalLM",
+        }
+        if is_main_process and not Path(save_directory).is_file():
+            write_atomically(Path(save_directory, _CODE_FILE), _CODE)
+        super().save_pretrained(save_directory, is_main_process, **options)
 
     def _init_weights(self, module: nn.Module) -> None:
         """By `GPT`, which knows the projections into the residual stream.
