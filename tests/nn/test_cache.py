@@ -494,9 +494,12 @@ def test_a_layer_that_was_given_tokens_on_its_own_is_noticed():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": -1}, "batch_size must be at least 0, got -1"),
-        ({"rollback": -1}, "rollback must be at least 0, got -1"),
-        ({"max_length": 0}, "max_length must be at least 1, got 0"),
+        ({"batch_size": -1}, "batch_size must be an integer and at least 0, got -1"),
+        ({"rollback": -1}, "rollback must be an integer and at least 0, got -1"),
+        ({"batch_size": 1.5}, "batch_size must be an integer and at least 0, got 1.5"),
+        ({"max_length": "9"}, "max_length must be an integer and at least 1, got '9'"),
+        ({"dtype": torch.int64}, "dtype must be a floating-point type, got torch.int64"),
+        ({"max_length": 0}, "max_length must be an integer and at least 1, got 0"),
     ],
 )
 def test_bad_sizes_are_named(options, message):
@@ -510,7 +513,10 @@ def test_bad_sizes_are_named(options, message):
         (lambda cache: cache.reorder(torch.tensor([0])), r"rows must have shape \(2,\), got \(1,\)"),
         (lambda cache: cache.select(torch.tensor([0, 2])), r"rows must be from 0 to 1, got \[0, 2\]"),
         (lambda cache: cache.select(torch.tensor([0.0])), "rows must be int64"),
-        (lambda cache: cache.repeat(0), "n must be at least 1, got 0"),
+        (lambda cache: cache.select([0]), r"rows must be an int64 tensor of shape \(n,\), got list"),
+        (lambda cache: cache.reorder([0, 1]), r"rows must be an int64 tensor of shape \(n,\), got list"),
+        (lambda cache: cache.repeat(1.5), "n must be an integer and at least 1, got 1.5"),
+        (lambda cache: cache.repeat(0), "n must be an integer and at least 1, got 0"),
     ],
 )
 def test_bad_rows_are_named(call, message):

@@ -7,6 +7,7 @@ Calls that would leave it half changed are checked before anything is written.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -58,8 +59,9 @@ class LSCache:
         if max_length is not None:
             least["max_length"] = (max_length, 1)
         for name, (value, bound) in least.items():
-            if value < bound:
-                raise ValueError(f"{name} must be at least {bound}, got {value}")
+            _check_count(name, value, bound)
+        if not dtype.is_floating_point:
+            raise ValueError(f"dtype must be a floating-point type, got {dtype}")
         if not plans:
             raise ValueError("plans must name at least one layer, got none")
         _check_smoothing(smoothing)
@@ -146,7 +148,7 @@ class LSCache:
         spare = self.length
         if any(store.window is not None for layer in self.layers for store in layer.stores):
             spare = min(spare, self._spare_rows - max(layer.written - layer.length for layer in self.layers))
-        if not isinstance(n, int):
+        if not _is_integer(n):
             raise ValueError(f"n must be an integer, got {n!r}")
         if not 0 <= n <= spare:
             raise ValueError(
@@ -178,14 +180,14 @@ class LSCache:
 
     def reorder(self, rows: Tensor) -> None:
         """Row i becomes a copy of row rows[i], in place, as beam search wants it; rows (B,)."""
+        _check_rows(rows)
         if rows.shape != (self.batch_size,):
             raise ValueError(f"rows must have shape ({self.batch_size},), got {tuple(rows.shape)}")
         self.select(rows)
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows of the batch (n,), in this order; a row may come several times."""
-        if rows.ndim != 1 or rows.dtype != torch.long:
-            raise ValueError(f"rows must be int64 of shape (n,), got {rows.dtype} of shape {tuple(rows.shape)}")
+        _check_rows(rows)
         if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self.batch_size:
             raise ValueError(f"rows must be from 0 to {self.batch_size - 1}, got {rows.tolist()}")
         for layer in self.layers:
@@ -198,8 +200,7 @@ class LSCache:
 
     def repeat(self, n: int) -> None:
         """Each row n times, the copies side by side, as `torch.repeat_interleave` does."""
-        if n < 1:
-            raise ValueError(f"n must be at least 1, got {n}")
+        _check_count("n", n, 1)
         self.select(torch.arange(self.batch_size, device=self.device).repeat_interleave(n))
 
     def _check_whole(self) -> None:
@@ -229,6 +230,22 @@ class LSCache:
             table = grown
         table[:, self.length : stop] = new
         return table
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _check_count(name: str, value: int, least: int) -> None:
+    if not _is_integer(value) or value < least:
+        raise ValueError(f"{name} must be an integer and at least {least}, got {value!r}")
+
+
+def _check_rows(rows: Tensor) -> None:
+    if not isinstance(rows, Tensor):
+        raise ValueError(f"rows must be an int64 tensor of shape (n,), got {type(rows).__name__}")
+    if rows.ndim != 1 or rows.dtype != torch.long:
+        raise ValueError(f"rows must be int64 of shape (n,), got {rows.dtype} of shape {tuple(rows.shape)}")
 
 
 def _check_smoothing(smoothing: Smoothing | None) -> None:

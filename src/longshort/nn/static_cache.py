@@ -260,7 +260,7 @@ class StaticCache(LSCache):
 
     def select(self, rows: Tensor) -> None:
         """Row i becomes a copy of row rows[i]; there must be as many as before."""
-        if rows.shape != (self.batch_size,):
+        if isinstance(rows, Tensor) and rows.shape != (self.batch_size,):
             raise ValueError(
                 f"rows must have shape ({self.batch_size},), got {tuple(rows.shape)}: a static cache keeps its size"
             )
