@@ -1,5 +1,7 @@
 """A decoding step with a static cache, and what becomes of it where no graph can be captured."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -38,6 +40,32 @@ def test_where_no_graph_can_be_captured_it_says_so_and_goes_on(model):
     with pytest.warns(RuntimeWarning, match="goes on without a CUDA graph"):
         step(tokens[:, 1:2])
     assert not step.captured
+    torch.testing.assert_close(step(tokens[:, 2:3]), model(tokens[:, :3]).logits[:, -1])
+
+
+def test_a_step_that_fails_while_it_is_captured_has_written_nothing(model, monkeypatch):
+    """Stands in for a GPU: under a capture kernels are recorded and do not run."""
+    tokens, capturing = torch.randint(256, (1, 5)), []
+
+    @contextmanager
+    def capture(graph):
+        capturing.append(graph)
+        yield
+        capturing.clear()
+
+    def fails_in_a_capture(module, inputs):
+        if capturing:
+            capturing.clear()
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    step = DecodingStep(model, model.new_cache(max_length=9, static=True), graph=True)
+    step(tokens[:, :1])
+    handle = model.blocks[0].attention.register_forward_pre_hook(fails_in_a_capture)
+    with monkeypatch.context() as patch, pytest.warns(RuntimeWarning, match="not permitted when stream is capturing"):
+        patch.setattr(torch.cuda, "CUDAGraph", object)
+        patch.setattr(torch.cuda, "graph", capture)
+        step(tokens[:, 1:2])
+    handle.remove()
     torch.testing.assert_close(step(tokens[:, 2:3]), model(tokens[:, :3]).logits[:, -1])
 
 

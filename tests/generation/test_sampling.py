@@ -41,6 +41,10 @@ def test_greedy_text_is_the_argmax_at_every_step(model):
         tokens = torch.cat((tokens, best[:, None]), dim=1)
 
 
+def test_a_temperature_next_to_nothing_is_nearly_greedy():
+    assert next_token(torch.tensor([[1.0, 30.0, -3.0]]), temperature=1e-42).tolist() == [1]
+
+
 def test_without_a_mask_every_token_may_come():
     assert drawn(3000, temperature=3.0) == [{0, 1, 2, 3, 4}] * 2
 
@@ -148,9 +152,13 @@ def test_no_graph_is_kept(model):
         ([[0, 300]], {}, "prompt must be from 0 to 255, got values from 0 to 300"),
         ([[-1]], {}, "prompt must be from 0 to 255, got values from -1 to -1"),
         (torch.tensor([[1]]), {"temperature": float("nan")}, "temperature must be >= 0, got nan"),
-        (torch.tensor([[1]]), {"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
+        (torch.tensor([[1]]), {"max_new_tokens": 0}, "max_new_tokens must be an integer and at least 1, got 0"),
+        (torch.tensor([[1]]), {"max_new_tokens": 2.5}, "max_new_tokens must be an integer and at least 1, got 2.5"),
+        (torch.tensor([[1]]), {"stop": "\n"}, r"stop must be a token or tokens, .* stop_strings\), got '\\n'"),
+        (torch.tensor([[1]]), {"stop": ["a", 3]}, r"stop must be a token or tokens, .* got \['a', 3\]"),
         (torch.tensor([[1]]), {"temperature": -1.0}, "temperature must be >= 0, got -1"),
-        (torch.tensor([[1]]), {"top_k": 0}, "top_k must be None or at least 1, got 0"),
+        (torch.tensor([[1]]), {"top_k": 0}, "top_k must be None or an integer and at least 1, got 0"),
+        (torch.tensor([[1]]), {"top_k": 2.5}, "top_k must be None or an integer and at least 1, got 2.5"),
         (torch.tensor([[1]]), {"top_p": 0.0}, "top_p must be None or above 0 and at most 1, got 0"),
         (torch.tensor([[1]]), {"min_p": 1.5}, "min_p must be None or from 0 to 1, got 1.5"),
         (torch.tensor([[1]]), {"repetition_penalty": 0.0}, "repetition_penalty must be > 0, got 0"),

@@ -58,7 +58,12 @@ def test_crop_takes_tokens_back_given_a_negative_number_or_tensor(model, count):
 
 def test_crop_beyond_the_rollback_is_refused_and_changes_nothing(model):
     cache = filled(model, rollback=4)
-    for wrong, message in ((-5, "n must be from 0 to 4 .* got 5"), (3, "must be 0 or negative, got 3")):
+    for wrong, message in (
+        (-5, "n must be from 0 to 4 .* got 5"),
+        (3, "0 or negative, got 3"),
+        (-1.5, "tokens_to_remove must be an integer, 0 or negative, got -1.5"),
+        (torch.tensor([-1, -1]), "tokens_to_remove must be an integer"),
+    ):
         with pytest.raises(ValueError, match=message):
             cache.crop(wrong)
     with pytest.raises(ValueError, match="must be 0 for an empty cache, got -1"):
@@ -107,6 +112,15 @@ def test_after_a_reset_it_is_as_new(model):
     cache.reset()
     assert cache.get_seq_length() == 0
     close(following(model, cache, TOKENS), model(TOKENS).logits)
+
+
+def test_an_empty_cache_takes_any_batch(model):
+    cache = LongShortCache(model.config)
+    with pytest.raises(ValueError, match="tokens must be from 0"):
+        following(model, cache, torch.full((3, 5), 999))
+    close(following(model, cache, TOKENS), model(TOKENS).logits)
+    cache.reset()
+    close(following(model, cache, TOKENS[:1]), model(TOKENS[:1]).logits)
 
 
 def test_a_layer_cannot_be_changed_alone(model):

@@ -61,7 +61,11 @@ def test_the_pipeline_takes_the_folder(exported):
     ]
 
 
-def test_a_program_that_knows_nothing_of_longshort_opens_it_by_trusting_it(exported, tmp_path):
+@pytest.mark.parametrize("saved", ["by the export", "again by transformers"])
+def test_a_program_that_knows_nothing_of_longshort_opens_it_by_trusting_it(exported, tmp_path, saved):
+    if saved != "by the export":
+        LongShortForCausalLM.from_pretrained(exported).save_pretrained(tmp_path / "tuned")
+        exported = tmp_path / "tuned"
     code = f"""
 import sys
 from transformers import AutoModelForCausalLM

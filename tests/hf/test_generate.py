@@ -154,6 +154,40 @@ def test_text_ends_with_the_learned_positions(model, options):
     assert model.generate(inputs_embeds=embeddings, pad_token_id=256, **options).shape[1] == 99
 
 
+@pytest.mark.parametrize("count", [40, 110])
+def test_prompt_lookup_never_drafts_past_the_learned_positions(model, count):
+    """A row that repeats itself is drafted from its beginning on, sixty tokens each time."""
+    row, options = [list(range(1, 41)) * 2], {"max_new_tokens": count}
+    assert text(model, row, prompt_lookup_num_tokens=60, max_matching_ngram_size=1, **options) == text(
+        model, row, **options
+    )
+
+
+def test_an_assistant_of_fewer_positions_helps_as_far_as_they_go(model):
+    assistant, options = shell(n_layers=1, init_std=0.21, context=40), {"max_new_tokens": 40}
+    assert text(model, [ROWS[0]], assistant_model=assistant, **options) == text(model, [ROWS[0]], **options)
+
+
+def test_drafts_of_the_first_layers_are_refused(model):
+    with pytest.raises(ValueError, match="assistant_early_exit must be None for this model, got 1"):
+        text(model, [ROWS[0]], assistant_early_exit=1)
+
+
+@pytest.mark.parametrize(
+    "options", [{"attention_chunk": 16}, {"smoothing": 3, "smoothing_stage": "before", "backend": "reference"}], ids=str
+)
+def test_a_model_that_no_cache_serves_is_run_without_one(options):
+    model = shell(**options)
+    with torch.no_grad():
+        assert model(torch.tensor([ROWS[0]])).past_key_values is None
+    with pytest.raises(ValueError, match="use_cache must be False for this model"):
+        text(model, [ROWS[0]])
+    tokens = [
+        int(token) for token in generate(model.model, [ROWS[0]], max_new_tokens=5, temperature=0, use_cache=False)
+    ]
+    assert text(model, [ROWS[0]], max_new_tokens=5, use_cache=False) == [tokens]
+
+
 def test_text_without_learned_positions_goes_on():
     assert len(text(shell(positions="rotary"), max_new_tokens=110)[0]) == 110
 

@@ -172,7 +172,7 @@ def test_a_cache_is_returned_only_where_no_gradients_are_wanted(model):
     with torch.no_grad():
         assert model(TOKENS).past_key_values.get_seq_length() == 40
         assert model(TOKENS, use_cache=False).past_key_values is None
-        assert model(TOKENS, labels=TOKENS).past_key_values is None
+        assert model(TOKENS, labels=TOKENS, use_cache=True).past_key_values is None
     assert isinstance(model(TOKENS, return_dict=False), tuple)
 
 
@@ -182,6 +182,9 @@ def test_a_cache_is_returned_only_where_no_gradients_are_wanted(model):
         ({}, "give either input_ids or inputs_embeds, got neither"),
         ({"input_ids": TOKENS, "inputs_embeds": torch.zeros(2, 40, 32)}, "input_ids or inputs_embeds, got both"),
         ({"input_ids": TOKENS, "labels": TOKENS[:, 1:]}, r"labels must have shape \(2, 40\), got \(2, 39\)"),
+        ({"input_ids": TOKENS[0]}, r"input_ids must have shape \(batch, length\), got \(40,\)"),
+        ({"inputs_embeds": torch.zeros(40, 32)}, r"inputs_embeds must have shape \(batch, length, hidden_size\)"),
+        ({"input_ids": TOKENS, "logits_to_keep": -3}, "logits_to_keep must be 0 .* got -3"),
         ({"input_ids": TOKENS, "output_attentions": True}, "output_attentions must be False"),
         (
             {"input_ids": TOKENS, "attention_mask": torch.ones(2, 1, 40, 40)},

@@ -1,11 +1,14 @@
 """The cache: decoding gives what a full forward pass gives, rows and bytes are what they should be."""
 
+from itertools import count
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshort import HeadPlan, LSAttention, LSCache
+from longshort import HeadPlan, LSAttention, LSCache, attention
+from longshort.nn import layer_cache
 
 from .decoding import TIGHT, build, draw, full
 
@@ -455,28 +458,48 @@ def test_a_cache_of_another_model_is_refused():
         build()(draw(), cache=build(n_layers=3).new_cache())
 
 
-def test_a_pass_that_fails_half_way_is_noticed(monkeypatch):
-    model = build()
-    cache = model.new_cache()
+@pytest.mark.parametrize(
+    "then", [lambda model, cache: model(draw(length=1), cache=cache), lambda _, cache: cache.crop(1)]
+)
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("call", [2, 3])  # one of two pools of the first layer written, and all of it
+def test_a_pass_that_fails_half_way_is_noticed(monkeypatch, call, static, then):
+    model, tokens = build(window=5, n_global=1), draw(length=60)
+    cache = model.new_cache(static=static)
+    model(tokens[:, :20], cache=cache)
+    calls = count(1)
 
-    def broken(x):
-        raise RuntimeError("out of memory")
+    def broken(*args, **options):
+        if next(calls) == call:
+            raise RuntimeError("out of memory")
+        return attention(*args, **options)
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError):
-        patch.setattr(model.blocks[0].mlp, "forward", broken)
-        model(draw(length=5), cache=cache)
+        patch.setattr(layer_cache, "attention", broken)
+        model(tokens[:, 20:], cache=cache)
     with pytest.raises(ValueError, match=r"half-written .* call reset\(\)"):
-        model(draw(length=5), cache=cache)
+        then(model, cache)
     cache.reset()
-    torch.testing.assert_close(fed(model, cache, draw(length=5)), full(model, draw(length=5)), **TIGHT)
+    torch.testing.assert_close(fed(model, cache, tokens), full(model, tokens), **TIGHT)
+
+
+def test_a_layer_that_was_given_tokens_on_its_own_is_noticed():
+    model, x = build(), torch.randn(1, 5, 32)
+    cache = model.new_cache()
+    model.blocks[0].attention(x, cache=cache.layers[0])
+    with pytest.raises(ValueError, match="layers of one length"):
+        model(draw(length=5), cache=cache)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": -1}, "batch_size must be at least 0, got -1"),
-        ({"rollback": -1}, "rollback must be at least 0, got -1"),
-        ({"max_length": 0}, "max_length must be at least 1, got 0"),
+        ({"batch_size": -1}, "batch_size must be an integer and at least 0, got -1"),
+        ({"rollback": -1}, "rollback must be an integer and at least 0, got -1"),
+        ({"batch_size": 1.5}, "batch_size must be an integer and at least 0, got 1.5"),
+        ({"max_length": "9"}, "max_length must be an integer and at least 1, got '9'"),
+        ({"dtype": torch.int64}, "dtype must be a floating-point type, got torch.int64"),
+        ({"max_length": 0}, "max_length must be an integer and at least 1, got 0"),
     ],
 )
 def test_bad_sizes_are_named(options, message):
@@ -490,7 +513,10 @@ def test_bad_sizes_are_named(options, message):
         (lambda cache: cache.reorder(torch.tensor([0])), r"rows must have shape \(2,\), got \(1,\)"),
         (lambda cache: cache.select(torch.tensor([0, 2])), r"rows must be from 0 to 1, got \[0, 2\]"),
         (lambda cache: cache.select(torch.tensor([0.0])), "rows must be int64"),
-        (lambda cache: cache.repeat(0), "n must be at least 1, got 0"),
+        (lambda cache: cache.select([0]), r"rows must be an int64 tensor of shape \(n,\), got list"),
+        (lambda cache: cache.reorder([0, 1]), r"rows must be an int64 tensor of shape \(n,\), got list"),
+        (lambda cache: cache.repeat(1.5), "n must be an integer and at least 1, got 1.5"),
+        (lambda cache: cache.repeat(0), "n must be an integer and at least 1, got 0"),
     ],
 )
 def test_bad_rows_are_named(call, message):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 import torch
@@ -76,14 +77,16 @@ def generate(
     sampling = Sampling(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
     )
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+    if not isinstance(max_new_tokens, Integral) or max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be an integer and at least 1, got {max_new_tokens}")
     if isinstance(stop_strings, str) or not all(stop_strings):
         raise ValueError(f"stop_strings must be a sequence of texts that are not empty, got {stop_strings!r}")
     if stop_strings and tokenizer is None:
         raise ValueError("stop_strings need the tokenizer, got None")
+    stops = [] if stop is None else [stop] if isinstance(stop, Integral) else list(stop)
+    if not all(isinstance(token, Integral) for token in stops):
+        raise ValueError(f"stop must be a token or tokens, as integers (texts are for stop_strings), got {stop!r}")
     text = _Text.of(model, prompt, max_new_tokens, use_cache, cuda_graph)
-    stops = [] if stop is None else [stop] if isinstance(stop, int) else list(stop)
     ends = _Ends(stops, tuple(stop_strings), tokenizer, [[] for _ in range(len(text.tokens))])
     generator = None if seed is None else torch.Generator(text.tokens.device).manual_seed(seed)
     vocabulary = model.config.vocab_size if tokenizer is None else tokenizer.vocab_size

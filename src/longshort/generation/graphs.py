@@ -65,6 +65,7 @@ class DecodingStep:
             with torch.cuda.graph(graph):  # records, and computes nothing
                 self._logits = self._step(self._tokens)
         except RuntimeError as problem:
+            self._cache.writing = False  # what was recorded has not run, so nothing was written
             if self._required:
                 raise
             self._wanted = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -30,8 +31,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if not self.temperature >= 0:
             raise ValueError(f"temperature must be >= 0, got {self.temperature}")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k must be None or at least 1, got {self.top_k}")
+        if self.top_k is not None and (not isinstance(self.top_k, Integral) or self.top_k < 1):
+            raise ValueError(f"top_k must be None or an integer and at least 1, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be None or above 0 and at most 1, got {self.top_p}")
         if self.min_p is not None and not 0 <= self.min_p <= 1:
@@ -70,7 +71,8 @@ def next_token(
     """
     if temperature == 0:
         return logits.argmax(-1)
-    logits = logits / temperature
+    # The largest becomes 0: divided by a temperature that is next to nothing, it would be infinite.
+    logits = (logits - logits.amax(-1, keepdim=True)) / temperature
     if top_k is not None and top_k < logits.shape[-1]:
         kth = logits.topk(top_k).values[:, -1:]
         logits = logits.masked_fill(logits < kth, -torch.inf)

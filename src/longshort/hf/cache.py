@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import torch
 from torch import Tensor
@@ -42,8 +42,12 @@ class LongShortCache(Cache):
         self._recording = False
 
     def opened(self, model: GPT, batch_size: int, device: torch.device) -> LSCache:
-        """The `LSCache` to hand to the model, made at the first call; `device` is that of the tokens."""
-        if self.inner is None:
+        """The `LSCache` to hand to the model; `device` is that of the tokens.
+
+        Made at the first call, and anew where it holds nothing and is of another batch size: after `reset`, or after a
+        first call that was refused.
+        """
+        if self.inner is None or (self.inner.length == 0 and self.inner.batch_size != batch_size):
             sizes: dict[str, Any] = {"max_length": self.max_length, "rollback": self.rollback}
             self.inner = model.new_cache(batch_size, **sizes, device=device)
             if self._recording:
@@ -78,9 +82,10 @@ class LongShortCache(Cache):
 
     def crop(self, tokens_to_remove: int | Tensor) -> None:
         """Take back the last tokens; as in transformers, their number is given negative."""
-        count = -int(tokens_to_remove)
-        if count < 0:
-            raise ValueError(f"tokens_to_remove must be 0 or negative, got {-count}")
+        number = tokens_to_remove.item() if _is_single(tokens_to_remove) else tokens_to_remove
+        if not isinstance(number, int) or number > 0:
+            raise ValueError(f"tokens_to_remove must be an integer, 0 or negative, got {tokens_to_remove}")
+        count = -number
         if self.inner is not None:
             self.inner.crop(count)
         elif count:
@@ -106,6 +111,10 @@ class LongShortCache(Cache):
         if self.inner is not None:
             rows = torch.arange(self.inner.batch_size, device=self.inner.device)
             self.inner.select(rows[indices.to(self.inner.device)])
+
+
+def _is_single(x: Any) -> TypeGuard[Tensor]:
+    return isinstance(x, Tensor) and x.numel() == 1
 
 
 class _Layer(CacheLayerMixin):

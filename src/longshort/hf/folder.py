@@ -10,33 +10,16 @@ from longshort.hf.modeling import LongShortForCausalLM
 from longshort.hf.tokenizer import fast_tokenizer
 from longshort.model import GPT
 
-_CODE_FILE = "longshort_classes.py"
-_CODE = '''"""Names the classes of the package longshort (pip install 'longshort[hf]') for trust_remote_code=True."""
-
-from longshort.hf import LongShortConfig, LongShortForCausalLM
-
-__all__ = ["LongShortConfig", "LongShortForCausalLM"]
-'''
-
 
 def write_folder(model: GPT, tokenizer: Tokenizer, folder: Path | str) -> Path:
-    """Write what `AutoModelForCausalLM` and `AutoTokenizer` load; a folder that exists is an error.
-
-    Programs that cannot be told to `import longshort.hf` find the classes by `trust_remote_code=True`.
-    """
+    """Write what `AutoModelForCausalLM` and `AutoTokenizer` load; a folder that exists is an error."""
     if tokenizer.vocab_size > model.config.vocab_size:
         raise ValueError(
             f"tokenizer must have no more tokens than the model, {model.config.vocab_size}, got {tokenizer.vocab_size}"
         )
     folder, end = Path(folder), tokenizer.end_of_document
     shell = LongShortForCausalLM.from_gpt(model, bos_token_id=end, eos_token_id=end, pad_token_id=end)
-    module = _CODE_FILE.removesuffix(".py")
-    shell.config.auto_map = {
-        "AutoConfig": f"{module}.LongShortConfig",
-        "AutoModelForCausalLM": f"{module}.LongShortForCausalLM",
-    }
     with new_folder(folder) as draft:
         shell.save_pretrained(draft)
         fast_tokenizer(tokenizer, max_length=model.config.context).save_pretrained(draft)
-        (draft / _CODE_FILE).write_text(_CODE, encoding="utf-8")
     return folder

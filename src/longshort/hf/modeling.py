@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import logging
 
+from longshort.files import write_atomically
 from longshort.hf.cache import LongShortCache
 from longshort.hf.config import LongShortConfig
 from longshort.hf.masks import layout
@@ -20,6 +22,15 @@ from longshort.model import GPT
 from longshort.model.gpt import IGNORED_TARGET
 
 _logger = logging.get_logger(__name__)
+
+_CODE_FILE = "longshort_classes.py"
+_CODE = '''"""Names the classes of the package longshort (pip install 'longshort[hf]') for trust_remote_code=True."""
+
+from longshort.hf import LongShortConfig, LongShortForCausalLM
+
+__all__ = ["LongShortConfig", "LongShortForCausalLM"]
+'''
+"""What programs that cannot be told to `import longshort.hf` find in a saved folder by `trust_remote_code=True`."""
 
 
 class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
@@ -85,7 +96,8 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
                 a new segment (rows packed without padding).
             past_key_values: a `LongShortCache`. Nothing has gradients then.
             labels: (B, T) the tokens themselves: the shift by one is done here. -100 is left out of the loss.
-            use_cache: return a cache; if None, as the configuration says where no gradients are wanted.
+            use_cache: return a cache; if None, as the configuration says where no gradients are wanted. Never with
+                labels or in training mode.
             output_hidden_states: return the embeddings and each block's output, the last one normalised.
             logits_to_keep: logits of so many last positions, or of these; of all if 0.
             skip_logits: return the loss alone: the (B, T, vocab_size) logits then never exist.
@@ -98,6 +110,11 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
         if given is None or (input_ids is not None and inputs_embeds is not None):
             came = "neither" if given is None else "both"
             raise ValueError(f"give either input_ids or inputs_embeds, got {came}")
+        if given.ndim != (2 if inputs_embeds is None else 3):
+            name, shape = ("input_ids", "") if inputs_embeds is None else ("inputs_embeds", ", hidden_size")
+            raise ValueError(f"{name} must have shape (batch, length{shape}), got {tuple(given.shape)}")
+        if isinstance(logits_to_keep, int) and logits_to_keep < 0:
+            raise ValueError(f"logits_to_keep must be 0 (all positions), a count or positions, got {logits_to_keep}")
         batch_size, length = given.shape[:2]
         if labels is not None and labels.shape != (batch_size, length):
             raise ValueError(f"labels must have shape {(batch_size, length)}, got {tuple(labels.shape)}")
@@ -151,6 +168,17 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
         self.model.config = self.config.to_gpt()
         return embedding
 
+    def save_pretrained(self, save_directory: Any, is_main_process: bool = True, **options: Any) -> None:  # type: ignore[override]
+        """As in transformers, with a file that names the classes: see `_CODE`."""
+        module = _CODE_FILE.removesuffix(".py")
+        self.config.auto_map = {
+            "AutoConfig": f"{module}.LongShortConfig",
+            "AutoModelForCausalLM": f"{module}.LongShortForCausalLM",
+        }
+        if is_main_process and not Path(save_directory).is_file():
+            write_atomically(Path(save_directory, _CODE_FILE), _CODE)
+        super().save_pretrained(save_directory, is_main_process, **options)
+
     def _init_weights(self, module: nn.Module) -> None:
         """By `GPT`, which knows the projections into the residual stream.
 
@@ -166,9 +194,34 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
         context, written = self.config.max_position_embeddings, settings["input_ids_length"]
         room = context + 1 - settings["inputs_tensor"].shape[1]  # the last token goes through the model no more
         if self.model.position_embedding is not None and 0 < room < prepared.max_length - written:
-            _logger.warning_once(f"text ends after {room} new tokens, with the {context} positions that are learned")
+            if not prepared.is_assistant:
+                _logger.warning_once(
+                    f"text ends after {room} new tokens, with the {context} positions that are learned"
+                )
             prepared.max_length = written + room
         return prepared
+
+    def _get_candidate_generator(self, *args: Any, **settings: Any) -> Any:
+        """Drafts end where text and learned positions do: prompt lookup goes as far as it finds text, and an assistant
+        may have fewer positions."""
+        wanted = args[0] if args else settings["generation_config"]
+        if wanted.assistant_early_exit is not None:
+            raise ValueError(f"assistant_early_exit must be None for this model, got {wanted.assistant_early_exit}")
+        generator: Any = super()._get_candidate_generator(*args, **settings)  # type: ignore[misc]
+        draft, longest = generator.get_candidates, wanted.max_length - 1
+        assistant = settings.get("assistant_model")
+        table = assistant.model.position_embedding if isinstance(assistant, LongShortForCausalLM) else None
+
+        def within_reach(input_ids: Tensor, *args: Any, **settings: Any) -> tuple[Tensor, Tensor | None]:
+            length = input_ids.shape[1]
+            if table is not None and length > table.num_embeddings:
+                return input_ids, None
+            tokens, logits = draft(input_ids, *args, **settings)
+            room = max(0, longest - length)
+            return tokens[:, : length + room], None if logits is None else logits[:, :room]
+
+        generator.get_candidates = within_reach
+        return generator
 
     def _prepare_cache_for_generation(  # type: ignore[override]
         self,
@@ -186,6 +239,11 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
                 generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
             )
             return
+        if not self.config.cacheable:
+            raise ValueError(
+                "use_cache must be False for this model: attention_chunk, and smoothing that is not causal and after "
+                "the softmax, have no cache"
+            )
         kind = generation_config.cache_implementation
         if kind not in (None, "dynamic", "static"):
             raise ValueError(f"cache_implementation must be None, dynamic or static for this model, got {kind!r}")
@@ -197,7 +255,9 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
     def _wants_cache(self, use_cache: bool | None, targets: Tensor | None) -> bool:
         if targets is not None or self.training:
             return False
-        return bool(self.config.use_cache and not torch.is_grad_enabled()) if use_cache is None else use_cache
+        if use_cache is not None:
+            return use_cache
+        return bool(self.config.use_cache and self.config.cacheable and not torch.is_grad_enabled())
 
     def _refuse(self, output_attentions: bool | None, cache: Any) -> None:
         if output_attentions or (output_attentions is None and self.config.output_attentions):

@@ -7,6 +7,7 @@ Calls that would leave it half changed are checked before anything is written.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -58,14 +59,17 @@ class LSCache:
         if max_length is not None:
             least["max_length"] = (max_length, 1)
         for name, (value, bound) in least.items():
-            if value < bound:
-                raise ValueError(f"{name} must be at least {bound}, got {value}")
+            _check_count(name, value, bound)
+        if not dtype.is_floating_point:
+            raise ValueError(f"dtype must be a floating-point type, got {dtype}")
         if not plans:
             raise ValueError("plans must name at least one layer, got none")
         _check_smoothing(smoothing)
         self.batch_size, self.max_length, self.rollback = batch_size, max_length, rollback
         self.recording = False
         """See `activate_past_recording`."""
+        self.writing = False
+        """A forward pass is under way; still True where one failed before its end."""
         self._spare_rows, self._cropped_at = rollback, 0
         self.device = torch.device(device)
         sizes: dict[str, Any] = {"batch_size": batch_size, "max_length": max_length, "rollback": rollback}
@@ -95,9 +99,10 @@ class LSCache:
         return sum(x.nbytes for x in (*pools, *tables))
 
     def check(self, batch_size: int, new: int) -> None:
-        """As `LayerCache.check`, and that the layers are in step."""
+        """As `LayerCache.check`, and that the last forward pass came to its end and took in all layers."""
+        self._check_whole()
         if len({layer.length for layer in self.layers}) > 1:
-            raise ValueError("cache was left half-written by a forward pass that failed: call reset()")
+            raise ValueError("cache must have layers of one length, got some that were given tokens on their own")
         self.layers[0].check(batch_size, new)
 
     def next_positions(self, new: int) -> Tensor:
@@ -112,6 +117,7 @@ class LSCache:
 
         Tokens without segments go on with the segment of the last cached one, or with 0.
         """
+        self.writing = True
         if self.recording and self.length + new - self._cropped_at > self._spare_rows:
             self._resize_rings(max(2 * self._spare_rows, self.length + new - self._cropped_at))
         if self._positions is not None or positions is not None:
@@ -134,13 +140,15 @@ class LSCache:
 
     def advance(self, new: int) -> None:
         """Called when every layer has taken in the new tokens; here each layer counts for itself."""
+        self.writing = False
 
     def crop(self, n: int) -> None:
         """Take back the last n tokens, as if they had never been seen."""
+        self._check_whole()
         spare = self.length
         if any(store.window is not None for layer in self.layers for store in layer.stores):
             spare = min(spare, self._spare_rows - max(layer.written - layer.length for layer in self.layers))
-        if not isinstance(n, int):
+        if not _is_integer(n):
             raise ValueError(f"n must be an integer, got {n!r}")
         if not 0 <= n <= spare:
             raise ValueError(
@@ -167,19 +175,19 @@ class LSCache:
         self._resize_rings(self.rollback)
         for layer in self.layers:
             layer.length = layer.written = 0
-        self._cropped_at = 0
+        self._cropped_at, self.writing = 0, False
         self._segments = self._positions = None
 
     def reorder(self, rows: Tensor) -> None:
         """Row i becomes a copy of row rows[i], in place, as beam search wants it; rows (B,)."""
+        _check_rows(rows)
         if rows.shape != (self.batch_size,):
             raise ValueError(f"rows must have shape ({self.batch_size},), got {tuple(rows.shape)}")
         self.select(rows)
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows of the batch (n,), in this order; a row may come several times."""
-        if rows.ndim != 1 or rows.dtype != torch.long:
-            raise ValueError(f"rows must be int64 of shape (n,), got {rows.dtype} of shape {tuple(rows.shape)}")
+        _check_rows(rows)
         if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self.batch_size:
             raise ValueError(f"rows must be from 0 to {self.batch_size - 1}, got {rows.tolist()}")
         for layer in self.layers:
@@ -192,9 +200,13 @@ class LSCache:
 
     def repeat(self, n: int) -> None:
         """Each row n times, the copies side by side, as `torch.repeat_interleave` does."""
-        if n < 1:
-            raise ValueError(f"n must be at least 1, got {n}")
+        _check_count("n", n, 1)
         self.select(torch.arange(self.batch_size, device=self.device).repeat_interleave(n))
+
+    def _check_whole(self) -> None:
+        """A pass that failed has overwritten rows in some layers, and perhaps none of its tokens are counted yet."""
+        if self.writing:
+            raise ValueError("cache was left half-written by a forward pass that failed: call reset()")
 
     def _resize_rings(self, spare_rows: int) -> None:
         """Rings of window + spare_rows rows; what can be taken back is never more than the rows that are there."""
@@ -218,6 +230,22 @@ class LSCache:
             table = grown
         table[:, self.length : stop] = new
         return table
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _check_count(name: str, value: int, least: int) -> None:
+    if not _is_integer(value) or value < least:
+        raise ValueError(f"{name} must be an integer and at least {least}, got {value!r}")
+
+
+def _check_rows(rows: Tensor) -> None:
+    if not isinstance(rows, Tensor):
+        raise ValueError(f"rows must be an int64 tensor of shape (n,), got {type(rows).__name__}")
+    if rows.ndim != 1 or rows.dtype != torch.long:
+        raise ValueError(f"rows must be int64 of shape (n,), got {rows.dtype} of shape {tuple(rows.shape)}")
 
 
 def _check_smoothing(smoothing: Smoothing | None) -> None:

@@ -201,6 +201,7 @@ class StaticCache(LSCache):
         return super().nbytes + self._clock.held.nbytes + self._tickets.nbytes
 
     def check(self, batch_size: int, new: int) -> None:
+        self._check_whole()
         self.layers[0].check(batch_size, new)
 
     def next_positions(self, new: int) -> Tensor:
@@ -212,6 +213,7 @@ class StaticCache(LSCache):
 
     def record(self, new: int, segments: Tensor | None, positions: Tensor | None) -> Tensor | None:
         """As `LSCache.record`; for a step, the segments (B, max_length) of all positions there will be."""
+        self.writing = True
         if new > self.most_tokens:
             self._clock.start = int(self._clock.held)
         if self._positions is not None or positions is not None:
@@ -237,8 +239,10 @@ class StaticCache(LSCache):
         self._clock.held.add_(new)
         if self._clock.start is not None:
             self._clock.start = None
+        super().advance(new)
 
     def crop(self, n: int) -> None:
+        self._check_whole()
         length = self.length
         self._written = max(self._written, length)
         for layer in self.layers:
@@ -252,11 +256,11 @@ class StaticCache(LSCache):
     def reset(self) -> None:
         self._clock.held.zero_()
         self._tickets.zero_()
-        self._clock.start, self._written = None, 0
+        self._clock.start, self._written, self.writing = None, 0, False
 
     def select(self, rows: Tensor) -> None:
         """Row i becomes a copy of row rows[i]; there must be as many as before."""
-        if rows.shape != (self.batch_size,):
+        if isinstance(rows, Tensor) and rows.shape != (self.batch_size,):
             raise ValueError(
                 f"rows must have shape ({self.batch_size},), got {tuple(rows.shape)}: a static cache keeps its size"
             )
