@@ -206,11 +206,13 @@ def compare(
     from longshort.lab.report import write_report
     from longshort.lab.runner import run_all
     from longshort.lab.variants import EXPERIMENTAL, VARIANTS
-    from longshort.train import TrainConfig
+    from longshort.train import ConfigError, TrainConfig
     from longshort.train.answers import draw_tasks
 
     console = Console()
     with _one_line_errors():
+        if any(override.startswith("run.out=") for override in overrides or []):
+            raise ConfigError("run.out is the folder of one run; expected --out FOLDER for those of a comparison")
         settings = TrainConfig.load(config, overrides or [])
         every = [name for name in VARIANTS if name not in EXPERIMENTAL]
         names = every if variants == "all" else [name.strip() for name in variants.split(",")]

@@ -39,6 +39,17 @@ def test_compare_ends_in_accuracies_and_a_report(tmp_path, monkeypatch):
     assert "accuracy" in page
 
 
+def test_compare_refuses_a_folder_of_one_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "run_all", lambda configs, **_: bool([train(config) for config in configs]))
+    (tmp_path / "task.yaml").write_text(
+        yaml.safe_dump({"model": MODEL, "task": TASK, "data": {"batch_size": 4}, "run": RUN})
+    )
+    shown = verb("compare", tmp_path / "task.yaml", f"run.out={tmp_path / 'mine'}")
+    assert shown.exit_code == 1 and "expected --out" in shown.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 def test_evaluate_gives_the_accuracy_of_a_split(tmp_path):
     config = {"model": MODEL, "task": TASK, "data": {"batch_size": 3}, "run": {**RUN, "out": str(tmp_path / "run")}}
     train(TrainConfig.from_dict(config))

@@ -52,6 +52,15 @@ def test_a_long_text_loses_no_precision(backend):
         torch.testing.assert_close(got, want, atol=5e-5, rtol=1e-4)  # sums of 131,072 terms in fp32
 
 
+@pytest.mark.parametrize("backend", BACKENDS[:2])
+def test_far_keys_that_are_all_alike_keep_their_weight(backend):
+    torch.manual_seed(0)
+    plan = HeadPlan(windows=(None, None), decays=(0.0005, 0.001))
+    q, k = 3 * torch.randn(1, 2, 2, 16), torch.randn(1, 2, FAR, 16)
+    result = attention(q, k, torch.ones_like(k), plan, backend=backend)
+    torch.testing.assert_close(result.out, torch.ones_like(q), atol=5e-6, rtol=0)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_statistics_are_those_of_the_logits_before_the_decay(backend):
     torch.manual_seed(0)

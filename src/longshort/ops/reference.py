@@ -60,7 +60,9 @@ def reference(
     x = x.masked_fill(~visible, -torch.inf)
 
     blind = ~visible.any(-1, keepdim=True)  # rows that see nothing give zeros, not NaN
-    probabilities = x.masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0)
+    probabilities = x.masked_fill(blind, 0).softmax(-1)
+    # Decay makes far logits alike, and softmax on a CPU adds 10^5 equal terms one by one, rounding all the same way.
+    probabilities = (probabilities / probabilities.sum(-1, keepdim=True)).masked_fill(blind, 0)
     out = (probabilities @ v_BHSD).to(q.dtype)
     with torch.no_grad():
         lse = x.logsumexp(-1) if n_keys else x.new_full(x.shape[:3], -torch.inf)

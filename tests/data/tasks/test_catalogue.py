@@ -78,6 +78,15 @@ def test_too_few_distinct_rows_end_in_one_line(tmp_path):
         )
 
 
+def test_asking_for_more_rows_than_there_are_ends_soon_however_many_were_asked_for(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(generated, "_in_order", lambda *_: (drawn.append(i) or ([i % 50], 0) for i in range(200_000)))
+    counts = {"train": 10_000, "validation": 1, "test": 1}
+    with pytest.raises(DataError, match="after 50 distinct rows"):
+        generated.generated("coin", _coin, {}, counts=counts, seed=0, vocab_size=50, workers=1, cache=tmp_path)
+    assert len(drawn) < 11_000
+
+
 def _coin(key):
     return [listops.draw(key, length=16)[1] % 2], 0
 

@@ -35,6 +35,8 @@ _AHEAD = 64
 """Chunks in flight: enough to keep many processes busy, few enough to bound the memory."""
 _SMALL = 512
 """Fewer rows than this are not worth starting processes for."""
+_PATIENCE = 10_000
+"""Doubles in a row: there is hardly another row to be found then."""
 
 Draw = Callable[..., tuple[Any, Any]]
 Progress = Callable[[int, int], None]
@@ -85,7 +87,7 @@ def _drawn(
         for split in reversed(SPLITS):
             rows: list[tuple[Any, Any]] = []
             candidates = _in_order(functools.partial(draw, **options), f"{name}/{seed}/{split}", pool)
-            for row in _distinct(candidates, seen, patience=100 * total + 1000, name=name):
+            for row in _distinct(candidates, seen, name=name):
                 rows.append(row)
                 if progress is not None and len(seen) % 1000 == 0:
                     progress(len(seen), total)
@@ -98,19 +100,22 @@ def _drawn(
     return splits
 
 
-def _distinct(
-    candidates: Iterator[tuple[Any, Any]], seen: set[bytes], *, patience: int, name: str
-) -> Iterator[tuple[Any, Any]]:
+def _distinct(candidates: Iterator[tuple[Any, Any]], seen: set[bytes], *, name: str) -> Iterator[tuple[Any, Any]]:
     """Those whose tokens were not seen before."""
-    for number, (tokens, answer) in enumerate(candidates):
+    doubles = 0
+    for tokens, answer in candidates:
         row = np.asarray(tokens, dtype=np.uint16)
         digest = hashlib.blake2b(row.tobytes(), digest_size=16).digest()
         if digest not in seen:
             seen.add(digest)
+            doubles = 0
             yield row, answer
-        elif number > patience:
+            continue
+        doubles += 1
+        if doubles == _PATIENCE:
             raise DataError(
-                f"{name}: {patience} attempts gave {len(seen)} distinct rows; expected to be asked for less"
+                f"{name}: after {len(seen)} distinct rows {doubles} more attempts gave none; "
+                "expected to be asked for less"
             )
 
 
