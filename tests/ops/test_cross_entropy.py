@@ -11,10 +11,12 @@ pytest.importorskip("triton", reason="the package triton is not installed")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def chunk_loss(logits: Tensor, targets: Tensor, z_weight: float, with_gradient: bool) -> tuple[Tensor, Tensor | None]:
+def chunk_loss(
+    logits: Tensor, targets: Tensor, z_weight: float, with_gradient: bool, *damping: float
+) -> tuple[Tensor, Tensor | None]:
     from longshort.ops.triton.cross_entropy import chunk_loss
 
-    return chunk_loss(logits, targets, -100, z_weight, with_gradient)
+    return chunk_loss(logits, targets, -100, z_weight, with_gradient, *damping)
 
 
 def case(n_classes: int, scale: float = 3.0) -> tuple[Tensor, Tensor]:
@@ -32,6 +34,22 @@ def test_loss_and_gradient_equal_those_of_the_plain_operations(n_classes: int, z
     loss, gradient = chunk_loss(logits.clone(), targets, z_weight, True)
     torch.testing.assert_close(loss.double(), expected[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(gradient.double(), expected[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, in the interpreter
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("linear_below", [0.01, 2.0])
+@pytest.mark.parametrize("exponent", [0.0, 0.25, 0.9])
+def test_scores_are_damped_in_the_same_pass(exponent: float, linear_below: float, dtype: torch.dtype) -> None:
+    logits, targets = case(5000)
+    logits[:, :7] = torch.tensor([0.0, 0.02, -0.02, 0.005, -1e-9, 3e4, -3e4], device=DEVICE)
+    logits[0, 3:] = -torch.inf
+    logits = logits.to(dtype)
+    expected = _chunk_loss(logits.double(), targets, -100, 0.1, True, exponent, linear_below)
+    loss, gradient = chunk_loss(logits.clone(), targets, 0.1, True, exponent, linear_below)
+    torch.testing.assert_close(loss.double(), expected[0], rtol=1e-5, atol=1e-5)
+    tolerance = {"rtol": 1e-4, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 8e-3, "atol": 1e-6}
+    torch.testing.assert_close(gradient.double(), expected[1], **tolerance)
 
 
 def test_rows_may_lie_apart() -> None:

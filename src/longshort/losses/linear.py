@@ -109,23 +109,18 @@ def _forward(
         for start in range(0, hidden.shape[0], chunk):
             rows = slice(start, start + chunk)
             features = hidden[rows].to(dtype)
-            logits, slope = features @ head.mT, None
-            if exponent != 1:
-                logits = logits.to(total_dtype)
-                if grad_hidden or grad_weight:
-                    slope = slope_of(logits, exponent, linear_below)
-                logits = transformed(logits, exponent, linear_below)
-            loss, residual = chunk_loss(logits, targets[rows], ignore_index, z_weight, grad_hidden or grad_weight)
+            logits = features @ head.mT
+            loss, residual = chunk_loss(
+                logits, targets[rows], ignore_index, z_weight, grad_hidden or grad_weight, exponent, linear_below
+            )
             total += loss
             if residual is not None:
-                residual = (residual if slope is None else _through(residual, slope, targets[rows] != ignore_index)).to(
-                    dtype
-                )
+                residual = residual.to(dtype)
                 if grad_hidden:
                     d_hidden[rows] = residual @ head
                 if grad_weight:
                     _accumulate(d_weight, residual, features)
-            del logits, residual, slope  # before the next chunk's logits are there
+            del logits, residual  # before the next chunk's logits are there
     return total / count, d_hidden, d_weight.to(weight.dtype), count
 
 
@@ -136,11 +131,20 @@ def _fused() -> Callable[..., tuple[Tensor, Tensor | None]]:
 
 
 def _chunk_loss(
-    logits: Tensor, targets: Tensor, ignore_index: int, z_weight: float, with_gradient: bool
+    logits: Tensor,
+    targets: Tensor,
+    ignore_index: int,
+    z_weight: float,
+    with_gradient: bool,
+    exponent: float = 1.0,
+    linear_below: float = 0.01,
 ) -> tuple[Tensor, Tensor | None]:
     """Summed loss of one chunk and its gradient by the logits, which this overwrites to hold one copy, not three."""
-    kept = targets != ignore_index
+    kept, slope = targets != ignore_index, None
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if exponent != 1:
+        slope = slope_of(logits, exponent, linear_below) if with_gradient else None
+        logits = transformed(logits, exponent, linear_below)
     labels = targets.where(kept, 0)[:, None]
     largest = logits.amax(-1, keepdim=True)
     picked = logits.gather(-1, labels)
@@ -153,12 +157,9 @@ def _chunk_loss(
         return loss, None
     residual = exponentials.mul_((1 + 2 * z_weight * lse) / normalizer)
     residual.scatter_add_(-1, labels, -torch.ones_like(picked))
+    if slope is not None:
+        residual.mul_(slope)
     return loss, residual.masked_fill_(~kept[:, None], 0)
-
-
-def _through(residual: Tensor, slope: Tensor, kept: Tensor) -> Tensor:
-    """The gradient by the scores from that by their transform; what an ignored row holds does not matter."""
-    return residual.mul_(slope.masked_fill_(~kept[:, None], 0))
 
 
 def _accumulate(d_weight: Tensor, residual: Tensor, features: Tensor) -> None:

@@ -19,7 +19,8 @@ _BLOCK = 4096
 
 @triton.jit(do_not_specialize=("ignored",))
 def cross_entropy_kernel(
-    logits, targets, losses, stride, n_classes, ignored, z_weight, GRADIENT: tl.constexpr, BLOCK: tl.constexpr
+    logits, targets, losses, stride, n_classes, ignored, z_weight, exponent, linear_below,
+    GRADIENT: tl.constexpr, DAMPED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A program owns a row; the second time, its logits come from the cache."""
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
@@ -28,9 +29,13 @@ def cross_entropy_kernel(
     kept = target != ignored
     # A target that is no class would be read from elsewhere; so it makes the loss NaN.
     picked = tl.load(at + target, mask=(target >= 0) & (target < n_classes), other=float("nan")).to(tl.float32)
+    if DAMPED:
+        picked = damped(picked, exponent, linear_below)
     above, total = tl.full((BLOCK,), NEVER, tl.float32), tl.zeros((BLOCK,), tl.float32)
     for start in range(0, n_classes, BLOCK):
         x = tl.load(at + start + lanes, mask=start + lanes < n_classes, other=float("-inf")).to(tl.float32)
+        if DAMPED:
+            x = tl.where(start + lanes < n_classes, damped(x, exponent, linear_below), float("-inf"))
         higher = tl.maximum(above, x)
         total = total * tl.exp2((above - higher) * LOG2E) + tl.exp2((x - higher) * LOG2E)
         above = higher
@@ -43,13 +48,42 @@ def cross_entropy_kernel(
         for start in range(0, n_classes, BLOCK):
             inside = start + lanes < n_classes
             x = tl.load(at + start + lanes, mask=inside, other=0.0).to(tl.float32)
-            residual = tl.exp2((x - largest) * LOG2E) * factor - (start + lanes == target).to(tl.float32)
+            score = x
+            if DAMPED:
+                score = damped(x, exponent, linear_below)
+            residual = tl.exp2((score - largest) * LOG2E) * factor - (start + lanes == target).to(tl.float32)
+            if DAMPED:
+                residual *= damped_slope(x, exponent, linear_below)
             residual = tl.where(kept, residual, 0.0).to(logits.dtype.element_ty)
             tl.store(at + start + lanes, residual, mask=inside)
 
 
+@triton.jit
+def damped(x, exponent, linear_below):
+    """`longshort.losses.damped.transformed`."""
+    size = tl.abs(x)
+    logarithm = tl.log2(tl.maximum(size, linear_below))
+    power = tl.exp2(tl.where(exponent == 0.0, 0.0, exponent * logarithm))  # 0 times infinity is 0 here
+    steep = tl.exp2((exponent - 1.0) * tl.log2(linear_below))
+    return tl.where(size >= linear_below, tl.where(x < 0.0, -power, power), steep * x)
+
+
+@triton.jit
+def damped_slope(x, exponent, linear_below):
+    """`longshort.losses.damped.slope_of`."""
+    size = tl.abs(x)
+    power = tl.exp2((exponent - 1.0) * tl.log2(tl.maximum(size, linear_below)))
+    return tl.where(size < linear_below, power, exponent * power)
+
+
 def chunk_loss(
-    logits: Tensor, targets: Tensor, ignore_index: int, z_weight: float, with_gradient: bool
+    logits: Tensor,
+    targets: Tensor,
+    ignore_index: int,
+    z_weight: float,
+    with_gradient: bool,
+    exponent: float = 1.0,
+    linear_below: float = 0.01,
 ) -> tuple[Tensor, Tensor | None]:
     """Summed loss (fp32) of one chunk, and its gradient by the logits, which it overwrites.
 
@@ -59,7 +93,7 @@ def chunk_loss(
     """
     losses = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
     cross_entropy_kernel[(logits.shape[0],)](
-        *(logits, targets, losses, logits.stride(0), logits.shape[1], ignore_index, z_weight),
-        **{"GRADIENT": with_gradient, "BLOCK": _BLOCK, "num_warps": 8},
+        *(logits, targets, losses, logits.stride(0), logits.shape[1], ignore_index, z_weight, exponent, linear_below),
+        **{"GRADIENT": with_gradient, "DAMPED": exponent != 1, "BLOCK": _BLOCK, "num_warps": 8},
     )
     return losses.sum(), logits if with_gradient else None
