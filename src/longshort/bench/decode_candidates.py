@@ -10,8 +10,8 @@ import torch
 from longshort.bench.registry import Shape
 
 _SIZES = ((64, 4, 3), (32, 4, 4), (64, 4, 4), (32, 4, 6), (16, 4, 6), (128, 4, 2), (128, 8, 2))
-"""Columns at head dim 64 (as many more or fewer as the dim is smaller or larger), warps, stages: each was among the
-best at some shape of wider searches."""
+"""Columns at head dim 64 (as many more or fewer as the dim is smaller or larger), warps, stages: those of four
+warps were each among the best at some shape of wider searches."""
 _PROGRAMS = (0.75, 1.0, 1.75, 2.0)
 """Of the split heads, a processor: one or two, or as many less those that the other heads take."""
 _BY_MATRIX = ((128, 4, 3),)

@@ -130,13 +130,6 @@ class LongShortConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         self.to_gpt()  # raises where the fields do not make a model
 
-    @property
-    def cacheable(self) -> bool:
-        """Does what a cache keeps of a token stay as it is, and in sight? If not, decoding runs the whole row."""
-        smooths = self.attention_smoothing not in (None, 1)
-        final = (self.attention_smoothing_side, self.attention_smoothing_stage) == ("causal", "after")
-        return self.attention_chunk is None and (final or not smooths)
-
     @classmethod
     def from_gpt(cls, config: GPTConfig, **more: Any) -> LongShortConfig:
         """The same model in Hugging Face's terms; `more` are fields that a `GPTConfig` has not, as `eos_token_id`.

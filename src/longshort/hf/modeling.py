@@ -106,13 +106,7 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
                 (A parameter of that name would make the Trainer take batches with `labels` alone for unlabelled.)
         """
         self._refuse(output_attentions, past_key_values)
-        given = input_ids if input_ids is not None else inputs_embeds
-        if given is None or (input_ids is not None and inputs_embeds is not None):
-            came = "neither" if given is None else "both"
-            raise ValueError(f"give either input_ids or inputs_embeds, got {came}")
-        if given.ndim != (2 if inputs_embeds is None else 3):
-            name, shape = ("input_ids", "") if inputs_embeds is None else ("inputs_embeds", ", hidden_size")
-            raise ValueError(f"{name} must have shape (batch, length{shape}), got {tuple(given.shape)}")
+        given = _given(input_ids, inputs_embeds)
         if isinstance(logits_to_keep, int) and logits_to_keep < 0:
             raise ValueError(f"logits_to_keep must be 0 (all positions), a count or positions, got {logits_to_keep}")
         batch_size, length = given.shape[:2]
@@ -239,11 +233,8 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
                 generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
             )
             return
-        if not self.config.cacheable:
-            raise ValueError(
-                "use_cache must be False for this model: attention_chunk, and smoothing that is not causal and after "
-                "the softmax, have no cache"
-            )
+        if (reason := self._why_no_cache()) is not None:
+            raise ValueError(f"use_cache must be False for this model: {reason}")
         kind = generation_config.cache_implementation
         if kind not in (None, "dynamic", "static"):
             raise ValueError(f"cache_implementation must be None, dynamic or static for this model, got {kind!r}")
@@ -257,7 +248,14 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
             return False
         if use_cache is not None:
             return use_cache
-        return bool(self.config.use_cache and self.config.cacheable and not torch.is_grad_enabled())
+        return bool(self.config.use_cache and not torch.is_grad_enabled() and self._why_no_cache() is None)
+
+    def _why_no_cache(self) -> str | None:
+        try:
+            self.model.blocks[0].attention.check_cacheable()
+        except ValueError as problem:
+            return str(problem)
+        return None
 
     def _refuse(self, output_attentions: bool | None, cache: Any) -> None:
         if output_attentions or (output_attentions is None and self.config.output_attentions):
@@ -296,6 +294,18 @@ def _hidden_states(model: GPT, wanted: bool) -> Iterator[list[Tensor]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _given(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+    """The one of the two that came."""
+    given = input_ids if input_ids is not None else inputs_embeds
+    if given is None or (input_ids is not None and inputs_embeds is not None):
+        came = "neither" if given is None else "both"
+        raise ValueError(f"give either input_ids or inputs_embeds, got {came}")
+    if given.ndim != (2 if inputs_embeds is None else 3):
+        name, shape = ("input_ids", "") if inputs_embeds is None else ("inputs_embeds", ", hidden_size")
+        raise ValueError(f"{name} must have shape (batch, length{shape}), got {tuple(given.shape)}")
+    return given
 
 
 def _targets(labels: Tensor | None, shift_labels: Tensor | None) -> Tensor | None:

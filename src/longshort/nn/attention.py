@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from longshort.heads import HeadPlan
 from longshort.nn.chunks import attend_within_chunks
-from longshort.nn.layer_cache import LayerCache
+from longshort.nn.layer_cache import LayerCache, check_smoothing
 from longshort.nn.norms import QKNorm
 from longshort.nn.positions import rotary
 from longshort.nn.reparam import linear
@@ -166,6 +166,7 @@ class LSAttention(nn.Module):
                 f"chunk must be None for decoding with a cache, got {self.chunk}: run the whole row without one, or "
                 "give the heads windows, which a cache serves"
             )
+        check_smoothing(self.smoothing)
 
     def heads(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, H, T, D), k and v (B, H_kv, T, D) as they enter the op; views of one projection where they can be."""

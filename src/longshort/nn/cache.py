@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from longshort.heads import HeadPlan
-from longshort.nn.layer_cache import FIRST_ROWS, LayerCache, smaller
+from longshort.nn.layer_cache import FIRST_ROWS, LayerCache, check_smoothing, smaller
 from longshort.ops import Smoothing
 
 
@@ -64,7 +64,7 @@ class LSCache:
             raise ValueError(f"dtype must be a floating-point type, got {dtype}")
         if not plans:
             raise ValueError("plans must name at least one layer, got none")
-        _check_smoothing(smoothing)
+        check_smoothing(smoothing)
         self.batch_size, self.max_length, self.rollback = batch_size, max_length, rollback
         self.recording = False
         """See `activate_past_recording`."""
@@ -246,16 +246,6 @@ def _check_rows(rows: Tensor) -> None:
         raise ValueError(f"rows must be an int64 tensor of shape (n,), got {type(rows).__name__}")
     if rows.ndim != 1 or rows.dtype != torch.long:
         raise ValueError(f"rows must be int64 of shape (n,), got {rows.dtype} of shape {tuple(rows.shape)}")
-
-
-def _check_smoothing(smoothing: Smoothing | None) -> None:
-    """A cached token is final: nothing that comes later may change what is seen of it."""
-    if smoothing is None or (smoothing.side == "causal" and smoothing.stage == "after"):
-        return
-    raise ValueError(
-        "a cache serves smoothing of side 'causal' after the softmax, "
-        f"got side {smoothing.side!r} {smoothing.stage} the softmax: run the whole row without a cache"
-    )
 
 
 def _selected(x: Tensor, rows: Tensor) -> Tensor:

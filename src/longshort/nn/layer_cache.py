@@ -187,3 +187,13 @@ def _as_slice(heads: list[int]) -> Heads:
 def smaller(a: int | None, b: int | None) -> int | None:
     """The smaller of two bounds, None being no bound."""
     return b if a is None else a if b is None else min(a, b)
+
+
+def check_smoothing(smoothing: Smoothing | None) -> None:
+    """A cached token is final: nothing that comes later may change what is seen of it."""
+    if smoothing is None or (smoothing.side == "causal" and smoothing.stage == "after"):
+        return
+    raise ValueError(
+        "a cache serves smoothing of side 'causal' after the softmax, "
+        f"got side {smoothing.side!r} {smoothing.stage} the softmax: run the whole row without a cache"
+    )

@@ -21,7 +21,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "recall": {"length": 128, "pairs": 8, "symbols": 64, "train": 100_000},
     "passkey": {"length": 512, "train": 50_000},
 }
-"""Of rows that plain attention learns within some thousand steps: 32 pairs in 512 tokens it does not in 3,000."""
+"""Of rows that small models learned within some thousand steps (docs/results/recall-probes-h200.txt)."""
 SMALL: dict[str, dict[str, Any]] = {
     "recall": {"length": 32, "pairs": 2, "symbols": 32, "train": 64, "validation": 8, "test": 8},
     "passkey": {"length": 160, "digits": 2, "train": 64, "validation": 8, "test": 8},
