@@ -125,6 +125,20 @@ def test_a_run_that_came_farther_than_the_packs_stays(tmp_path):
     assert recipe.summarise(tmp_path / "here").data["rows"][0]["steps"] == [120]
 
 
+def test_a_run_of_the_same_name_with_other_settings_is_refused(tmp_path):
+    for place, length in (("here", 512), ("there", 256)):
+        made_up_sweep(RECIPES["endurance"], tmp_path / place, arms=("ls",))
+        config = {"task": {"name": "recall", "length": length}, "run": {"out": place}}
+        write_json(tmp_path / place / "ls-seed0" / "config.json", config)
+    archive = pack(tmp_path / "there", tmp_path / "r.tar.gz")
+    before = {path: path.read_bytes() for path in (tmp_path / "here").rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=r"its run ls-seed0 has task.length 256, and the one in .*here has 512"):
+        unpack(archive, tmp_path / "here")
+    assert {path: path.read_bytes() for path in (tmp_path / "here").rglob("*") if path.is_file()} == before
+    write_json(tmp_path / "here" / "ls-seed0" / "config.json", {"task": {"length": 256}, "run": {"out": "elsewhere"}})
+    assert unpack(archive, tmp_path / "here") == []
+
+
 def test_a_run_that_a_pack_replaces_leaves_nothing_behind(tmp_path):
     recipe = RECIPES["endurance"]
     made_up_sweep(recipe, tmp_path / "here", arms=("ls",), steps=60)

@@ -31,19 +31,25 @@ def lines(
     names: Sequence[str],
     log: bool = False,
     log_x: bool = False,
+    share: bool = False,
     points: bool = False,
     title: str = "",
     width: int = SIZE,
     height: int = 200,
 ) -> Any:
-    """One line for each `series` (with `detail` apart, such as seeds); a row without a finite `y` leaves a gap."""
+    """One line for each `series` (with `detail` apart, such as seeds); a row without a finite `y` leaves a gap. The
+    axis of a share goes from 0 to 100 %.
+    """
     alt = drawing()
     palette = len(LIGHT["category"])
     dashes = [DASHES[(i // palette) % len(DASHES)] for i in range(len(names))]
     legend = alt.Legend(title=None, orient="right", symbolType="stroke")
+    whole = {"scale": alt.Scale(domain=[0, 1]), "axis": alt.Axis(format=".0%", tickCount=5)}
     encoding = {
         "x": alt.X(f"{x}:Q", title=x_title, scale=_scale(log_x), axis=_axis(rows, x, log_x)),
-        "y": alt.Y(f"{y}:Q", title=y_title, scale=_scale(log), axis=_axis(rows, y, log)),
+        "y": alt.Y(
+            f"{y}:Q", title=y_title, **(whole if share else {"scale": _scale(log), "axis": _axis(rows, y, log)})
+        ),
         "color": alt.Color("series:N", scale=alt.Scale(domain=list(names)), legend=legend),
         "detail": "detail:N",
     }

@@ -29,13 +29,13 @@ def test_a_pattern_chooses_a_row_of_the_sweep_and_its_cells_have_their_values(tm
     configs = planned("las-sweep", tmp_path, arms=("listops-b0.01-*",))
     assert [config.model.smoothing for config in configs.values()] == [1, 3, 5, 9]
     assert {config.model.layer_plans[0].decays[-1] for config in configs.values()} == {0.01}
-    assert {(config.task.length, config.task.test) for config in configs.values()} == {(None, 10_000)}
+    assert {(config.task.length, config.task.test) for config in configs.values()} == {(512, 10_000)}
 
 
 def test_the_task_of_pixels_is_pathfinder_unless_there_are_files(tmp_path):
     assert {config.task.name for config in planned("las-sweep", tmp_path).values()} == {"listops", "pathfinder"}
     configs = planned("las-sweep", tmp_path, data=tmp_path)
-    assert {config.task.name for config in configs.values()} == {"listops", "image"}
+    assert {config.task.name for config in configs.values()} == {"listops", "image", "smnist"}
 
 
 def grid(best, reported, rest=0.3):
@@ -94,7 +94,7 @@ def test_the_image_task_is_held_to_the_width_reported_for_it():
 def test_every_length_has_every_number_of_training_examples_and_one_test_size(tmp_path):
     configs = planned("las-gain", tmp_path)
     cells = {(config.task.length, config.task.train) for config in configs.values()}
-    assert cells == set(product((256, 512, 1024, 2000), (1_000, 10_000, 96_000)))
+    assert cells == set(product((128, 256, 512), (1_000, 10_000, 96_000)))
     assert {config.task.test for config in configs.values()} == {10_000}
     assert {name.split("-")[-1] for name in configs} == {"none", "rotary", "las", "ls"}
     assert configs["n256-x1000-ls"].model.layer_plans[0].windows == (None, None, *[64] * 6)
@@ -103,7 +103,7 @@ def test_every_length_has_every_number_of_training_examples_and_one_test_size(tm
 def test_the_quick_version_keeps_the_shape_of_the_grid(tmp_path):
     configs = planned("las-gain", tmp_path, quick=True)
     cells = {(config.task.length, config.task.train) for config in configs.values()}
-    assert cells == set(product((16, 33, 66, 128), (2, 20, 192)))
+    assert cells == set(product((32, 64, 128), (2, 20, 192)))
 
 
 def gains(by_cell):
@@ -111,46 +111,46 @@ def gains(by_cell):
 
 
 def test_a_gain_that_grows_with_length_at_every_amount_holds():
-    cells = {(256, 1000): 0.0, (2000, 1000): 0.05, (256, 96_000): 0.01, (2000, 96_000): 0.04}
+    cells = {(128, 1000): 0.0, (512, 1000): 0.05, (128, 96_000): 0.01, (512, 96_000): 0.04}
     findings = las_gain._findings(gains(cells))
     assert verdicts(findings) == {"length": HOLDS, "data": FAILS}
     assert findings["length"].ours == (
-        "points gained, length 256 -> 2000: +0.0 -> +5.0 (1,000 examples), +1.0 -> +4.0 (96,000 examples)"
+        "points gained, length 128 -> 512: +0.0 -> +5.0 (1,000 examples), +1.0 -> +4.0 (96,000 examples)"
     )
 
 
 def test_a_gain_that_is_larger_with_less_data_at_one_length_holds_partly():
-    cells = {(256, 1000): 0.05, (2000, 1000): 0.05, (256, 96_000): 0.01, (2000, 96_000): 0.04}
+    cells = {(128, 1000): 0.05, (512, 1000): 0.05, (128, 96_000): 0.01, (512, 96_000): 0.04}
     findings = las_gain._findings(gains(cells))
     assert verdicts(findings) == {"length": PARTLY, "data": PARTLY}
     assert findings["data"].ours == (
-        "points gained, 96,000 -> 1,000 examples: +1.0 -> +5.0 (length 256), +4.0 -> +5.0 (length 2000)"
+        "points gained, 96,000 -> 1,000 examples: +1.0 -> +5.0 (length 128), +4.0 -> +5.0 (length 512)"
     )
 
 
 def test_lines_of_the_grid_without_their_ends_decide_nothing():
-    assert las_gain._findings(gains({(256, 1000): 0.1, (1024, 1000): 0.2, (256, 10_000): 0.0})) == {}
-    assert las_gain._findings({(256, 1000): {"ls": 0.1}, (2000, 1000): {"ls": 0.2}}) == {}
+    assert las_gain._findings(gains({(128, 1000): 0.1, (256, 1000): 0.2, (128, 10_000): 0.0})) == {}
+    assert las_gain._findings({(128, 1000): {"ls": 0.1}, (512, 1000): {"ls": 0.2}}) == {}
 
 
 def test_gains_are_counted_from_plain_heads_of_the_same_cell(tmp_path):
     recipe = RECIPES["las-gain"]
-    arms = ("n256-x1000-*", "n2000-x1000-las", "n2000-x1000-ls")
+    arms = ("n128-x1000-*", "n512-x1000-las", "n512-x1000-ls")
     summary = recipe.summarise(made_up_sweep(recipe, tmp_path, arms=arms))
-    # Made up: five points for each global head; without plain heads at length 2,000 nothing is said of it.
+    # Made up: five points for each global head; without plain heads at length 512 nothing is said of it.
     assert {(gain["length"], gain["kind"]): round(gain["gain"], 6) for gain in summary.data["gains"]} == {
-        (256, "rotary"): 0.0,
-        (256, "las"): 0.0,
-        (256, "ls"): -0.3,
+        (128, "rotary"): 0.0,
+        (128, "las"): 0.0,
+        (128, "ls"): -0.3,
     }
-    assert "| 256 | 1,000 | 90.0 % | +0.0 | +0.0 | -30.0 |" in summary.table
+    assert "| 128 | 1,000 | 90.0 % | +0.0 | +0.0 | -30.0 |" in summary.table
     assert summary.findings == {}
     picture(recipe.figure(summary.data), tmp_path / "figure.png", title="part")
 
 
 def test_results_without_plain_heads_can_still_be_drawn(tmp_path):
     recipe = RECIPES["las-gain"]
-    summary = recipe.summarise(made_up_sweep(recipe, tmp_path, arms=("n256-x1000-las",)))
+    summary = recipe.summarise(made_up_sweep(recipe, tmp_path, arms=("n128-x1000-las",)))
     assert summary.data["gains"] == [] and summary.sentences == ("No gain was measured yet.",)
     picture(recipe.figure(summary.data), tmp_path / "figure.png", title="part")
 

@@ -77,11 +77,23 @@ def test_sizes_of_the_base_go_before_those_of_the_recipe_in_every_task_that_has_
     assert causal == ["listops-las-causal", "pathfinder-las-causal"]
 
 
-def test_pooling_before_the_softmax_is_run_when_asked_for_and_in_small_micro_batches(tmp_path):
+@pytest.mark.parametrize(("arm", "rows"), [("listops-las-before", 32), ("pathfinder-las-before", 8)])
+def test_whole_attention_matrices_are_formed_of_few_rows_at_a_time(arm, rows, tmp_path):
+    (config,) = planned("long-range", tmp_path, arms=(arm,)).values()
+    assert config.data.batch_size / config.run.accumulate == rows
+    assert rows * config.length**2 <= classifiers.DENSE_PAIRS
+
+
+def test_a_single_row_is_formed_however_long_it_is(tmp_path):
+    options = {"arms": ("listops-las-before",), "overrides": ("task.length=8000",)}
+    (config,) = planned("long-range", tmp_path, **options).values()
+    assert config.data.batch_size == config.run.accumulate
+
+
+def test_pooling_before_the_softmax_is_run_when_asked_for(tmp_path):
     assert not any("before" in name for name in planned("long-range", tmp_path))
     (config,) = planned("long-range", tmp_path, arms=("listops-las-before",)).values()
     assert (config.model.smoothing_stage, config.model.backend) == ("before", "reference")
-    assert config.data.batch_size / config.run.accumulate == classifiers.DENSE_ROWS
     usual = planned("long-range", tmp_path)["listops-las"].model
     assert config.model == replace(usual, smoothing_stage="before", backend="reference")
 
@@ -111,7 +123,7 @@ def test_recall_goes_from_no_global_head_to_plain_attention(tmp_path):
     [
         ("long-range", "listops-ls,listops-las-before"),
         ("las-sweep", "listops-b0.1-p[15]"),
-        ("las-gain", "n16-x192-none,n16-x192-las"),
+        ("las-gain", "n32-x192-none,n32-x192-las"),
         ("recall", "*-g1"),
     ],
 )

@@ -16,8 +16,8 @@ from longshort.train.config import TaskConfig
 N_GLOBAL, WINDOW = 2, 64
 POINT = 0.01
 """A difference of accuracies below one point decides nothing."""
-DENSE_ROWS = 4
-"""Rows of a micro-batch where attention matrices are formed whole."""
+DENSE_PAIRS = 4 * 2000**2
+"""Pairs of a query and a key in a micro-batch where attention matrices are formed whole: four rows of 2,000 tokens."""
 
 BASE: dict[str, dict[str, Any]] = {
     **accuracy.SECTIONS,
@@ -78,7 +78,8 @@ def _causal_las(config: TrainConfig) -> TrainConfig:
 def _pooled_before(config: TrainConfig) -> TrainConfig:
     """LaS with the logits pooled before the softmax: by the reference, a few rows at a time to bound the memory."""
     config = smoothed(decayed(config))
-    accumulate = max(1, config.data.batch_size // DENSE_ROWS)
+    batch, fitting = config.data.batch_size, DENSE_PAIRS // config.length**2
+    accumulate = next(n for n in range(1, batch + 1) if batch % n == 0 and (batch // n <= fitting or n == batch))
     model = replace(config.model, smoothing_stage="before", backend="reference")
     return replace(config, model=model, run=replace(config.run, accumulate=accumulate, cuda_graphs=False))
 

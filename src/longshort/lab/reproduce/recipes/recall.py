@@ -74,8 +74,14 @@ def summarise(folder: Path) -> Summary:
     found = measures.outcomes(folder)
     grouped = measures.by_arm(found, NAMES)
     rows = [accuracy.row(name, runs) | _parts(name) for name, runs in grouped.items()]
-    data = {"provenance": measures.provenance(found, folder), "rows": rows}
+    data = {"provenance": measures.provenance(found, folder), "rows": rows, "curves": [_curve(one) for one in found]}
     return Summary(data=data, table=accuracy.table(rows), sentences=_sentences(rows), findings=_findings(rows))
+
+
+def _curve(outcome: measures.Outcome) -> dict[str, Any]:
+    """Right answers of the validation rows over the steps."""
+    shares = [[e.step, round(e.accuracy, 4)] for e in outcome.run.evaluations if e.accuracy is not None]
+    return {"arm": outcome.arm, "seed": outcome.run.seed, **_parts(outcome.arm), "validation": shares}
 
 
 def _parts(arm: str) -> dict[str, Any]:
@@ -113,14 +119,32 @@ def _findings(rows: Sequence[dict[str, Any]]) -> dict[str, Finding]:
 
 
 def figure(data: dict[str, Any]) -> Any:
-    """Right answers against the number of global heads."""
+    """Right answers against the number of global heads, and of each number over the steps."""
+    from longshort.lab.report.charts import drawing
+
     points = [
         {"series": row["task"], "detail": "", "n_global": row["n_global"], "accuracy": row["accuracy"]}
         for row in data["rows"]
     ]
-    titles: dict[str, Any] = {"x_title": "global heads of 8", "y_title": "right answers, test split"}
-    axes: dict[str, Any] = {"x": "n_global", "y": "accuracy", "names": tuple(TASKS)}
-    return figures.lines(points, points=True, width=420, height=260, **axes, **titles)
+    shared: dict[str, Any] = {"y": "accuracy", "share": True, "height": 240}
+    axes: dict[str, Any] = {"x": "n_global", "x_title": f"global heads of {HEADS}", "y_title": "right answers, test"}
+    panels = [figures.lines(points, names=tuple(TASKS), points=True, title="after the last step", **axes, **shared)]
+    axes = {"x": "step", "x_title": "step", "y_title": "right answers, validation"}
+    for task in TASKS:
+        curves = [curve for curve in data["curves"] if curve["task"] == task]
+        steps = [
+            {"series": _heads(curve["n_global"]), "detail": str(curve["seed"]), "step": step, "accuracy": share}
+            for curve in curves
+            for step, share in curve["validation"]
+        ]
+        names = [_heads(n) for n in sorted({curve["n_global"] for curve in curves})]
+        if steps:
+            panels.append(figures.lines(steps, names=names, title=task, **axes, **shared))
+    return drawing().hconcat(*panels).resolve_scale(color="independent")
+
+
+def _heads(n_global: int) -> str:
+    return f"{n_global} global"
 
 
 RECIPE = Recipe(
