@@ -208,7 +208,7 @@ def small_tiles(parts: int) -> Iterator[None]:
         "_SLAB_ELEMENTS": 1 << 8,
     }
     with (
-        patch.object(fused, "head_parts", lambda q: parts if q.shape[1] >= parts else 1),
+        patch.object(fused, "head_parts", lambda q, causal: parts if q.shape[1] >= parts else 1),
         patch.object(blocked, "_GRADIENT_BYTES", 1 << 10),
         patch.multiple(groups, **budgets),
     ):

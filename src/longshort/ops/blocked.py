@@ -1,8 +1,9 @@
 """The op in plain PyTorch, on any device: O(T w) time and memory for local heads, no T x S tensor for global ones.
 
 Heads with equal windows are computed together. Two engines compute a tile: `fused` hands strided views to PyTorch's own
-flash attention, `dense` spells the formula out in fp32 and serves what the fused kernels cannot (softcap, decay, slopes
-on global heads, statistics). Both return what is merged by log-sum-exp, and both differentiate from (out, lse) alone.
+flash attention, `dense` spells the formula out in fp32 and serves what the fused kernels cannot (softcap, slopes on
+global heads, steep decays, statistics); other decays are given to `fused` as rescaled queries and keys (`rescaled`).
+Both return what is merged by log-sum-exp, and both differentiate from (out, lse) alone.
 
 Shapes: N batch x heads of one group, T queries, S keys, D head dimension; tiles add n rectangles of R rows, C columns.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from longshort.ops import fused
+from longshort.ops import fused, rescaled
 from longshort.ops.groups import (
     Call,
     Group,
@@ -57,7 +58,7 @@ def forward(
         q, k, v = without_padding(segments, q, k, v)
         call = Call(q.shape[-1] ** -0.5 if scale is None else scale, causal, softcap, segments)
         for heads, rows, group in groups(q, k, v, windows, decays, slopes, call):
-            run = _fused_forward if group.is_fused else _dense_forward
+            run = _fused_forward if group.is_fused else _rescaled_forward if rescaled.serves(group) else _dense_forward
             with flat(out, rows, heads) as out_NTD, flat(lse, rows, heads) as lse_NT:
                 run(group, out_NTD, lse_NT)
             if stats:
@@ -99,7 +100,8 @@ def backward(
         call = Call(q.shape[-1] ** -0.5 if scale is None else scale, causal, softcap, segments)
         for heads, rows, group in groups(q, k, v, windows, decays, slopes, call):
             theirs = kv_heads(heads, q.shape[1] // k.shape[1])
-            run = _fused_backward if group.is_fused else _dense_backward
+            apart = _rescaled_backward if rescaled.serves(group) else _dense_backward
+            run = _fused_backward if group.is_fused else apart
             grad_N, out_N, lse_N = (flatten(x, rows, heads) for x in (grad, out, lse))
             with (
                 flat(grads[0], rows, heads) as grad_q,
@@ -115,6 +117,8 @@ def _fused_forward(group: Group, out_NTD: Tensor, lse_NT: Tensor) -> None:
         q, k, v = _operands(group, tile)
         mask = group.additive_mask(tile)
         part, part_lse = fused.attend(q, k, v, scale=group.call.scale, causal=tile.kind == CAUSAL, mask=mask)
+        if group.blind_rows and mask is not None:
+            part_lse = part_lse.masked_fill(mask.amax(-1) == -torch.inf, -torch.inf)
         _store(tile, out_NTD, lse_NT, part, part_lse)
 
 
@@ -133,6 +137,33 @@ def _fused_backward(
             mask=group.additive_mask(tile),
         )
         _accumulate(tile, (grad_q, grad_k, grad_v), parts)
+
+
+def _rescaled_forward(group: Group, out_NTD: Tensor, lse_NT: Tensor) -> None:
+    out, lse = torch.empty(out_NTD.shape, dtype=lse_NT.dtype), torch.empty_like(lse_NT)
+    for side in rescaled.sides(group):
+        part, part_lse = torch.empty_like(side.group.q), lse.new_empty(side.group.q.shape[:2])
+        _fused_forward(side.group, part, part_lse)
+        part, part_lse = side.turned(part), side.turned(part_lse)
+        if side.mirrored:
+            part, part_lse = _merged(out[:, side.rows], lse[:, side.rows], part, part_lse)
+        out[:, side.rows], lse[:, side.rows] = part, part_lse
+    out_NTD.copy_(out)
+    lse_NT.copy_(lse)
+
+
+def _rescaled_backward(
+    group: Group, grad: Tensor, out: Tensor, lse: Tensor, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor
+) -> None:
+    grad_q.zero_()
+    for side in rescaled.sides(group):
+        rows = [side.turned(x[:, side.rows].to(lse.dtype)) for x in (grad, out, lse)]
+        parts = [torch.zeros_like(x) for x in (side.group.q, side.group.k, side.group.v)]
+        _fused_backward(side.group, *rows, *parts)
+        to_q, to_k, to_v = (side.turned(part) for part in parts)
+        grad_q[:, side.rows].add_(to_q * side.row_factors)
+        grad_k[:, side.columns].add_(to_k * side.column_factors)
+        grad_v[:, side.columns].add_(to_v)
 
 
 def _dense_forward(group: Group, out_NTD: Tensor, lse_NT: Tensor) -> None:
@@ -203,12 +234,17 @@ def _store(tile: Tile, out_NTD: Tensor, lse_NT: Tensor, part: Tensor, part_lse: 
     """Write a tile's rows, or merge them with what their other columns gave."""
     out, lse = _rows(out_NTD, tile), _rows(lse_NT[:, :, None], tile)[..., 0]
     if tile.merge:
-        total = torch.logaddexp(lse, part_lse)
-        blind = total == -torch.inf  # no visible key on either side: weights 0, not exp(-inf + inf)
-        ours, theirs = ((x - total).exp_().masked_fill_(blind, 0)[..., None] for x in (lse, part_lse))
-        part, part_lse = out * ours + part * theirs, total
+        part, part_lse = _merged(out, lse, part, part_lse)
     out.copy_(part)
     lse.copy_(part_lse)
+
+
+def _merged(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Of rows over some of their columns and over the others."""
+    total = torch.logaddexp(lse, part_lse)
+    blind = total == -torch.inf  # no visible key on either side: weights 0, not exp(-inf + inf)
+    ours, theirs = ((x - total).exp_().masked_fill_(blind, 0)[..., None] for x in (lse, part_lse))
+    return out * ours + part * theirs, total
 
 
 def _accumulate(tile: Tile, totals: tuple[Tensor, Tensor, Tensor], parts: tuple[Tensor, Tensor, Tensor]) -> None:

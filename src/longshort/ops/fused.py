@@ -85,8 +85,15 @@ def band_block(window: int, *, backward: bool) -> tuple[int, int]:
     return (32, 1) if window <= 64 or _IS_ARM else (48, align)
 
 
-def head_parts(q: Tensor) -> int:
-    """Parts (a power of two) to cut each global head into, so that no thread is idle: the backward runs by heads."""
-    threads = torch.get_num_threads() if q.device.type == "cpu" else 1
-    parts = 1 << (-(-threads // q.shape[0]) - 1).bit_length()
-    return parts if q.shape[1] >= 512 * parts else 1
+def head_parts(q: Tensor, *, causal: bool) -> int:
+    """Parts (a power of two) to cut each global head into, so that no thread is idle: the backward runs by heads. A
+    short causal row on a CPU has several too: the kernel takes 512 keys at a time and passes over none of them, and so
+    computes a whole square of 512 where half is seen (docs/kernel-notes.md).
+    """
+    if q.device.type != "cpu":
+        return 1
+    length = q.shape[1]
+    if causal and 128 <= length < 1024:
+        return 2 if length < 384 else 4
+    parts = 1 << (-(-torch.get_num_threads() // q.shape[0]) - 1).bit_length()
+    return parts if length >= 512 * parts else 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,6 +23,10 @@ _MASK_ELEMENTS = 1 << 20
 _SLAB_ELEMENTS = 1 << 16
 """Query elements of a batch row above which a call of its own costs less than copying the heads together."""
 
+SPREAD = 80.0
+"""Of the exponents of a decaying row that rescaled queries and keys may have: exp(40) = 2e17 at its ends, far from the
+largest number of fp32, and a common factor costs a dot product no digits."""
+
 Heads = slice | list[int]
 
 
@@ -34,8 +38,6 @@ class Call:
     causal: bool
     softcap: float | None
     segments_BS: Tensor | None
-    masks: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
-    """Masks by geometry: the batch rows of a group have the same ones."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,13 @@ class Group:
     v: Tensor
     decays_N: Tensor | None
     slopes_N: Tensor | None
-    segments_bS: Tensor | None
+    query_ids: Tensor | None
+    key_ids: Tensor | None
+    """(batch rows, positions): a query sees keys of its own id, none if it is negative; None if all are of one."""
+    masks: dict[tuple[int, ...], Tensor]
+    """By geometry: the batch rows of a group have the same ones."""
+    blind_rows: bool = False
+    """Some queries may see no key: PyTorch's kernel gives their lse any value."""
 
     @property
     def n_queries(self) -> int:
@@ -70,7 +78,7 @@ class Group:
             return False
         if self.slopes_N is not None and (self.is_global or self.q.dtype not in (torch.float32, torch.float64)):
             return False
-        needs_mask = self.segments_bS is not None or not self.is_global
+        needs_mask = self.key_ids is not None or not self.is_global
         return fused.serves(self.q, scale=self.call.scale, masked=needs_mask)
 
     def fused_tiles(self, *, backward: bool) -> Iterable[Tile]:
@@ -78,11 +86,15 @@ class Group:
         if not self.is_global:
             block, align = fused.band_block(self.reach.back + 1, backward=backward)
             tiles = band_tiles(size, keys, self.reach, block=block, align=align)
-        elif self.segments_bS is None:
-            return global_tiles(size, keys, self.call.causal, parts=fused.head_parts(self.q))
+        elif self.key_ids is None:
+            return global_tiles(size, keys, self.call.causal, parts=fused.head_parts(self.q, causal=self.call.causal))
         else:
-            tiles = list(row_tiles(size, keys, self.reach, rows=max(32, _MASK_ELEMENTS // keys)))
-        if self.segments_bS is not None:  # each rectangle then has a mask of its own
+            most = (
+                min(128, size // 4) if self.call.causal else size
+            )  # what a tile has above the diagonal is computed too
+            rows = max(32, min(most, _MASK_ELEMENTS // keys))
+            tiles = list(row_tiles(size, keys, self.reach, rows=rows))
+        if self.key_ids is not None:  # each rectangle then has a mask of its own
             return in_pieces(tiles, lambda tile: _MASK_ELEMENTS // (tile.rows * tile.cols))
         return tiles
 
@@ -98,15 +110,14 @@ class Group:
 
     def visible(self, tile: Tile) -> Tensor | None:
         """(1 or N, 1 or n, R, C) which pairs of the tile may see each other; None if all."""
-        if self.segments_bS is None and self._sees_all(tile):
+        if self.key_ids is None and self._sees_all(tile):
             return None
         offset = self._offsets(tile)
         visible = (offset <= self.reach.back) & (offset >= -self.reach.ahead)
-        if self.segments_bS is None:
+        if self.query_ids is None or self.key_ids is None:
             return visible[None, None]
-        past = self.n_keys - self.n_queries
-        ours = rectangles(self.segments_bS[:, past:, None], tile.row, tile.rows, tile.n, tile.row_step)
-        theirs = rectangles(self.segments_bS[:, :, None], tile.col, tile.cols, tile.n, tile.col_step)
+        ours = rectangles(self.query_ids[:, :, None], tile.row, tile.rows, tile.n, tile.row_step)
+        theirs = rectangles(self.key_ids[:, :, None], tile.col, tile.cols, tile.n, tile.col_step)
         same = (ours == theirs.mT) & (ours >= 0) & visible
         return same if len(same) == 1 else same.repeat_interleave(self.q.shape[0] // len(same), dim=0)
 
@@ -119,14 +130,14 @@ class Group:
 
     def additive_mask(self, tile: Tile) -> Tensor | None:
         """For the fused kernel, in q's dtype: minus slope * distance where visible, else -inf; None if not needed."""
-        if self.segments_bS is not None:
+        if self.key_ids is not None:
             mask = self._mask(tile)
         elif tile.kind == MASKED:
             offset = tile.row - tile.col  # with the shape, all that the mask of one group depends on
             key = (*self.reach, self.slopes_N is not None, offset, tile.rows, tile.cols)
-            if key not in self.call.masks:
-                self.call.masks[key] = self._mask(tile)
-            mask = self.call.masks[key]
+            if key not in self.masks:
+                self.masks[key] = self._mask(tile)
+            mask = self.masks[key]
         else:
             return None
         return mask.expand(self.q.shape[0], tile.n, tile.rows, tile.cols)
@@ -169,19 +180,23 @@ def groups(
     slopes: list[float] | None,
     call: Call,
 ) -> Iterator[tuple[Heads, slice, Group]]:
-    """Heads of equal reach together, and of them as many batch rows as can be flattened without a costly copy."""
+    """Heads of equal reach together, and of them as many batch rows as can be flattened without a costly copy. Those
+    that decay beyond what rescaled queries and keys can have are apart from the others.
+    """
     n_keys, size = k.shape[2], q.shape[1] // k.shape[1]
-    by_reach: dict[Reach, list[int]] = {}
+    by_reach: dict[tuple[Reach, bool], list[int]] = {}
     for head, window in enumerate(windows):
-        by_reach.setdefault(Reach.of(window or None, n_keys, call.causal), []).append(head)
-    for reach, members in by_reach.items():
-        heads = _as_slice(members)
+        steep = decays is not None and decays[head] * n_keys > SPREAD
+        by_reach.setdefault((Reach.of(window or None, n_keys, call.causal), steep), []).append(head)
+    for (reach, _), members in by_reach.items():
+        heads, masks = _as_slice(members), dict[tuple[int, ...], Tensor]()
         for rows in _slabs(q, members):
             queries = flatten(q, rows, heads)
             keys, values = (flatten(x, rows, kv_heads(heads, size)) for x in (k, v))
             rates = [_per_head(rate, members, queries) for rate in (decays, slopes)]
-            segments = None if call.segments_BS is None else call.segments_BS[rows]
-            yield heads, rows, Group(call, reach, queries, keys, values, rates[0], rates[1], segments)
+            ids = None if call.segments_BS is None else call.segments_BS[rows]
+            ours = None if ids is None else ids[:, n_keys - q.shape[2] :]
+            yield heads, rows, Group(call, reach, queries, keys, values, rates[0], rates[1], ours, ids, masks)
 
 
 def dense_rows(x: Tensor) -> Tensor:

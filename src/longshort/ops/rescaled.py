@@ -1,0 +1,86 @@
+"""LaS's decay as a change of queries and keys, so that PyTorch's flash attention serves it on CPUs.
+
+For t >= j the factor of a logit is a product, exp(-decay (t - j)) = exp(-decay (t - c)) exp(-decay (c - j)) with any c:
+rescaled queries and keys have the decayed logits. For t < j it is the same with the other sign. So the lower half of
+two-sided attention is one causal call, and the upper half, without the diagonal, another one on the mirrored row; the
+two are merged by log-sum-exp. The factors are exp(-+ SPREAD / 2) at the ends of a row, with c in its middle: where
+decay times length is larger than SPREAD, the dense engine serves.
+
+Shapes: N batch x heads of one group, T queries, S keys, D head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from longshort.ops import fused
+from longshort.ops.groups import SPREAD, Group
+from longshort.ops.tiles import Reach
+
+
+@dataclass(frozen=True)
+class Side:
+    """What each query sees up to its own position, or (mirrored) after it."""
+
+    group: Group
+    """Causal and without decay."""
+    rows: slice
+    columns: slice
+    row_factors: Tensor
+    column_factors: Tensor
+    """(N, rows or columns, 1), by which queries and keys were multiplied; in the order of the row itself."""
+    mirrored: bool
+
+    def turned(self, x: Tensor) -> Tensor:
+        """From the order of the row to that of the group, or back."""
+        return x.flip(1) if self.mirrored else x
+
+
+def serves(group: Group) -> bool:
+    if group.decays_N is None or group.call.softcap is not None or group.q.device.type != "cpu":
+        return False
+    if group.slopes_N is not None and (group.is_global or not group.call.causal):  # a mirrored mask is a step off
+        return False
+    return float(group.decays_N.max()) * group.n_keys <= SPREAD and fused.serves(
+        group.q, scale=group.call.scale, masked=True
+    )
+
+
+def sides(group: Group) -> Iterator[Side]:
+    """The one before each query with itself, and, in two-sided attention, the one after it."""
+    queries, keys = group.n_queries, group.n_keys
+    past = keys - queries
+    yield _side(group, slice(0, queries), slice(0, keys), Reach(group.reach.back, 0), mirrored=False)
+    if group.reach.ahead > 0 and queries > 1:
+        reach = Reach(group.reach.ahead - 1, 0)
+        yield _side(group, slice(0, queries - 1), slice(past + 1, keys), reach, mirrored=True)
+
+
+def _side(group: Group, rows: slice, columns: slice, reach: Reach, *, mirrored: bool) -> Side:
+    """`rows` of the queries against `columns` of the keys, both in the order in which the group is causal."""
+    wide = torch.promote_types(group.q.dtype, torch.float32)
+    assert group.decays_N is not None
+    position = torch.arange(group.n_keys, dtype=torch.float64) - (group.n_keys - 1) / 2
+    exponent = group.decays_N[:, :, 0] * position[:, None]
+    exponent = -exponent if mirrored else exponent
+    row_factors = (-exponent).exp()[:, group.n_keys - group.n_queries :][:, rows].to(wide)
+    column_factors = exponent.exp()[:, columns].to(wide)
+    side = Side(group, rows, columns, row_factors, column_factors, mirrored)
+    ids = group.query_ids, group.key_ids
+    causal = replace(
+        group,
+        call=replace(group.call, causal=True),
+        reach=reach,
+        q=side.turned(group.q[:, rows].to(wide) * row_factors),
+        k=side.turned(group.k[:, columns].to(wide) * column_factors),
+        v=side.turned(group.v[:, columns].to(wide)),
+        decays_N=None,
+        query_ids=None if ids[0] is None else side.turned(ids[0][:, rows]),
+        key_ids=None if ids[1] is None else side.turned(ids[1][:, columns]),
+        blind_rows=mirrored and ids[0] is not None,
+    )
+    return replace(side, group=causal)
