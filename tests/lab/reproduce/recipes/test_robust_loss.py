@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -71,6 +72,17 @@ def test_the_quick_form_of_label_noise_runs_once_and_is_not_run_again(tmp_path, 
     assert "mixture-linear is there" in shown.output
     shown = reproduce(monkeypatch, "label-noise", "--quick", "--arms", "mixture-cnn", "--out", tmp_path / "out")
     assert shown.exit_code == 1 and "--arms must be among mixture-linear" in shown.stderr
+
+
+def test_other_pictures_in_the_same_folder_are_trained_on_again(tmp_path, monkeypatch):
+    for name, seed in (("a", 0), ("b", 1)):
+        draw = np.random.default_rng(seed)
+        x, y = draw.integers(0, 256, (400, 28, 28), dtype=np.uint8), np.arange(400, dtype=np.uint8) % 10
+        np.savez(tmp_path / f"{name}.npz", x_train=x, y_train=y, x_test=x[:100], y_test=y[:100])
+    common = ("label-noise", "--quick", "--arms", "mnist-linear", "--out", tmp_path / "out", "--data")
+    assert "is there" not in reproduce(monkeypatch, *common, tmp_path / "a.npz").output
+    assert "mnist-linear is there" in reproduce(monkeypatch, *common, tmp_path / "a.npz").output
+    assert "is there" not in reproduce(monkeypatch, *common, tmp_path / "b.npz").output
 
 
 def test_the_quick_form_of_loss_landscape_measures_and_draws(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ data alike, test data never.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -126,6 +127,14 @@ def digits(seeds: Sequence[int], sizes: Sequence[int]) -> Dataset:
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[: sum(scaled)]
         parts.append((x[order], y[order]))
     return _dataset("digits", parts, scaled)
+
+
+def fingerprint(path: Path) -> str:
+    """Of pictures and classes, however they are packed."""
+    found = hashlib.sha256()
+    for array in read_mnist(path):
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()[:16]
 
 
 def read_mnist(path: Path) -> tuple[np.ndarray[Any, Any], ...]:

@@ -1,6 +1,6 @@
 """The measurement of `label-noise`: which data sets, models and conditions there are, and one file for each pair.
 
-A pair that lies in the folder, with the same settings and seeds, is not trained again.
+A pair that lies in the folder, with the same settings, seeds and pictures, is not trained again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from longshort.bench.attention import machine
 from longshort.files import write_json
 from longshort.lab.reproduce.measures import read_json
 from longshort.lab.reproduce.recipe import Options
-from longshort.lab.reproduce.recipes.noise.data import Condition, Dataset, digits, images, mixture
+from longshort.lab.reproduce.recipes.noise.data import Condition, Dataset, digits, fingerprint, images, mixture
 from longshort.lab.reproduce.recipes.noise.losses import ARMS
 from longshort.lab.reproduce.recipes.noise.models import ARCHITECTURES
 from longshort.lab.reproduce.recipes.noise.training import Settings, train_all
@@ -60,6 +60,7 @@ def pairs(options: Options) -> list[tuple[str, str]]:
 def measure(options: Options, message: Callable[[str], None]) -> None:
     """Train what is not there yet, pair by pair."""
     wanted = pairs(options)
+    known = None if options.data is None else fingerprint(options.data)
     remember_command(options.out)
     sizes = QUICK_SIZES if options.quick else SIZES
     threads = torch.get_num_threads()
@@ -68,21 +69,23 @@ def measure(options: Options, message: Callable[[str], None]) -> None:
         settings = QUICK_SETTINGS if options.quick else TRANSFORMER_SETTINGS if model == "transformer" else SETTINGS
         conditions = FEW if options.quick or model == "transformer" else CONDITIONS
         path = options.out / f"{dataset}-{model}.json"
-        if is_there(path, settings, options.seeds):
+        pictures = known if dataset == "mnist" else None
+        if is_there(path, settings, options.seeds, pictures):
             message(f"{path.stem} is there")
             continue
         drawn = _draw(dataset, options.data, options.seeds, sizes)
         results = train_all(drawn, ARCHITECTURES[model], ARMS, conditions, options.seeds, settings, message)
-        write_json(path, results | {"machine": machine()})
+        write_json(path, results | {"pictures": pictures, "machine": machine()})
     torch.set_num_threads(threads)
 
 
-def is_there(path: Path, settings: Settings, seeds: Sequence[int]) -> bool:
-    """Were exactly these models trained already?"""
+def is_there(path: Path, settings: Settings, seeds: Sequence[int], pictures: str | None) -> bool:
+    """Were exactly these models trained already? Results of earlier versions do not say on which pictures."""
     if not path.is_file():
         return False
     found = read_json(path)
-    return bool(found["settings"] == vars(settings) and found["seeds"] == list(seeds))
+    same = found["settings"] == vars(settings) and found["seeds"] == list(seeds)
+    return bool(same and found.get("pictures", pictures) == pictures)
 
 
 def read_all(folder: Path) -> list[dict[str, Any]]:
