@@ -69,4 +69,6 @@ def _size(count: int) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("error: expected two arguments, the JSON of the cache's memory and the picture to write")
     print(f"wrote {draw(Path(sys.argv[1]), Path(sys.argv[2]))}")

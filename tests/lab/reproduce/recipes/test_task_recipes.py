@@ -167,6 +167,7 @@ def test_fewer_than_three_learned_tasks_decide_nothing_that_all_of_them_would():
     ahead = {"none": 0.3, "alibi": 0.3, "decay": 0.5}
     two, three = (dict.fromkeys(tasks, ahead) for tasks in (("smnist", "image"), ("smnist", "image", "listops")))
     assert long_range._findings(two)["decay"].verdict == NOT_RUN
+    assert long_range._findings(two)["decay"].ours.endswith("(3 learned tasks decide)")
     assert long_range._findings(three)["decay"].verdict == HOLDS
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from longshort.data.tasks import classes_of
 from longshort.lab.reproduce import figures, measures
-from longshort.lab.reproduce.recipe import Arms, Claim, Finding, Recipe, Summary, verdict_of
+from longshort.lab.reproduce.recipe import NOT_RUN, Arms, Claim, Finding, Recipe, Summary, verdict_of
 from longshort.lab.reproduce.recipes import accuracy
 from longshort.lab.reproduce.recipes.classifiers import BASE, KINDS, POINT, QUICK_BASE, on_task
 from longshort.train import TrainConfig
@@ -122,8 +122,8 @@ def _guessing(task: str) -> float:
 
 def _verdict(what: str, good: Sequence[str], all_tasks: Sequence[str]) -> Finding:
     ours = f"{what} {', '.join(good) or 'none'} of {', '.join(all_tasks)}"
-    ours += f" ({LEAST} learned tasks decide)" if len(all_tasks) < LEAST else ""
-    return Finding(ours=ours, verdict=verdict_of([task in good for task in all_tasks], of=LEAST))
+    verdict = verdict_of([task in good for task in all_tasks], of=LEAST)
+    return Finding(ours=ours + (f" ({LEAST} learned tasks decide)" if verdict == NOT_RUN else ""), verdict=verdict)
 
 
 def figure(data: dict[str, Any]) -> Any:

@@ -131,7 +131,7 @@ RECIPE = Recipe(
         "where a minimum need not have a gradient of zero. Width 2 is narrower than input and output, which no "
         "statement covers. The rules were written after a short look at seed 0 with 8 starts and 300 steps."
     ),
-    cost="CPU: some minutes on one core; --quick: seconds",
+    cost="CPU: about half an hour on one core; --quick: seconds",
     claims={
         "one-layer": Claim(
             text="one layer, 0.5 < e < 1: all stationary points of the e-exponentiated risk are global minima",
