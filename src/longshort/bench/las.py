@@ -25,14 +25,15 @@ HEADS, HEAD_DIM, REACH, WIDTH = 8, 32, 128, 5
 LENGTHS = (512, 1024, 2048, 4096)
 LAS = HeadPlan.las(HEADS, max_decay=0.001)
 WINDOWED = HeadPlan.las(HEADS, max_decay=0.001, window=REACH)
-SMOOTH = Smoothing(width=WIDTH)
+STEEP = HeadPlan(windows=(None,) * HEADS, decays=(1.0,) * HEADS)
+SMOOTH, CENTRED = Smoothing(width=WIDTH), Smoothing(width=WIDTH, side="centred")
 
 Form = Callable[..., Tensor]
 
 
-def _whole(plan: HeadPlan, smoothing: Smoothing | None) -> Form:
+def _whole(plan: HeadPlan, smoothing: Smoothing | None, *, causal: bool = True) -> Form:
     def call(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        return attention(q, k, v, plan, smoothing=smoothing, **options).out
+        return attention(q, k, v, plan, smoothing=smoothing, causal=causal, **options).out
 
     return call
 
@@ -47,6 +48,9 @@ FORMS: dict[str, tuple[str, Form]] = {
     "las": ("decay and smoothing over the whole row", _whole(LAS, SMOOTH)),
     "las, windows": (f"the same in windows of {REACH}", _whole(WINDOWED, SMOOTH)),
     "las, chunks": (f"the same in chunks of {REACH}", _in_chunks),
+    "las, steep": ("the same with decays of 1 over the whole row", _whole(STEEP, SMOOTH)),
+    "plain, two-sided": ("plain attention to both sides", _whole(HeadPlan.full(HEADS), None, causal=False)),
+    "las, two-sided": ("decay and centred smoothing to both sides", _whole(LAS, CENTRED, causal=False)),
 }
 """Name -> what it is, and the call."""
 
