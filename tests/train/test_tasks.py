@@ -147,6 +147,7 @@ def test_norm_and_sight_are_the_classifiers_own(tmp_path):
         config(tmp_path, "task.norm=batch", task=RECALL)
 
 
-def test_a_vocabulary_that_is_too_small_is_named(tmp_path):
+def test_a_vocabulary_that_is_too_small_is_named_before_anything_is_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr("longshort.train.answers.open_task", lambda *a, **b: pytest.fail("drawn"))
     with pytest.raises(ConfigError, match=r"model.vocab_size must be at least 16, the vocabulary of the task listops"):
         train(config(tmp_path, "model.vocab_size=15"))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longshort.data.stream import Batch
-from longshort.data.tasks import IGNORED, Task, open_task
+from longshort.data.tasks import IGNORED, Task, open_task, task_vocabulary
 from longshort.data.tasks.stream import ExampleStream
 from longshort.losses import transform_scores
 from longshort.model import GPT
@@ -33,12 +33,13 @@ class TaskData:
         """The task that the configuration names; a generated one is drawn on first use, which can take minutes."""
         name = config.task.name
         assert name is not None
-        task = open_task(name, config.task, progress=_every_tenth(name, message))
-        if task.vocab_size > config.model.vocab_size:
+        needed = task_vocabulary(name, config.task)
+        if needed > config.model.vocab_size:
             raise ConfigError(
-                f"model.vocab_size must be at least {task.vocab_size}, the vocabulary of the task {name}, "
+                f"model.vocab_size must be at least {needed}, the vocabulary of the task {name}, "
                 f"got {config.model.vocab_size}"
             )
+        task = open_task(name, config.task, progress=_every_tenth(name, message))
         return cls(task, config.data.batch_size)
 
     @property

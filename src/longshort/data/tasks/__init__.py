@@ -3,7 +3,17 @@
 `longshort.data.tasks.stream` is not imported here: it loads torch, which the processes that generate do without.
 """
 
-from longshort.data.tasks.catalogue import TASKS, TaskSettings, classes_of, open_task, task_length
+from longshort.data.tasks.catalogue import TASKS, TaskSettings, classes_of, open_task, task_length, task_vocabulary
 from longshort.data.tasks.examples import IGNORED, Examples, Task
 
-__all__ = ["IGNORED", "TASKS", "Examples", "Task", "TaskSettings", "classes_of", "open_task", "task_length"]
+__all__ = [
+    "IGNORED",
+    "TASKS",
+    "Examples",
+    "Task",
+    "TaskSettings",
+    "classes_of",
+    "open_task",
+    "task_length",
+    "task_vocabulary",
+]

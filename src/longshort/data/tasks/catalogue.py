@@ -48,6 +48,8 @@ class _Kind:
     defaults: Mapping[str, int]
     """Its settings and their published values; the examples of each split are among them, where it is generated."""
     open: Callable[..., Task]
+    vocab_size: int | None
+    """None is the setting `symbols`."""
     n_classes: int | None = None
 
 
@@ -59,6 +61,16 @@ def task_length(name: str, settings: TaskSettings | None = None) -> int:
     """
     values = _values(name, settings or TaskSettings())
     return _FIXED_LENGTHS.get(name) or int(values["length"])
+
+
+def task_vocabulary(name: str, settings: TaskSettings | None = None) -> int:
+    """Number of tokens that its rows may hold, without opening it.
+
+    >>> task_vocabulary("listops"), task_vocabulary("recall", TaskSettings(symbols=64))
+    (16, 64)
+    """
+    values = _values(name, settings or TaskSettings())
+    return _kind(name).vocab_size or values["symbols"]
 
 
 def classes_of(name: str) -> int | None:
@@ -135,8 +147,8 @@ def _first_rows(splits: Mapping[str, Examples], settings: TaskSettings) -> dict[
     }
 
 
-def _draws(draw: Draw, vocab_size: int | None, n_classes: int | None, padding: int | None = None) -> Any:
-    """How a generated task is opened; a vocabulary of None is the setting `symbols`."""
+def _draws(draw: Draw, padding: int | None = None) -> Any:
+    """How a generated task is opened."""
 
     def opened(name: str, values: dict[str, int], seed: int, **where: Any) -> Task:
         counts = {split: values[split] for split in SPLITS}
@@ -146,13 +158,13 @@ def _draws(draw: Draw, vocab_size: int | None, n_classes: int | None, padding: i
                 _CHECKS[name](**options)
             except ValueError as error:
                 raise DataError(f"{name}: {error}") from None
-        size = vocab_size or values["symbols"]
+        size = _kind(name).vocab_size or values["symbols"]
         splits, fingerprint = generated(name, draw, options, counts=counts, seed=seed, vocab_size=size, **where)
         length = _FIXED_LENGTHS.get(name) or values["length"]
         return Task(
             name=name,
             vocab_size=size,
-            n_classes=n_classes,
+            n_classes=classes_of(name),
             length=length,
             padding=padding,
             splits=splits,
@@ -218,22 +230,43 @@ _PROBES = {"train": 20_000, "validation": 1_000, "test": 1_000}
 TASKS: dict[str, _Kind] = {
     "listops": _Kind(
         defaults={"length": 2000, "train": 96_000, "validation": 2_000, "test": 2_000},
-        open=_draws(listops.draw, listops.VOCAB_SIZE, listops.N_CLASSES, listops.PADDING),
+        open=_draws(listops.draw, listops.PADDING),
+        vocab_size=listops.VOCAB_SIZE,
         n_classes=listops.N_CLASSES,
     ),
     "pathfinder": _Kind(
         defaults={"paddles": 14, "train": 160_000, "validation": 20_000, "test": 20_000},
-        open=_draws(pathfinder.draw, pathfinder.VOCAB_SIZE, pathfinder.N_CLASSES),
+        open=_draws(pathfinder.draw),
+        vocab_size=pathfinder.VOCAB_SIZE,
         n_classes=pathfinder.N_CLASSES,
     ),
-    "text": _Kind(defaults={"path": 0, "length": 4000}, open=_text, n_classes=loaders.TEXT_CLASSES),
-    "image": _Kind(defaults={"path": 0}, open=_pixels("cifar10-gray.npz", 32), n_classes=loaders.PIXEL_CLASSES),
-    "smnist": _Kind(defaults={"path": 0}, open=_pixels("mnist.npz", 28), n_classes=loaders.PIXEL_CLASSES),
+    "text": _Kind(
+        defaults={"path": 0, "length": 4000},
+        open=_text,
+        vocab_size=loaders.TEXT_VOCAB,
+        n_classes=loaders.TEXT_CLASSES,
+    ),
+    "image": _Kind(
+        defaults={"path": 0},
+        open=_pixels("cifar10-gray.npz", 32),
+        vocab_size=loaders.PIXEL_VOCAB,
+        n_classes=loaders.PIXEL_CLASSES,
+    ),
+    "smnist": _Kind(
+        defaults={"path": 0},
+        open=_pixels("mnist.npz", 28),
+        vocab_size=loaders.PIXEL_VOCAB,
+        n_classes=loaders.PIXEL_CLASSES,
+    ),
     "recall": _Kind(
-        defaults={"length": 512, "pairs": 64, "symbols": 8192, **_PROBES}, open=_draws(recall.draw, None, None)
+        defaults={"length": 512, "pairs": 64, "symbols": 8192, **_PROBES},
+        open=_draws(recall.draw),
+        vocab_size=None,
     ),
     "passkey": _Kind(
-        defaults={"length": 1024, "digits": 5, **_PROBES}, open=_draws(passkey.draw, passkey.VOCAB_SIZE, None)
+        defaults={"length": 1024, "digits": 5, **_PROBES},
+        open=_draws(passkey.draw),
+        vocab_size=passkey.VOCAB_SIZE,
     ),
 }
 """By the names that `task=` takes. Sizes and lengths are those of Long Range Arena; MQAR's are those of its paper."""
