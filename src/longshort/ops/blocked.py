@@ -10,6 +10,8 @@ Shapes: N batch x heads of one group, T queries, S keys, D head dimension; tiles
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -58,7 +60,7 @@ def forward(
         q, k, v = without_padding(segments, q, k, v)
         call = Call(q.shape[-1] ** -0.5 if scale is None else scale, causal, softcap, segments)
         for heads, rows, group in groups(q, k, v, windows, decays, slopes, call):
-            run = _fused_forward if group.is_fused else _rescaled_forward if rescaled.serves(group) else _dense_forward
+            run, _ = _engines(group)
             with flat(out, rows, heads) as out_NTD, flat(lse, rows, heads) as lse_NT:
                 run(group, out_NTD, lse_NT)
             if stats:
@@ -100,8 +102,7 @@ def backward(
         call = Call(q.shape[-1] ** -0.5 if scale is None else scale, causal, softcap, segments)
         for heads, rows, group in groups(q, k, v, windows, decays, slopes, call):
             theirs = kv_heads(heads, q.shape[1] // k.shape[1])
-            apart = _rescaled_backward if rescaled.serves(group) else _dense_backward
-            run = _fused_backward if group.is_fused else apart
+            _, run = _engines(group)
             grad_N, out_N, lse_N = (flatten(x, rows, heads) for x in (grad, out, lse))
             with (
                 flat(grads[0], rows, heads) as grad_q,
@@ -110,6 +111,15 @@ def backward(
             ):
                 run(group, grad_N, out_N, lse_N, grad_q, grad_k, grad_v)
     return grads[0].to(q.dtype), grads[1].to(k.dtype), grads[2].to(v.dtype)
+
+
+def _engines(group: Group) -> tuple[Callable[..., None], Callable[..., None]]:
+    """What computes the group, forward and backward."""
+    if group.is_fused:
+        return _fused_forward, _fused_backward
+    if rescaled.serves(group):
+        return _rescaled_forward, _rescaled_backward
+    return _dense_forward, _dense_backward
 
 
 def _fused_forward(group: Group, out_NTD: Tensor, lse_NT: Tensor) -> None:

@@ -89,9 +89,8 @@ class Group:
         elif self.key_ids is None:
             return global_tiles(size, keys, self.call.causal, parts=fused.head_parts(self.q, causal=self.call.causal))
         else:
-            most = (
-                min(128, size // 4) if self.call.causal else size
-            )  # what a tile has above the diagonal is computed too
+            # What a tile has above the diagonal is computed too, so those of causal rows are short.
+            most = min(128, size // 4) if self.call.causal else size
             rows = max(32, min(most, _MASK_ELEMENTS // keys))
             tiles = list(row_tiles(size, keys, self.reach, rows=rows))
         if self.key_ids is not None:  # each rectangle then has a mask of its own
