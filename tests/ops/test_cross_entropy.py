@@ -11,12 +11,15 @@ pytest.importorskip("triton", reason="the package triton is not installed")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
+UNDAMPED = (1.0, 0.01)
+
+
 def chunk_loss(
     logits: Tensor, targets: Tensor, z_weight: float, with_gradient: bool, *damping: float
 ) -> tuple[Tensor, Tensor | None]:
     from longshort.ops.triton.cross_entropy import chunk_loss
 
-    return chunk_loss(logits, targets, -100, z_weight, with_gradient, *damping)
+    return chunk_loss(logits, targets, -100, z_weight, with_gradient, *(damping or UNDAMPED))
 
 
 def case(n_classes: int, scale: float = 3.0) -> tuple[Tensor, Tensor]:
@@ -30,7 +33,7 @@ def case(n_classes: int, scale: float = 3.0) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("z_weight", [0.0, 0.3])
 def test_loss_and_gradient_equal_those_of_the_plain_operations(n_classes: int, z_weight: float) -> None:
     logits, targets = case(n_classes)
-    expected = _chunk_loss(logits.double(), targets, -100, z_weight, True)
+    expected = _chunk_loss(logits.double(), targets, -100, z_weight, True, *UNDAMPED)
     loss, gradient = chunk_loss(logits.clone(), targets, z_weight, True)
     torch.testing.assert_close(loss.double(), expected[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(gradient.double(), expected[1], rtol=1e-4, atol=1e-6)
@@ -57,7 +60,7 @@ def test_rows_may_lie_apart() -> None:
     wide = torch.full((7, 80), torch.nan, device=DEVICE)
     wide[:, :50] = logits
     loss, gradient = chunk_loss(wide[:, :50], targets, 0.0, True)
-    expected = _chunk_loss(logits.double(), targets, -100, 0.0, True)
+    expected = _chunk_loss(logits.double(), targets, -100, 0.0, True, *UNDAMPED)
     torch.testing.assert_close(loss.double(), expected[0])
     torch.testing.assert_close(gradient.double(), expected[1], rtol=1e-4, atol=1e-6)
     assert wide[:, 50:].isnan().all()
@@ -68,12 +71,12 @@ def test_logits_are_left_alone_where_no_gradient_is_wanted() -> None:
     before = logits.clone()
     loss, gradient = chunk_loss(logits, targets, 0.0, False)
     assert gradient is None and torch.equal(logits, before)
-    torch.testing.assert_close(loss, _chunk_loss(before, targets, -100, 0.0, False)[0])
+    torch.testing.assert_close(loss, _chunk_loss(before, targets, -100, 0.0, False, *UNDAMPED)[0])
 
 
 def test_large_logits_neither_overflow_nor_underflow() -> None:
     logits, targets = case(100, scale=3e4)
-    expected = _chunk_loss(logits.double(), targets, -100, 0.0, True)
+    expected = _chunk_loss(logits.double(), targets, -100, 0.0, True, *UNDAMPED)
     loss, gradient = chunk_loss(logits.clone(), targets, 0.0, True)
     torch.testing.assert_close(loss.double(), expected[0])
     torch.testing.assert_close(gradient.double(), expected[1])

@@ -136,8 +136,8 @@ def _chunk_loss(
     ignore_index: int,
     z_weight: float,
     with_gradient: bool,
-    exponent: float = 1.0,
-    linear_below: float = 0.01,
+    exponent: float,
+    linear_below: float,
 ) -> tuple[Tensor, Tensor | None]:
     """Summed loss of one chunk and its gradient by the logits, which this overwrites to hold one copy, not three."""
     kept, slope = targets != ignore_index, None

@@ -56,6 +56,8 @@ class Group:
     """(batch rows, positions): a query sees keys of its own id, none if it is negative; None if all are of one."""
     masks: dict[tuple[int, ...], Tensor]
     """By geometry: the batch rows of a group have the same ones."""
+    steep: bool
+    """Its heads decay too far for rescaled queries and keys."""
     blind_rows: bool = False
     """Some queries may see no key: PyTorch's kernel gives their lse any value."""
 
@@ -187,7 +189,7 @@ def groups(
     for head, window in enumerate(windows):
         steep = decays is not None and decays[head] * n_keys > SPREAD
         by_reach.setdefault((Reach.of(window or None, n_keys, call.causal), steep), []).append(head)
-    for (reach, _), members in by_reach.items():
+    for (reach, steep), members in by_reach.items():
         heads, masks = _as_slice(members), dict[tuple[int, ...], Tensor]()
         for rows in _slabs(q, members):
             queries = flatten(q, rows, heads)
@@ -195,7 +197,7 @@ def groups(
             rates = [_per_head(rate, members, queries) for rate in (decays, slopes)]
             ids = None if call.segments_BS is None else call.segments_BS[rows]
             ours = None if ids is None else ids[:, n_keys - q.shape[2] :]
-            yield heads, rows, Group(call, reach, queries, keys, values, rates[0], rates[1], ours, ids, masks)
+            yield heads, rows, Group(call, reach, queries, keys, values, rates[0], rates[1], ours, ids, masks, steep)
 
 
 def dense_rows(x: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ For t >= j the factor of a logit is a product, exp(-decay (t - j)) = exp(-decay 
 rescaled queries and keys have the decayed logits. For t < j it is the same with the other sign. So the lower half of
 two-sided attention is one causal call, and the upper half, without the diagonal, another one on the mirrored row; the
 two are merged by log-sum-exp. The factors are exp(-+ SPREAD / 2) at the ends of a row, with c in its middle: where
-decay times length is larger than SPREAD, the dense engine serves.
+decay times length is larger than SPREAD (`steep`), the dense engine serves.
 
 Shapes: N batch x heads of one group, T queries, S keys, D head dimension.
 """
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from longshort.ops import fused
-from longshort.ops.groups import SPREAD, Group
+from longshort.ops.groups import Group
 from longshort.ops.tiles import Reach
 
 
@@ -37,17 +37,19 @@ class Side:
 
     def turned(self, x: Tensor) -> Tensor:
         """From the order of the row to that of the group, or back."""
-        return x.flip(1) if self.mirrored else x
+        return _turned(x, self.mirrored)
+
+
+def _turned(x: Tensor, mirrored: bool) -> Tensor:
+    return x.flip(1) if mirrored else x
 
 
 def serves(group: Group) -> bool:
-    if group.decays_N is None or group.call.softcap is not None or group.q.device.type != "cpu":
+    if group.decays_N is None or group.steep or group.call.softcap is not None or group.q.device.type != "cpu":
         return False
     if group.slopes_N is not None and (group.is_global or not group.call.causal):  # a mirrored mask is a step off
         return False
-    return float(group.decays_N.max()) * group.n_keys <= SPREAD and fused.serves(
-        group.q, scale=group.call.scale, masked=True
-    )
+    return fused.serves(group.q, scale=group.call.scale, masked=True)
 
 
 def sides(group: Group) -> Iterator[Side]:
@@ -69,18 +71,17 @@ def _side(group: Group, rows: slice, columns: slice, reach: Reach, *, mirrored: 
     exponent = -exponent if mirrored else exponent
     row_factors = (-exponent).exp()[:, group.n_keys - group.n_queries :][:, rows].to(wide)
     column_factors = exponent.exp()[:, columns].to(wide)
-    side = Side(group, rows, columns, row_factors, column_factors, mirrored)
     ids = group.query_ids, group.key_ids
     causal = replace(
         group,
         call=replace(group.call, causal=True),
         reach=reach,
-        q=side.turned(group.q[:, rows].to(wide) * row_factors),
-        k=side.turned(group.k[:, columns].to(wide) * column_factors),
-        v=side.turned(group.v[:, columns].to(wide)),
+        q=_turned(group.q[:, rows].to(wide) * row_factors, mirrored),
+        k=_turned(group.k[:, columns].to(wide) * column_factors, mirrored),
+        v=_turned(group.v[:, columns].to(wide), mirrored),
         decays_N=None,
-        query_ids=None if ids[0] is None else side.turned(ids[0][:, rows]),
-        key_ids=None if ids[1] is None else side.turned(ids[1][:, columns]),
+        query_ids=None if ids[0] is None else _turned(ids[0][:, rows], mirrored),
+        key_ids=None if ids[1] is None else _turned(ids[1][:, columns], mirrored),
         blind_rows=mirrored and ids[0] is not None,
     )
-    return replace(side, group=causal)
+    return Side(causal, rows, columns, row_factors, column_factors, mirrored)

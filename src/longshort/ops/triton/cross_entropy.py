@@ -82,8 +82,8 @@ def chunk_loss(
     ignore_index: int,
     z_weight: float,
     with_gradient: bool,
-    exponent: float = 1.0,
-    linear_below: float = 0.01,
+    exponent: float,
+    linear_below: float,
 ) -> tuple[Tensor, Tensor | None]:
     """Summed loss (fp32) of one chunk, and its gradient by the logits, which it overwrites.
 
