@@ -1,15 +1,17 @@
 """Comparisons: the plan, the summary, and the verb from end to end."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from longshort.cli import app
 from longshort.files import write_atomically
-from longshort.lab import runner
+from longshort.lab import live, runner
 from longshort.lab.compare import Arm, plan_arms, summarize
-from longshort.lab.live import result_table, running_table
+from longshort.lab.live import live_table, result_table, running_table
 from longshort.train import ConfigError
 from longshort.train.log import METRICS
 
@@ -92,6 +94,21 @@ def test_an_arm_is_finished_when_its_log_ends_at_its_last_step_with_its_configur
     assert not arm.is_finished
     (arm.out / METRICS).unlink()
     assert not arm.is_finished
+
+
+def test_without_a_terminal_a_run_has_a_line_when_it_has_moved_on(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(live, "_PLAIN_SECONDS", 0.0)
+    arms, shown = plan_arms(config, ["plain", "ls"], [0], tmp_path), io.StringIO()
+    logs = {str(arm.out): runner.Follower(arm.out) for arm in arms}
+    with live_table(arms, Console(file=shown)) as watch:
+        watch(logs)
+        watch(logs)
+        logs[str(arms[1].out)].latest["train"] = {"step": 1, "loss": 3.25, "seconds": 1, "tokens_per_second": 99.0}
+        watch(logs)
+    steps = config.run.steps
+    waiting = [f"{name} seed 0: step 0/{steps}, waiting" for name in ("plain", "ls")]
+    *first, last = shown.getvalue().splitlines()
+    assert first == waiting and last.startswith(f"ls seed 0: step 1/{steps}, loss 3.25, 99 tokens/s, ")
 
 
 def test_the_running_table_has_a_row_for_every_arm_from_the_start(config, tmp_path):

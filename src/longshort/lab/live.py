@@ -42,23 +42,34 @@ def live_table(arms: Sequence[Arm], console: Console) -> Iterator[Watch]:
 
 
 class _Lines:
-    """A line for each run, every now and then."""
+    """A line for each run that has moved on, every now and then."""
 
     def __init__(self, arms: Sequence[Arm], console: Console) -> None:
         self._arms, self._console, self._last = arms, console, -math.inf
+        self._said: dict[str, str] = {}
 
     def __call__(self, followers: dict[str, Follower]) -> None:
         if time.monotonic() - self._last < _PLAIN_SECONDS:
             return
         self._last = time.monotonic()
         for arm in self._arms:
-            cells = _cells(arm, followers.get(str(arm.out)))
-            self._console.print(
-                f"{cells[0]} seed {cells[1]}: step {cells[2]}, loss {cells[3]}, validation {cells[4]}, "
-                f"max |logit| {cells[5]}, {cells[6]} tokens/s, {cells[7]} left",
-                highlight=False,
-                soft_wrap=True,
-            )
+            line = _line(_cells(arm, followers.get(str(arm.out))))
+            if self._said.get(str(arm.out)) != line:
+                self._said[str(arm.out)] = line
+                self._console.print(line, highlight=False, soft_wrap=True)
+
+
+def _line(cells: Sequence[str]) -> str:
+    """
+    >>> _line(["ls", "0", "0/800", "", "", "", "", "waiting"])
+    'ls seed 0: step 0/800, waiting'
+    >>> _line(["ls", "0", "24/800", "4.106", "", "0.407", "4,572", "6:18"])
+    'ls seed 0: step 24/800, loss 4.106, max |logit| 0.407, 4,572 tokens/s, 6:18 left'
+    """
+    variant, seed, step, *values, left = cells
+    forms = ("loss {}", "validation {}", "max |logit| {}", "{} tokens/s")
+    known = [form.format(value) for form, value in zip(forms, values, strict=True) if value]
+    return ", ".join([f"{variant} seed {seed}: step {step}", *known, left if left == "waiting" else f"{left} left"])
 
 
 def running_table(arms: Sequence[Arm], followers: dict[str, Follower]) -> Table:
