@@ -48,7 +48,9 @@ def lines(
     encoding = {
         "x": alt.X(f"{x}:Q", title=x_title, scale=_scale(log_x), axis=_axis(rows, x, log_x)),
         "y": alt.Y(
-            f"{y}:Q", title=y_title, **(whole if share else {"scale": _scale(log), "axis": _axis(rows, y, log)})
+            f"{y}:Q",
+            title=y_title,
+            **(whole if share else {"scale": _scale(log, nice=not log), "axis": _axis(rows, y, log)}),
         ),
         "color": alt.Color("series:N", scale=alt.Scale(domain=list(names)), legend=legend),
         "detail": "detail:N",
@@ -95,11 +97,14 @@ def heat(
     title: str = "",
     log: bool = True,
     text: str | None = None,
+    label: str | None = None,
     width: int = SIZE,
     height: int = 200,
     domain: tuple[float, float] | None = None,
 ) -> Any:
-    """A cell for each row, numbers on the axes in their order, names in that of the rows; with `text`, its value."""
+    """A cell for each row, coloured by its `value`, numbers on the axes in their order, names in that of the rows; with
+    the format `text`, what the field `label` holds, the value itself if none is named, stands in it.
+    """
     alt = drawing()
     scale = alt.Scale(type="log" if log else "linear", **({"domain": list(domain)} if domain else {}))
     named = any(isinstance(row[x], str) and len(row[x]) > 6 for row in rows)  # too long to stand side by side
@@ -116,8 +121,8 @@ def heat(
     numbers = [row[value] for row in rows if row[value] is not None] or [1.0]
     middle = (max(numbers) * min(numbers)) ** 0.5 if log else (max(numbers) + min(numbers)) / 2
     ink = alt.condition(f"datum['{value}'] > {middle}", alt.value("white"), alt.value(LIGHT["ink"]))
-    label = base.mark_text(fontSize=10).encode(text=alt.Text(f"{value}:Q", format=text), color=ink)
-    return (cells + label).properties(width=width, height=height, title=title)
+    labels = base.mark_text(fontSize=10).encode(text=alt.Text(f"{label or value}:Q", format=text), color=ink)
+    return (cells + labels).properties(width=width, height=height, title=title)
 
 
 def heads(curves: Iterable[dict[str, Any]], *, size: int) -> list[Any]:
@@ -163,5 +168,5 @@ def _axis(rows: Sequence[dict[str, Any]], field: str, log: bool) -> Any:
     return drawing().Axis(format="~g", values=ticks)
 
 
-def _scale(log: bool) -> Any:
-    return drawing().Scale(type="log" if log else "linear", zero=False, nice=False)
+def _scale(log: bool, *, nice: bool = False) -> Any:
+    return drawing().Scale(type="log" if log else "linear", zero=False, nice=nice)

@@ -171,6 +171,15 @@ def test_fewer_than_three_learned_tasks_decide_nothing_that_all_of_them_would():
     assert long_range._findings(three)["decay"].verdict == HOLDS
 
 
+def test_arms_that_guess_are_not_compared_on_a_task_that_others_have_learned():
+    guessing = {"none": 0.14, "alibi": 0.14, "decay": 0.18, "smoothing": 0.15, "ls": 0.14}
+    tasks = {"listops": guessing | {"las": 0.4, "rotary": 0.4, "ls-rotary": 0.3}}
+    findings = long_range._findings(tasks)
+    assert "decay" not in findings and findings["las"].ours.startswith("las ahead on listops of listops")
+    assert findings["windows"].ours.startswith("no loss on none of listops")
+    assert "windows" not in long_range._findings({"listops": guessing})
+
+
 def test_tasks_that_no_arm_has_learned_decide_nothing():
     guessed = {"none": 0.51, "alibi": 0.5, "decay": 0.5, "ls": 0.5, "rotary": 0.5, "ls-rotary": 0.5}
     assert long_range._findings({"pathfinder": guessed}) == {}

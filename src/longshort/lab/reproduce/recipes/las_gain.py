@@ -133,7 +133,7 @@ def figure(data: dict[str, Any]) -> Any:
         axes: dict[str, Any] = {"x": "length", "x_title": "length", "y": "points", "y_title": f"points above {PLAIN}"}
         options: dict[str, Any] = {"names": CHANGED, "log_x": True, "points": True, **axes}
         panels.append(figures.lines(points, title=f"{amount:,} training examples", **options))
-    return drawing().hconcat(*panels).resolve_scale(y="shared")
+    return drawing().hconcat(*panels).resolve_scale(x="shared", y="shared")
 
 
 RECIPE = Recipe(
