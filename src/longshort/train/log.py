@@ -141,7 +141,7 @@ def largest_logit(record: dict[str, Any]) -> float | None:
     if not record.get("logit_max"):
         return None
     values = [v for name in ("logit_max", "logit_min") for row in record[name] for v in row]
-    return None if None in values else max(abs(v) for v in values)
+    return None if None in values else max(map(abs, values))
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from longshort import HeadPlan
 from longshort.cli import app
 from longshort.lab import runner
-from longshort.lab.reproduce import child
+from longshort.lab.reproduce import child, sweep
 from longshort.lab.reproduce.catalogue import RECIPES
 from longshort.lab.reproduce.pack import pack, unpack
 from longshort.lab.reproduce.recipe import Options
@@ -71,6 +71,17 @@ def test_a_sweep_that_ran_out_of_time_goes_on_with_the_same_command(corpus, tmp_
     shown = reproduce(*common)
     assert shown.exit_code == 0, shown.output
     assert read_log(tmp_path / "ls-seed0")[-1]["status"] == "finished"
+
+
+def test_time_that_preparation_takes_is_not_added_to_the_minutes(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(sweep.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(sweep, "draw_tasks", lambda *_: clock.__setitem__(0, 50.0))
+    ends = []
+    monkeypatch.setattr(sweep, "run_all", lambda *_, until, **__: ends.append(until))
+    options = Options(out=tmp_path, minutes=2, quick=True, arms=("listops-ls",))
+    sweep.run_sweep(RECIPES["long-range"], options, lambda _: None)
+    assert ends == [120.0] and clock == [50.0]
 
 
 def test_a_failing_run_stops_no_other_and_is_told_at_the_end(corpus, tmp_path):

@@ -118,6 +118,7 @@ def is_left(arm: Arm) -> bool:
 
 def run_sweep(recipe: Recipe, options: Options, message: Message) -> bool:
     """Train what is left; True if all is done, False if time or the user stopped it. A failed run stops no other."""
+    until = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes  # preparation counts
     arms = plan_sweep(recipe, options, data=token_folder(recipe, options))
     left = [arm for arm in arms if is_left(arm)]
     message(f"{len(arms)} runs, {len(left)} to do, {options.parallel} at a time, in {options.out}")
@@ -140,7 +141,7 @@ def run_sweep(recipe: Recipe, options: Options, message: Message) -> bool:
         threads=1 if on_cuda(options.device) else None,
         watch=_Lines(left, message),
         module=CHILD,
-        until=math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes,
+        until=until,
         failed=failed,
     )
     if failures:
