@@ -1,11 +1,22 @@
-"""Hugging Face: configuration, model and cache, a thin shell around `GPT`; importing it registers the Auto classes.
+"""Hugging Face: configuration, model and cache, a thin shell around `GPT`, and head plans for other models; importing
+it registers the Auto classes and the attention `longshort`.
 
 Without transformers, whatever needs it says so when asked for.
 """
 
 from typing import NoReturn
 
-__all__ = ["LongShortCache", "LongShortConfig", "LongShortForCausalLM", "fast_tokenizer", "write_folder"]
+__all__ = [
+    "LongShortCache",
+    "LongShortConfig",
+    "LongShortForCausalLM",
+    "far_mass",
+    "fast_tokenizer",
+    "plans_by_mass",
+    "use_head_plan",
+    "watch_logits",
+    "write_folder",
+]
 
 try:
     import transformers
@@ -21,7 +32,9 @@ else:
     from longshort.hf.cache import LongShortCache
     from longshort.hf.config import LongShortConfig
     from longshort.hf.folder import write_folder
+    from longshort.hf.interface import use_head_plan, watch_logits
     from longshort.hf.modeling import LongShortForCausalLM
+    from longshort.hf.reach import far_mass, plans_by_mass
     from longshort.hf.tokenizer import fast_tokenizer
 
     transformers.AutoConfig.register(LongShortConfig.model_type, LongShortConfig, exist_ok=True)

@@ -1,0 +1,191 @@
+"""Head plans for transformers' own decoders: Llama, Qwen, Mistral, GPT-2 and others that ask its attention interface.
+
+Importing this registers the attention `longshort` with transformers; which head sees how far stands in the model's
+configuration, as `head_plans`, and is saved with it. Calls can be looked at while a model runs.
+
+Shapes: B batch, H query heads, T new tokens, S cached and new ones, D head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
+
+from longshort.heads import HeadPlan
+from longshort.ops import AttentionResult, LogitStats, attention
+
+NAME = "longshort"
+"""Of the attention, for `attn_implementation`."""
+_UNKNOWN = ("s_aux", "position_bias", "cache", "head_mask")
+"""What some models ask of their attention, and the op does not have: sinks, biases, paged caches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One layer's attention, as it was computed."""
+
+    layer: int
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    plan: HeadPlan
+    options: dict[str, Any]
+    result: AttentionResult
+
+
+Looker = Callable[[Call], None]
+_lookers: list[Looker] = []
+"""Told of every call while they are here; with one, calls have statistics."""
+
+
+def use_head_plan(model: PreTrainedModel, plan: HeadPlan | Sequence[HeadPlan]) -> None:
+    """Give the heads of a decoder these reaches, the same in every layer or layer by layer.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes))
+    >>> use_head_plan(model, HeadPlan.long_short(n_heads=4, n_global=1, window=16))
+    >>> model.config.head_plans[1]["windows"]
+    [None, 16, 16, 16]
+    """
+    config = model.config.get_text_config()
+    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    plans = [plan] * layers if isinstance(plan, HeadPlan) else list(plan)
+    if len(plans) != layers:
+        raise ValueError(f"plan must be one HeadPlan or one for each of the model's {layers} layers, got {len(plans)}")
+    for layer, own in enumerate(plans):
+        if own.n_heads != heads:
+            raise ValueError(f"plan must have the model's {heads} heads; that of layer {layer} has {own.n_heads}")
+    model.set_attn_implementation(NAME)
+    if config._attn_implementation != NAME:
+        raise ValueError(f"model must ask transformers' attention interface; {type(model).__name__} does not")
+    config.head_plans = [own.to_dict() for own in plans]
+
+
+def cut(plan: HeadPlan, window: int) -> HeadPlan:
+    """The plan with no window longer than this.
+
+    >>> cut(HeadPlan(windows=(None, 8)), 64).windows
+    (64, 8)
+    """
+    windows = tuple(window if w is None else min(w, window) for w in plan.windows)
+    return HeadPlan(windows=windows, decays=plan.decays, slopes=plan.slopes)
+
+
+@contextmanager
+def watch_logits() -> Iterator[dict[int, LogitStats]]:
+    """The extremes of each head's logits, by layer, of every forward pass within, on models that have head plans.
+
+    with watch_logits() as seen:
+        model(**batch)
+    seen[0].abs_max  # (H,)
+    """
+    seen: dict[int, LogitStats] = {}
+
+    def look(call: Call) -> None:
+        found = call.result.logits
+        assert found is not None
+        if (before := seen.get(call.layer)) is not None:
+            found = LogitStats(torch.maximum(before.max, found.max), torch.minimum(before.min, found.min))
+        seen[call.layer] = found
+
+    with looked_at_by(look):
+        yield seen
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in every layer; the mask is what `segments` made. Returns (B, T, H, D)."""
+    if dropout:
+        raise ValueError(f"{NAME} attention has no dropout: set attention_dropout=0.0, got {dropout}")
+    if unknown := [name for name in _UNKNOWN if others.get(name) is not None]:
+        raise ValueError(f"{NAME} attention does not know {', '.join(unknown)}, which this model asks for")
+    if attention_mask is not None and attention_mask.ndim != 2:
+        shape = tuple(attention_mask.shape)
+        raise ValueError(f"attention_mask must be (batch, length) with 0 for padding, got shape {shape}")
+    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+        raise ValueError(f"{NAME} attention is causal; {type(module).__name__} asks for one to both sides")
+    plan = _plan_of(module, query.shape[1], sliding_window)
+    options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "segments": attention_mask}
+    result = attention(query, key, value, plan, stats=bool(_lookers), **options)
+    for look in _lookers:
+        layer = _layer(module)
+        look(Call(layer=layer, q=query, k=key, v=value, plan=plan, options=options, result=result))
+    return result.out.transpose(1, 2).contiguous(), None
+
+
+def segments(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **_: Any,
+) -> Tensor | None:
+    """(B, S): which of the packed rows each token belongs to, -1 for padding; None where there is but one and no
+    padding. A model's own window is no concern of it: `attend` is told.
+    """
+    if isinstance(q_offset, Tensor) or q_offset + q_length != kv_offset + kv_length:
+        raise ValueError(f"{NAME} attention takes caches that grow, not static ones: leave cache_implementation out")
+    ids = None
+    if mask_function is not causal_mask_function:
+        at = kv_offset + torch.arange(1, kv_length, device=device)
+        row, head = torch.arange(batch_size, device=device)[:, None], torch.zeros((), dtype=torch.long, device=device)
+        if use_vmap or torch.any(mask_function(row, head, at - 1, at)):
+            raise ValueError(f"{NAME} attention takes causal masks, windows, padding and packed rows, no other masks")
+        apart = ~mask_function(row, head, at, at - 1).expand(batch_size, -1)
+        ids = nn.functional.pad(apart.long().cumsum(dim=1), (1, 0)) if apart.any() else None
+    if attention_mask is not None and not (real := attention_mask[:, -kv_length:].bool()).all():
+        ids = torch.where(real, 0 if ids is None else ids, -1)
+    return ids
+
+
+@contextmanager
+def looked_at_by(look: Looker) -> Iterator[None]:
+    """Show every call within to `look`."""
+    _lookers.append(look)
+    try:
+        yield
+    finally:
+        _lookers.remove(look)
+
+
+def _layer(module: nn.Module) -> int:
+    layer = getattr(module, "layer_idx", None)
+    if not isinstance(layer, int):
+        raise ValueError(f"{type(module).__name__} does not say which layer it is; head plans need its layer_idx")
+    return layer
+
+
+def _plan_of(module: nn.Module, n_heads: int, sliding_window: int | None) -> HeadPlan:
+    """With the model's own window where that is shorter."""
+    plans = getattr(module.config, "head_plans", None)
+    plan = HeadPlan.from_dict(plans[_layer(module)]) if plans else HeadPlan.full(n_heads)
+    return plan if sliding_window is None else cut(plan, sliding_window)
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, segments)

@@ -1,0 +1,109 @@
+"""How far the heads of a transformers model look, and what cutting them to that costs: `python -m longshort.hf reach`.
+
+A head that gives the keys beyond a window next to nothing can be local; the loss of the model says what was lost.
+
+Shapes: B batch, H query heads, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from longshort.files import write_json
+from longshort.heads import HeadPlan
+from longshort.hf.interface import NAME, Call, cut, looked_at_by, use_head_plan
+from longshort.ops import attention
+
+SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 1.0)
+"""Of a head's attention beyond the window, up to which the table makes it local."""
+
+
+def far_mass(model: PreTrainedModel, input_ids: Tensor, *, window: int) -> Tensor:
+    """(layers, H): the share of each head's attention that lies beyond `window` keys, in rows (B, T) without padding;
+    the mean over the queries that have keys beyond it.
+
+    No matrix of probabilities is formed: the sum within the window over the whole sum is exp of the difference of
+    their log-sum-exps, so one more call of the op a layer gives it.
+    """
+    if input_ids.ndim != 2 or input_ids.shape[1] <= window:
+        shape = tuple(input_ids.shape)
+        raise ValueError(f"input_ids must be rows (B, T) of more than window={window} tokens, got shape {shape}")
+    if model.config.get_text_config()._attn_implementation != NAME:
+        raise ValueError(f"model must have the attention {NAME!r}: call use_head_plan first")
+    sums: dict[int, Tensor] = {}
+
+    def look(call: Call) -> None:
+        near = attention(call.q, call.k, call.v, cut(call.plan, window), **call.options)
+        within = torch.exp(near.lse - call.result.lse)[:, :, window:].mean(dim=2).sum(dim=0)
+        sums[call.layer] = sums.get(call.layer, 0) + within
+
+    with looked_at_by(look), torch.no_grad():
+        for row in input_ids:
+            model(row[None], use_cache=False)
+    within = torch.stack([sums[layer] for layer in sorted(sums)]) / len(input_ids)
+    return (1 - within).clamp(min=0).float().cpu()
+
+
+def plans_by_mass(mass: Tensor, *, window: int, most: float) -> list[HeadPlan]:
+    """For each layer of `mass` (layers, H): heads with at most `most` beyond the window are local, others global.
+
+    >>> plans_by_mass(torch.tensor([[0.5, 0.01], [0.02, 0.0]]), window=64, most=0.05)[0].windows
+    (None, 64)
+    """
+    if not 0 <= most <= 1:
+        raise ValueError(f"most must be a share from 0 to 1, got {most!r}")
+    return [HeadPlan(windows=tuple(None if far else window for far in row)) for row in (mass > most).tolist()]
+
+
+def costs(
+    model: PreTrainedModel, input_ids: Tensor, mass: Tensor, *, window: int, shares: Sequence[float] = SHARES
+) -> list[dict[str, Any]]:
+    """How many heads each share makes local, and the model's loss on the rows then. The last plan stays."""
+    rows = []
+    for most in shares:
+        plans = plans_by_mass(mass, window=window, most=most)
+        use_head_plan(model, plans)
+        with torch.no_grad():
+            losses = [model(row[None], labels=row[None], use_cache=False).loss for row in input_ids]
+        local = sum(plan.n_heads - plan.n_global for plan in plans)
+        rows.append({"most": most, "local": local, "heads": mass.numel(), "loss": torch.stack(losses).mean().item()})
+    return rows
+
+
+def command(
+    folder: Annotated[Path, typer.Argument(help="Folder of a transformers model and its tokenizer.")],
+    text: Annotated[Path, typer.Option(help="Plain text that the model is measured on.")],
+    window: Annotated[int, typer.Option(min=1, help="Keys that a local head sees, its own among them.")] = 64,
+    length: Annotated[int, typer.Option(min=2, help="Tokens in a row.")] = 512,
+    rows: Annotated[int, typer.Option(min=1, help="Rows, from the beginning of the text.")] = 16,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the result.")] = None,
+) -> None:
+    """Share of each head's attention beyond a window, and the loss when heads with little there become local."""
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokens = tokenizer(text.read_text(encoding="utf-8"), return_tensors="pt", verbose=False).input_ids[0]
+    if length <= window or len(tokens) < rows * length:
+        raise typer.BadParameter(
+            f"--text must have at least {rows} rows of --length {length} tokens, more than --window {window} each; "
+            f"it has {len(tokens)} tokens"
+        )
+    input_ids = tokens[: rows * length].view(rows, length)
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
+    use_head_plan(model, HeadPlan.full(model.config.get_text_config().num_attention_heads))
+    mass = far_mass(model, input_ids, window=window)
+    typer.echo(f"attention beyond {window} keys, a line for each layer:")
+    for layer, own in enumerate(mass.tolist()):
+        typer.echo(f"{layer:3}  " + "  ".join(f"{share:6.1%}" for share in own))
+    found = costs(model, input_ids, mass, window=window)
+    typer.echo("\nheads with at most so much there, made local, and the loss:")
+    for row in found:
+        typer.echo(f"{row['most']:6.0%}  {row['local']:4} of {row['heads']}  {row['loss']:.4f}")
+    if out is not None:
+        options = {"window": window, "length": length, "rows": rows}
+        typer.echo(f"wrote {write_json(out, options | {'mass': mass.tolist(), 'costs': found})}")

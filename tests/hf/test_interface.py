@@ -1,0 +1,203 @@
+"""Head plans in transformers' own models: equal to its eager attention under the same masks, cached and not."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BertModel,
+    BloomConfig,
+    BloomForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    Qwen3Config,
+)
+
+from longshort import HeadPlan
+from longshort.hf import use_head_plan, watch_logits
+
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"vocab_size": 61, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+CONFIGS = {
+    "llama": LlamaConfig(**SIZES, num_key_value_heads=2),
+    "qwen3": Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=8),
+    "mistral": MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=7),
+    "gemma2": Gemma2Config(
+        **SIZES,
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=6,
+        query_pre_attn_scalar=2,
+        attn_logit_softcapping=1.0,
+    ),
+    "gpt2": GPT2Config(
+        vocab_size=61, n_embd=32, n_layer=2, n_head=4, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None
+    ),
+}
+PLAN = HeadPlan(windows=(None, 3, 5, 1))
+LENGTH = 24
+
+
+def eager(name):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(deepcopy(CONFIGS[name]), attn_implementation="eager").eval()
+    return model.apply(lambda m: m.weight.data.mul_(4) if isinstance(m, torch.nn.Linear) else None)
+
+
+def with_plan(name, plan):
+    model = eager(name)
+    use_head_plan(model, plan)
+    return model
+
+
+def tokens(rows=2, length=LENGTH):
+    return torch.randint(1, 61, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+def windows_mask(plan, length=LENGTH):
+    """(1, H, T, T), as eager attention adds it."""
+    distance = torch.arange(length)[:, None] - torch.arange(length)
+    seen = [(distance >= 0) & (distance < (window or length)) for window in plan.windows]
+    return torch.where(torch.stack(seen), 0.0, -torch.inf)[None]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.no_grad()
+def test_global_heads_are_the_models_own_attention(name):
+    ids, mask = tokens(), torch.ones(2, LENGTH, dtype=torch.long)
+    mask[0, :5] = 0
+    packed = torch.cat([torch.arange(10), torch.arange(LENGTH - 10)])[None].expand(2, -1)
+    cases = [{}, {"attention_mask": mask}, {"position_ids": packed, "use_cache": False}]
+    old, new = eager(name), with_plan(name, HeadPlan.full(4))
+    expected = [old(ids, **case).logits for case in cases]
+    assert not torch.allclose(expected[0], expected[2], atol=1e-3)
+    for case, logits in zip(cases, expected, strict=True):
+        real = case.get("attention_mask", torch.ones_like(mask)).bool()
+        torch.testing.assert_close(new(ids, **case).logits[real], logits[real], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_windows_are_those_of_a_mask_by_head_and_gradients_too(name):
+    old, new, ids = eager(name), with_plan(name, PLAN), tokens()
+    expected = old(ids, attention_mask=windows_mask(PLAN), labels=ids)
+    found = new(ids, labels=ids)
+    torch.testing.assert_close(found.logits, expected.logits, atol=2e-5, rtol=1e-4)
+    expected.loss.backward()
+    found.loss.backward()
+    for a, b in zip(new.parameters(), old.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, atol=2e-5, rtol=1e-3)
+
+
+@torch.no_grad()
+def test_plans_may_differ_from_layer_to_layer():
+    ids, model = tokens(), with_plan("llama", [HeadPlan.full(4), PLAN])
+    seen = {}
+    for layer in model.model.layers:
+        own = layer.self_attn
+        own.register_forward_hook(lambda m, _, out: seen.__setitem__(m.layer_idx, out[0]))
+    model(ids)
+    both = dict(seen)
+    use_head_plan(model, HeadPlan.full(4))
+    model(ids)
+    torch.testing.assert_close(seen[0], both[0])
+    assert not torch.allclose(seen[1], both[1], atol=1e-3)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_text_is_the_same_with_and_without_a_cache(name):
+    model, ids = with_plan(name, PLAN), tokens(length=9)
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    options = {"attention_mask": mask, "do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
+    assert torch.equal(model.generate(ids, **options), model.generate(ids, use_cache=False, **options))
+
+
+def test_the_plan_is_saved_with_the_model(tmp_path):
+    model, ids = with_plan("llama", PLAN), tokens()
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="longshort").eval()
+    assert again.config.head_plans[1]["windows"] == [None, 3, 5, 1]
+    torch.testing.assert_close(again(ids).logits, model(ids).logits)
+
+
+@torch.no_grad()
+def test_a_compiled_model_is_one_graph():
+    model, ids = with_plan("llama", PLAN), tokens()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(ids).logits, model(ids).logits)
+
+
+@torch.no_grad()
+def test_watching_gives_the_extremes_of_all_passes_within():
+    model, ids = with_plan("llama", PLAN), tokens()
+    alone = []
+    for row in ids:
+        with watch_logits() as seen:
+            model(row[None])
+        alone.append(seen[1])
+    with watch_logits() as seen:
+        model(ids[:1])
+        model(ids[1:])
+    assert sorted(seen) == [0, 1]
+    torch.testing.assert_close(seen[1].max, torch.maximum(alone[0].max, alone[1].max))
+    torch.testing.assert_close(seen[1].min, torch.minimum(alone[0].min, alone[1].min))
+    assert (seen[0].abs_max > 0).all()
+
+
+def test_nothing_is_watched_outside():
+    model = with_plan("llama", PLAN)
+    with watch_logits() as seen:
+        pass
+    model(tokens())
+    assert seen == {}
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (HeadPlan.full(3), "must have the model's 4 heads; that of layer 0 has 3"),
+        ([HeadPlan.full(4)], "each of the model's 2 layers, got 1"),
+    ],
+)
+def test_a_plan_of_other_sizes_is_refused_and_changes_nothing(plan, words):
+    model = eager("llama")
+    with pytest.raises(ValueError, match=words):
+        use_head_plan(model, plan)
+    assert model.config._attn_implementation == "eager" and not hasattr(model.config, "head_plans")
+
+
+def test_models_with_attention_of_their_own_are_refused():
+    model = BloomForCausalLM(BloomConfig(vocab_size=61, hidden_size=32, n_layer=2, n_head=4))
+    with pytest.raises(ValueError, match="BloomForCausalLM does not"):
+        use_head_plan(model, HeadPlan.full(4))
+
+
+def test_what_the_op_does_not_have_is_refused():
+    sinks = GptOssForCausalLM(GptOssConfig(**SIZES, num_key_value_heads=2, num_local_experts=2, head_dim=8))
+    encoder = BertModel(BertConfig(**SIZES))
+    dropped = LlamaForCausalLM(LlamaConfig(**SIZES, attention_dropout=0.1)).train()
+    for model, words in ((sinks, "s_aux"), (encoder, "no other masks"), (dropped, "attention_dropout=0.0")):
+        use_head_plan(model, HeadPlan.full(4))
+        with pytest.raises(ValueError, match=words):
+            model(tokens())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"cache_implementation": "static"}, "not static ones"), ({"attention_mask": "4-D"}, "(batch, length)")],
+)
+def test_caches_and_masks_that_do_not_fit_are_refused(options, words):
+    model, ids = with_plan("llama", PLAN), tokens()
+    with pytest.raises(ValueError) as caught:
+        if "attention_mask" in options:
+            model(ids, attention_mask=windows_mask(PLAN))
+        else:
+            model.generate(ids, max_new_tokens=2, pad_token_id=0, **options)
+    assert words in str(caught.value)
