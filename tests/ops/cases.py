@@ -206,6 +206,7 @@ def small_tiles(parts: int) -> Iterator[None]:
         "_DENSE_ELEMENTS": {"cpu": 1 << 11, "cuda": 1 << 11},
         "_MASK_ELEMENTS": 1 << 10,
         "_SLAB_ELEMENTS": 1 << 8,
+        "_SLOPED_SIDE": 32,
     }
     with (
         patch.object(fused, "head_parts", lambda q, causal: parts if q.shape[1] >= parts else 1),

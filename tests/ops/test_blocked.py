@@ -101,6 +101,12 @@ LONG = {
         softcap=5.0,
         plan=HeadPlan(windows=(None, None, 300), slopes=(0.01, 0, 0.1), decays=(0, 0.001, 0.01)),
     ),
+    "slopes": Case(
+        batch=2, kv_heads=3, n_queries=1337, n_keys=1738, plan=HeadPlan(windows=(None, 300, 33)).with_alibi()
+    ),
+    "two-sided slopes": Case(
+        batch=1, kv_heads=1, n_queries=1201, n_keys=1304, causal=False, plan=HeadPlan(windows=(None,)).with_alibi()
+    ),
     "two-sided": Case(
         batch=1, kv_heads=3, n_queries=1201, n_keys=1304, causal=False, plan=HeadPlan(windows=(None, 129, 400))
     ),
@@ -145,10 +151,10 @@ class _Memory(TorchDispatchMode):
         return result
 
 
-def memory_of(n, windows, *, slopes=None, softcap=None, segments=None, stats=True, dim=16):
+def memory_of(n, windows, *, slopes=None, softcap=None, segments=None, causal=True, stats=True, dim=16):
     """Of forward and backward, called beneath the opaque op, whose inside a dispatch mode does not see."""
     q, k, v, grad = torch.randn(4, 1, len(windows), n, dim).unbind()
-    options = ([0 if w is None else w for w in windows], None, slopes, None, True, softcap, segments)
+    options = ([0 if w is None else w for w in windows], None, slopes, None, causal, softcap, segments)
     with _Memory() as memory:
         out, lse, _, _ = blocked.forward(q, k, v, *options, stats)
         blocked.backward(grad, q, k, v, out, lse, *options)
@@ -161,10 +167,11 @@ def memory_of(n, windows, *, slopes=None, softcap=None, segments=None, stats=Tru
         {},
         {"softcap": 20.0},
         {"slopes": [0.01, 0.1, 0.2]},
+        {"slopes": [0.01, 0.1, 0.2], "causal": False},
         {"segments": (torch.arange(4096) // 1000)[None]},
         {"segments": (torch.arange(4096) // 1000)[None], "softcap": 20.0, "slopes": [0.01, 0.1, 0.2]},
     ],
-    ids=["plain", "softcap", "slopes", "segments", "all"],
+    ids=["plain", "softcap", "slopes", "slopes to both sides", "segments", "all"],
 )
 def test_no_tensor_of_queries_times_keys_is_made(options):
     n = 4096

@@ -1,14 +1,15 @@
 """Decay by rescaled queries and keys: the same as the reference to the last digits, and used wherever it can be."""
 
 import itertools
-from functools import partial
 
 import pytest
 import torch
 
 from longshort import HeadPlan, attention
-from longshort.ops import blocked, rescaled
+from longshort.ops import rescaled
 from longshort.ops.groups import SPREAD
+
+from .cases import small_tiles
 
 PADDED = [[0] * 60 + [-1] * 4, [0] * 64]
 MIXED = [[0, 1] * 32, [0] * 20 + [1] * 20 + [0] * 24]  # ids that come again, so that rows see keys here and there
@@ -25,21 +26,6 @@ def results(plan, backend, *, past=0, segments=None, dtype=torch.float64, causal
     weights = torch.randn(found.out.shape, generator=generator, dtype=torch.float64).to(dtype)
     found.out.backward(weights)
     return found.out.detach(), found.lse, q.grad, k.grad, v.grad
-
-
-@pytest.fixture
-def engines(monkeypatch):
-    """Names of the engines that groups of heads went to."""
-    used = []
-    originals = {name: getattr(blocked, name) for name in ("_fused_forward", "_rescaled_forward", "_dense_forward")}
-
-    def noted(name, *arguments):
-        used.append(name)
-        originals[name](*arguments)
-
-    for name in originals:
-        monkeypatch.setattr(blocked, name, partial(noted, name))
-    return used
 
 
 @pytest.mark.parametrize(
@@ -79,17 +65,15 @@ def test_only_heads_that_decay_further_are_spelled_out(engines):
     assert sorted(name for name in engines if name != "_fused_forward") == ["_dense_forward", "_rescaled_forward"]
 
 
-@pytest.mark.parametrize(
-    ("windows", "causal", "expected"),
-    [(None, True, "_dense_forward"), (9, True, "_rescaled_forward"), (9, False, "_dense_forward")],
-)
-def test_slopes_go_with_it_in_causal_windows_alone(windows, causal, expected, engines):
-    plan = HeadPlan(windows=(windows,), decays=(0.1,), slopes=(0.2,))
-    for ours, theirs in zip(
-        results(plan, "blocked", causal=causal), results(plan, "reference", causal=causal), strict=True
-    ):
+@pytest.mark.parametrize(("causal", "past", "segments"), list(itertools.product([True, False], [0, 13], [None, MIXED])))
+def test_slopes_go_with_it(causal, past, segments, engines):
+    plan = HeadPlan(windows=(None, None, 9), decays=(0.1, 0.2, 0.1), slopes=(0.2, 0.0, 1.5))
+    options = {"causal": causal, "past": past, "segments": segments}
+    with small_tiles(2):
+        found = results(plan, "blocked", **options)
+    for ours, theirs in zip(found, results(plan, "reference", **options), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
-    assert expected in engines
+    assert "_rescaled_forward" in engines and "_dense_forward" not in engines
 
 
 def test_a_plan_without_decay_is_never_rescaled(monkeypatch):

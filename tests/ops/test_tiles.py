@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshort.ops.tiles import CAUSAL, MASKED, OPEN, Reach, Tile, band_tiles, global_tiles, row_tiles
+from longshort.ops.tiles import CAUSAL, MASKED, OPEN, Reach, Tile, band_tiles, diagonal_tiles, global_tiles, row_tiles
 
 
 @st.composite
@@ -74,9 +74,24 @@ def test_global_tiles_cover_each_visible_pair_of_a_global_head_once(causal, shap
 
 
 @given(shapes(), st.booleans(), st.integers(1, 8))
-def test_only_fewer_rows_than_parts_of_a_global_head_need_a_mask(shape, causal, parts):
-    parts = min(parts, shape[0])
-    assert sum(t.rows for t in global_tiles(*shape, causal, parts=parts) if t.kind == MASKED) < parts
+def test_no_part_of_a_global_head_needs_a_mask(shape, causal, parts):
+    assert all(tile.kind != MASKED for tile in global_tiles(*shape, causal, parts=min(parts, shape[0])))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@settings(max_examples=300)
+@given(shapes(), st.integers(1, 8), st.integers(1, 4))
+def test_beside_masked_squares_each_rectangle_is_before_all_its_rows_or_after_them(causal, shape, squares, parts):
+    reach = Reach.of(None, shape[1], causal)
+    squares, past = min(squares, shape[0]), shape[1] - shape[0]
+    tiles = diagonal_tiles(*shape, causal, squares=squares, parts=parts)
+    check_tiling(tiles, *shape, reach)
+    for tile in tiles:
+        first, last = past + tile.row, past + tile.row + (tile.n - 1) * tile.row_step + tile.rows - 1
+        if tile.kind == MASKED:
+            assert tile.rows == tile.cols and first == tile.col
+        else:
+            assert tile.col + tile.cols <= first or last < tile.col
 
 
 @given(shapes(), st.integers(1, 70), st.integers(1, 20), st.integers(-1, 7))

@@ -31,7 +31,9 @@ SMOOTH, CENTRED = Smoothing(width=WIDTH), Smoothing(width=WIDTH, side="centred")
 Form = Callable[..., Tensor]
 
 
-def _whole(plan: HeadPlan, smoothing: Smoothing | None, *, causal: bool = True) -> Form:
+def whole(plan: HeadPlan, smoothing: Smoothing | None, *, causal: bool = True) -> Form:
+    """The op over whole rows."""
+
     def call(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         return attention(q, k, v, plan, smoothing=smoothing, causal=causal, **options).out
 
@@ -43,14 +45,14 @@ def _in_chunks(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
 
 FORMS: dict[str, tuple[str, Form]] = {
-    "plain": ("plain attention", _whole(HeadPlan.full(HEADS), None)),
-    "plain, smoothed": ("smoothing only", _whole(HeadPlan.full(HEADS), SMOOTH)),
-    "las": ("decay and smoothing over the whole row", _whole(LAS, SMOOTH)),
-    "las, windows": (f"the same in windows of {REACH}", _whole(WINDOWED, SMOOTH)),
+    "plain": ("plain attention", whole(HeadPlan.full(HEADS), None)),
+    "plain, smoothed": ("smoothing only", whole(HeadPlan.full(HEADS), SMOOTH)),
+    "las": ("decay and smoothing over the whole row", whole(LAS, SMOOTH)),
+    "las, windows": (f"the same in windows of {REACH}", whole(WINDOWED, SMOOTH)),
     "las, chunks": (f"the same in chunks of {REACH}", _in_chunks),
-    "las, steep": ("the same with decays of 1 over the whole row", _whole(STEEP, SMOOTH)),
-    "plain, two-sided": ("plain attention to both sides", _whole(HeadPlan.full(HEADS), None, causal=False)),
-    "las, two-sided": ("decay and centred smoothing to both sides", _whole(LAS, CENTRED, causal=False)),
+    "las, steep": ("the same with decays of 1 over the whole row", whole(STEEP, SMOOTH)),
+    "plain, two-sided": ("plain attention to both sides", whole(HeadPlan.full(HEADS), None, causal=False)),
+    "las, two-sided": ("decay and centred smoothing to both sides", whole(LAS, CENTRED, causal=False)),
 }
 """Name -> what it is, and the call."""
 
@@ -85,15 +87,24 @@ def milliseconds(form: Form, length: int, device: str, repeats: int) -> float:
     return round(min(times[1:]), 1)  # the first one warms up
 
 
-def measure(lengths: tuple[int, ...] = LENGTHS, device: str = "cpu", repeats: int = 5) -> dict[str, Any]:
-    """Every form at every length; ready for JSON. A form that disagrees with the reference is an error."""
+def measure(
+    lengths: tuple[int, ...] = LENGTHS,
+    device: str = "cpu",
+    repeats: int = 5,
+    forms: dict[str, tuple[str, Form]] | None = None,
+) -> dict[str, Any]:
+    """Every form (of LaS unless given) at every length; ready for JSON. One that disagrees with the reference is an
+    error.
+    """
     rows = []
-    for name, (what, form) in FORMS.items():
+    for name, (what, form) in (forms or FORMS).items():
         if not agrees(form, device):
             raise RuntimeError(f"{name} disagrees with the reference: no time is taken of it")
         times = {str(length): milliseconds(form, length, device, repeats) for length in lengths}
         rows.append({"form": name, "what": what, "milliseconds": times})
-    shape = {"batch": 1, "heads": HEADS, "head_dim": HEAD_DIM, "reach": REACH, "smoothing": WIDTH, "dtype": "float32"}
+    shape = {"batch": 1, "heads": HEADS, "head_dim": HEAD_DIM, "dtype": "float32"}
+    if forms is None:
+        shape |= {"reach": REACH, "smoothing": WIDTH}
     where = {"gpu": torch.cuda.get_device_name()} if device == "cuda" else machine()
     return {
         "machine": where,
@@ -109,12 +120,12 @@ def _finish(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(forms: dict[str, tuple[str, Form]] | None = None, about: str | None = __doc__) -> None:
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="JSON file for the result")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     arguments = parser.parse_args()
-    result = measure(device=arguments.device)
+    result = measure(device=arguments.device, forms=forms)
     for row in result["rows"]:
         print(f"{row['form']:18}", *(f"{length}: {ms:8.1f} ms" for length, ms in row["milliseconds"].items()))
     if arguments.out is not None:

@@ -1,8 +1,8 @@
 """The op in plain PyTorch, on any device: O(T w) time and memory for local heads, no T x S tensor for global ones.
 
 Heads with equal windows are computed together. Two engines compute a tile: `fused` hands strided views to PyTorch's own
-flash attention, `dense` spells the formula out in fp32 and serves what the fused kernels cannot (softcap, slopes on
-global heads, steep decays, statistics); other decays are given to `fused` as rescaled queries and keys (`rescaled`).
+flash attention, with slopes in its mask, `dense` spells the formula out in fp32 and serves what the fused kernels
+cannot (softcap, steep decays, statistics); other decays are given to `fused` as rescaled queries and keys (`rescaled`).
 Both return what is merged by log-sum-exp, and both differentiate from (out, lse) alone.
 
 Shapes: N batch x heads of one group, T queries, S keys, D head dimension; tiles add n rectangles of R rows, C columns.
@@ -103,13 +103,13 @@ def backward(
         for heads, rows, group in groups(q, k, v, windows, decays, slopes, call):
             theirs = kv_heads(heads, q.shape[1] // k.shape[1])
             _, run = _engines(group)
-            grad_N, out_N, lse_N = (flatten(x, rows, heads) for x in (grad, out, lse))
+            grad_N, out_N = (flatten(x, rows, heads).to(group.q.dtype) for x in (grad, out))
             with (
                 flat(grads[0], rows, heads) as grad_q,
                 flat(grads[1], rows, theirs, add=True) as grad_k,
                 flat(grads[2], rows, theirs, add=True) as grad_v,
             ):
-                run(group, grad_N, out_N, lse_N, grad_q, grad_k, grad_v)
+                run(group, grad_N, out_N, flatten(lse, rows, heads), grad_q, grad_k, grad_v)
     return grads[0].to(q.dtype), grads[1].to(k.dtype), grads[2].to(v.dtype)
 
 
@@ -129,6 +129,9 @@ def _fused_forward(group: Group, out_NTD: Tensor, lse_NT: Tensor) -> None:
         part, part_lse = fused.attend(q, k, v, scale=group.call.scale, causal=tile.kind == CAUSAL, mask=mask)
         if group.blind_rows and mask is not None:
             part_lse = part_lse.masked_fill(mask.amax(-1) == -torch.inf, -torch.inf)
+        bias = group.row_bias(tile)
+        if bias is not None:
+            part_lse = part_lse + bias
         _store(tile, out_NTD, lse_NT, part, part_lse)
 
 
@@ -140,8 +143,9 @@ def _fused_backward(
     for tile in in_pieces(tiles, lambda tile: max(2, _GRADIENT_BYTES // (block_bytes * tile.cols))):
         q, k, v = _operands(group, tile)
         rows = [_rows(x, tile) for x in (grad, out, lse[:, :, None])]
+        bias, tile_lse = group.row_bias(tile), rows[2][..., 0]
         parts = fused.differentiate(
-            *(rows[0], q, k, v, rows[1], rows[2][..., 0]),
+            *(rows[0], q, k, v, rows[1], tile_lse if bias is None else tile_lse - bias),
             scale=group.call.scale,
             causal=tile.kind == CAUSAL,
             mask=group.additive_mask(tile),
@@ -167,7 +171,7 @@ def _rescaled_backward(
 ) -> None:
     grad_q.zero_()
     for side in rescaled.sides(group):
-        rows = [side.turned(x[:, side.rows].to(lse.dtype)) for x in (grad, out, lse)]
+        rows = [side.turned(x[:, side.rows]) for x in (grad, out, lse)]
         parts = [torch.zeros_like(x) for x in (side.group.q, side.group.k, side.group.v)]
         _fused_backward(side.group, *rows, *parts)
         to_q, to_k, to_v = (side.turned(part) for part in parts)

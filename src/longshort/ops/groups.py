@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from longshort.ops import fused
-from longshort.ops.tiles import MASKED, OPEN, Reach, Tile, band_tiles, global_tiles, row_tiles
+from longshort.ops.tiles import MASKED, OPEN, Reach, Tile, band_tiles, diagonal_tiles, global_tiles, row_tiles
 
 _DENSE_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 24}
 """Logits the dense engine holds at once: about the L2 cache of a core, or enough to fill a GPU."""
 _MASK_ELEMENTS = 1 << 20
+_SLOPED_SIDE = 256
+"""Rows and columns, at most, of the masked squares on the diagonal of a global head with slopes."""
 _SLAB_ELEMENTS = 1 << 16
 """Query elements of a batch row above which a call of its own costs less than copying the heads together."""
 
@@ -58,6 +60,8 @@ class Group:
     """By geometry: the batch rows of a group have the same ones."""
     steep: bool
     """Its heads decay too far for rescaled queries and keys."""
+    apart: int = 0
+    """What is added to the distance of a query and a key: 1 where the keys begin after each query's own position."""
     blind_rows: bool = False
     """Some queries may see no key: PyTorch's kernel gives their lse any value."""
 
@@ -75,12 +79,10 @@ class Group:
 
     @property
     def is_fused(self) -> bool:
-        """Can PyTorch's flash attention serve? Slopes go into its mask: exact in fp32, small for local heads only."""
+        """Can PyTorch's flash attention serve? Slopes go into its mask."""
         if self.call.softcap is not None or self.decays_N is not None:
             return False
-        if self.slopes_N is not None and (self.is_global or self.q.dtype not in (torch.float32, torch.float64)):
-            return False
-        needs_mask = self.key_ids is not None or not self.is_global
+        needs_mask = self.key_ids is not None or not self.is_global or self.slopes_N is not None
         return fused.serves(self.q, scale=self.call.scale, masked=needs_mask)
 
     def fused_tiles(self, *, backward: bool) -> Iterable[Tile]:
@@ -89,7 +91,10 @@ class Group:
             block, align = fused.band_block(self.reach.back + 1, backward=backward)
             tiles = band_tiles(size, keys, self.reach, block=block, align=align)
         elif self.key_ids is None:
-            return global_tiles(size, keys, self.call.causal, parts=fused.head_parts(self.q, causal=self.call.causal))
+            causal, parts = self.call.causal, fused.head_parts(self.q, causal=self.call.causal)
+            if self.slopes_N is None:
+                return global_tiles(size, keys, causal, parts=parts)
+            return diagonal_tiles(size, keys, causal, squares=max(parts, -(-size // _SLOPED_SIDE)), parts=parts)
         else:
             # What a tile has above the diagonal is computed too, so those of causal rows are short.
             most = min(128, size // 4) if self.call.causal else size
@@ -130,7 +135,9 @@ class Group:
         return nearest + tile.rows - 1 <= self.reach.back and nearest - tile.cols + 1 >= -self.reach.ahead
 
     def additive_mask(self, tile: Tile) -> Tensor | None:
-        """For the fused kernel, in q's dtype: minus slope * distance where visible, else -inf; None if not needed."""
+        """For the fused kernel: minus slope * distance where visible, else -inf; None if not needed. An open tile has
+        one row of it for all queries, of the distances to its nearest column, and `row_bias` has the rest.
+        """
         if self.key_ids is not None:
             mask = self._mask(tile)
         elif tile.kind == MASKED:
@@ -139,6 +146,9 @@ class Group:
             if key not in self.masks:
                 self.masks[key] = self._mask(tile)
             mask = self.masks[key]
+        elif self.slopes_N is not None:
+            columns = torch.arange(tile.cols) + (tile.col - self._nearest(tile))
+            mask = (-self.slopes_N * columns.abs()).to(self.q.dtype)
         else:
             return None
         return mask.expand(self.q.shape[0], tile.n, tile.rows, tile.cols)
@@ -152,9 +162,23 @@ class Group:
             bias = (-self.slopes_N * self.distance(tile)).to(self.q.dtype)
         return torch.where(visible, bias, -torch.inf)
 
+    def row_bias(self, tile: Tile) -> Tensor | None:
+        """(N, n, R) minus slope * distance of each query to the nearest column of an open tile: the part of the bias
+        that all logits of the row have, so that only lse changes by it. None where there is no such part.
+        """
+        if self.slopes_N is None or self.key_ids is not None or tile.kind != OPEN:
+            return None
+        first = torch.arange(tile.n)[:, None] * tile.row_step + (tile.row + self.n_keys - self.n_queries)
+        distance = (first + torch.arange(tile.rows) - self._nearest(tile)).abs() + self.apart
+        return (-self.slopes_N[:, 0] * distance).to(self.q.dtype)
+
+    def _nearest(self, tile: Tile) -> int:
+        """To the rows of an open tile, of its columns: the last one, or the first one if it is after them."""
+        return tile.col + tile.cols - 1 if tile.col < tile.row + self.n_keys - self.n_queries else tile.col
+
     def distance(self, tile: Tile) -> Tensor:
         """(R, C) |t - j|, the same for every rectangle of a run: masked tiles step along the diagonal."""
-        return self._offsets(tile).abs()
+        return self._offsets(tile).abs() + self.apart
 
     def _offsets(self, tile: Tile) -> Tensor:
         device = self.q.device
@@ -195,6 +219,9 @@ def groups(
             queries = flatten(q, rows, heads)
             keys, values = (flatten(x, rows, kv_heads(heads, size)) for x in (k, v))
             rates = [_per_head(rate, members, queries) for rate in (decays, slopes)]
+            if q.device.type == "cpu" and any(rate is not None for rate in rates):  # half would round their products
+                wide = torch.promote_types(q.dtype, torch.float32)
+                queries, keys, values = (x.to(wide) for x in (queries, keys, values))
             ids = None if call.segments_BS is None else call.segments_BS[rows]
             ours = None if ids is None else ids[:, n_keys - q.shape[2] :]
             yield heads, rows, Group(call, reach, queries, keys, values, rates[0], rates[1], ours, ids, masks, steep)

@@ -47,8 +47,6 @@ def _turned(x: Tensor, mirrored: bool) -> Tensor:
 def serves(group: Group) -> bool:
     if group.decays_N is None or group.steep or group.call.softcap is not None or group.q.device.type != "cpu":
         return False
-    if group.slopes_N is not None and (group.is_global or not group.call.causal):  # a mirrored mask is a step off
-        return False
     return fused.serves(group.q, scale=group.call.scale, masked=True)
 
 
@@ -64,24 +62,24 @@ def sides(group: Group) -> Iterator[Side]:
 
 def _side(group: Group, rows: slice, columns: slice, reach: Reach, *, mirrored: bool) -> Side:
     """`rows` of the queries against `columns` of the keys, both in the order in which the group is causal."""
-    wide = torch.promote_types(group.q.dtype, torch.float32)
     assert group.decays_N is not None
     position = torch.arange(group.n_keys, dtype=torch.float64) - (group.n_keys - 1) / 2
     exponent = group.decays_N[:, :, 0] * position[:, None]
     exponent = -exponent if mirrored else exponent
-    row_factors = (-exponent).exp()[:, group.n_keys - group.n_queries :][:, rows].to(wide)
-    column_factors = exponent.exp()[:, columns].to(wide)
+    row_factors = (-exponent).exp()[:, group.n_keys - group.n_queries :][:, rows].to(group.q.dtype)
+    column_factors = exponent.exp()[:, columns].to(group.q.dtype)
     ids = group.query_ids, group.key_ids
     causal = replace(
         group,
         call=replace(group.call, causal=True),
         reach=reach,
-        q=_turned(group.q[:, rows].to(wide) * row_factors, mirrored),
-        k=_turned(group.k[:, columns].to(wide) * column_factors, mirrored),
-        v=_turned(group.v[:, columns].to(wide), mirrored),
+        q=_turned(group.q[:, rows] * row_factors, mirrored),
+        k=_turned(group.k[:, columns] * column_factors, mirrored),
+        v=_turned(group.v[:, columns], mirrored),
         decays_N=None,
         query_ids=None if ids[0] is None else _turned(ids[0][:, rows], mirrored),
         key_ids=None if ids[1] is None else _turned(ids[1][:, columns], mirrored),
+        apart=int(mirrored),
         blind_rows=mirrored and ids[0] is not None,
     )
     return Side(causal, rows, columns, row_factors, column_factors, mirrored)

@@ -7,6 +7,7 @@ call on strided views serves them all. Row t of T is position t + S - T; columns
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 OPEN = "open"  # every pair is visible
@@ -95,17 +96,30 @@ def global_tiles(n_queries: int, n_keys: int, causal: bool, *, parts: int = 1) -
     One long triangle handed to two threads would give the second three quarters of the work. So: a causal square for
     each part on the diagonal, and below them open rectangles, whose rows are shared out once more.
     """
-    past = n_keys - n_queries
     if not causal:
         return [_open(0, 0, n_queries, n_keys, parts, merge=False)]
-    side = n_queries // parts
-    rest = n_queries - side * parts  # fewer rows than parts; first, where what they see is smallest
-    tiles = [Tile(rest, past + rest, side, side, CAUSAL, parts, side, side)]
+    return diagonal_tiles(n_queries, n_keys, causal, CAUSAL, squares=parts, parts=parts)
+
+
+def diagonal_tiles(
+    n_queries: int, n_keys: int, causal: bool, kind: str = MASKED, *, squares: int, parts: int = 1
+) -> list[Tile]:
+    """A global head in `squares` of that kind on the diagonal and open rectangles, rows in `parts`, beside them: each
+    is before the positions of all its rows, or after them.
+    """
+    past = n_keys - n_queries
+    side = n_queries // squares
+    rest = n_queries - side * squares  # fewer rows than squares; first, where what causal ones see is smallest
+    tiles = [Tile(rest, past + rest, side, side, kind, squares, side, side)]
+    starts = list(range(rest, n_queries, side))
     if rest:
-        tiles.append(Reach(n_keys, 0).rows(0, rest, n_queries, n_keys))
-    for row in range(rest, n_queries, side):
+        tiles.append(Tile(0, past, rest, rest, kind))
+        starts.insert(0, 0)
+    for row, end in pairwise([*starts, n_queries]):
         if past + row:
-            tiles.append(_open(row, 0, side, past + row, parts, merge=True))
+            tiles.append(_open(row, 0, end - row, past + row, parts, merge=True))
+        if not causal and end < n_queries:
+            tiles.append(_open(row, past + end, end - row, n_queries - end, parts, merge=True))
     return tiles
 
 
