@@ -173,10 +173,11 @@ def test_a_plan_of_other_sizes_is_refused_and_changes_nothing(plan, words):
     assert model.config._attn_implementation == "eager" and not hasattr(model.config, "head_plans")
 
 
-def test_models_with_attention_of_their_own_are_refused():
-    model = BloomForCausalLM(BloomConfig(vocab_size=61, hidden_size=32, n_layer=2, n_head=4))
-    with pytest.raises(ValueError, match="BloomForCausalLM does not"):
-        use_head_plan(model, HeadPlan.full(4))
+def test_models_with_attention_of_their_own_are_refused(model):
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=61, hidden_size=32, n_layer=2, n_head=4))
+    for other in (bloom, model):
+        with pytest.raises(ValueError, match=f"{type(other).__name__} does not"):
+            use_head_plan(other, HeadPlan.full(4))
 
 
 def test_what_the_op_does_not_have_is_refused():

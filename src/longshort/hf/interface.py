@@ -55,6 +55,8 @@ def use_head_plan(model: PreTrainedModel, plan: HeadPlan | Sequence[HeadPlan]) -
     >>> model.config.head_plans[1]["windows"]
     [None, 16, 16, 16]
     """
+    if not getattr(model, "_supports_attention_backend", False):
+        raise ValueError(f"model must ask transformers' attention interface; {type(model).__name__} does not")
     config = model.config.get_text_config()
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     plans = [plan] * layers if isinstance(plan, HeadPlan) else list(plan)
@@ -64,8 +66,6 @@ def use_head_plan(model: PreTrainedModel, plan: HeadPlan | Sequence[HeadPlan]) -
         if own.n_heads != heads:
             raise ValueError(f"plan must have the model's {heads} heads; that of layer {layer} has {own.n_heads}")
     model.set_attn_implementation(NAME)
-    if config._attn_implementation != NAME:
-        raise ValueError(f"model must ask transformers' attention interface; {type(model).__name__} does not")
     config.head_plans = [own.to_dict() for own in plans]
 
 
