@@ -21,7 +21,7 @@ from longshort.heads import HeadPlan
 from longshort.hf.interface import NAME, Call, cut, looked_at_by, use_head_plan
 from longshort.ops import attention
 
-SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 1.0)
+SHARES = (0.0, 0.01, 0.05, 0.1, 0.2, 0.35, 0.5, 1.0)
 """Of a head's attention beyond the window, up to which the table makes it local."""
 
 
