@@ -125,12 +125,16 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
 
 def test_python_of_the_page_runs_beside_an_exported_folder(exported, monkeypatch, capsys):
     monkeypatch.chdir(exported.parent)
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
-    exec(compile(example.replace('"exported"', f'"{exported.name}"'), str(PAGE), "exec"), {"__name__": "example"})
+    examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    assert len(examples) == 2
+    for example in examples:
+        exec(compile(example.replace('"exported"', f'"{exported.name}"'), str(PAGE), "exec"), {"__name__": "example"})
     assert "def main():" in capsys.readouterr().out
 
 
-def test_transformers_serve_finds_the_class_in_the_package():
+def test_transformers_serve_finds_the_class_in_the_package_whatever_was_imported_since():
+    code = "import longshort.hf; from transformers import LlamaForCausalLM, AutoProcessor; import transformers; "
+    subprocess.run([sys.executable, "-c", code + "transformers.LongShortForCausalLM"], check=True)
     assert transformers.LongShortForCausalLM is LongShortForCausalLM
 
 

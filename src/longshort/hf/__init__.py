@@ -4,6 +4,8 @@ it registers the Auto classes and the attention `longshort`.
 Without transformers, whatever needs it says so when asked for.
 """
 
+import importlib
+import sys
 from typing import NoReturn
 
 __all__ = [
@@ -39,5 +41,7 @@ else:
 
     transformers.AutoConfig.register(LongShortConfig.model_type, LongShortConfig, exist_ok=True)
     transformers.AutoModelForCausalLM.register(LongShortConfig, LongShortForCausalLM, exist_ok=True)
-    # `transformers serve` asks no Auto class: it looks the class that a config.json names up in the package itself.
-    vars(transformers)[LongShortForCausalLM.__name__] = LongShortForCausalLM
+    # `transformers serve` asks no Auto class: it looks the class that a config.json names up in the package itself,
+    # which another one replaces when this module, needed by many models, is first imported.
+    importlib.import_module("transformers.processing_utils")
+    vars(sys.modules["transformers"])[LongShortForCausalLM.__name__] = LongShortForCausalLM
