@@ -10,18 +10,23 @@ from transformers import (
     BertModel,
     BloomConfig,
     BloomForCausalLM,
+    CLIPVisionConfig,
     Gemma2Config,
     GPT2Config,
     GptOssConfig,
     GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     MistralConfig,
+    PhimoeConfig,
     Qwen3Config,
 )
 
 from longshort import HeadPlan
 from longshort.hf import use_head_plan, watch_logits
+from longshort.hf.interface import attend
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"vocab_size": 61, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
@@ -37,6 +42,7 @@ CONFIGS = {
         query_pre_attn_scalar=2,
         attn_logit_softcapping=1.0,
     ),
+    "phimoe": PhimoeConfig(**SIZES, num_key_value_heads=2, sliding_window=6, num_local_experts=2),
     "gpt2": GPT2Config(
         vocab_size=61, n_embd=32, n_layer=2, n_head=4, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None
     ),
@@ -127,11 +133,66 @@ def test_the_plan_is_saved_with_the_model(tmp_path):
     torch.testing.assert_close(again(ids).logits, model(ids).logits)
 
 
+@pytest.mark.parametrize("name", ["llama", "mistral"])
 @torch.no_grad()
-def test_a_compiled_model_is_one_graph():
-    model, ids = with_plan("llama", PLAN), tokens()
+def test_a_compiled_model_is_one_graph_with_padding_and_without(name):
+    model, ids = with_plan(name, PLAN), tokens()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
     torch.testing.assert_close(compiled(ids).logits, model(ids).logits)
+    torch.testing.assert_close(compiled(ids, attention_mask=mask).logits, model(ids, attention_mask=mask).logits)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+@torch.no_grad()
+def test_a_mask_of_the_whole_row_serves_its_parts(name):
+    model, ids = with_plan(name, PLAN), tokens()
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    whole = model(ids, attention_mask=mask).logits
+    first = model(ids[:, :12], attention_mask=mask)
+    rest = model(ids[:, 12:], attention_mask=mask, past_key_values=first.past_key_values).logits
+    real = mask[..., None].bool()
+    found = torch.cat([first.logits, rest], dim=1)
+    torch.testing.assert_close(found * real, whole * real, atol=2e-5, rtol=1e-4)
+
+
+def test_a_static_cache_that_slides_gives_the_same_text():
+    model, ids = with_plan("mistral", HeadPlan.full(4)), tokens(length=8)
+    mask = torch.ones_like(ids)
+    mask[0, 0] = 0
+    options = {"attention_mask": mask, "do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
+    assert torch.equal(model.generate(ids, cache_implementation="static", **options), model.generate(ids, **options))
+
+
+@torch.no_grad()
+def test_a_mask_of_the_new_tokens_alone_is_refused():
+    model, ids = with_plan("llama", PLAN), tokens()
+    cache = model(ids).past_key_values
+    with pytest.raises(ValueError, match="must cover the 27 cached and new tokens"):
+        model(ids[:, :3], attention_mask=torch.ones(2, 3), past_key_values=cache)
+
+
+def test_keys_that_a_model_chose_are_refused():
+    with pytest.raises(ValueError, match="does not know block_indices"):
+        attend(torch.nn.Identity(), *torch.zeros(3, 1, 4, 5, 8), None, block_indices=torch.zeros(1))
+
+
+def test_the_tower_of_a_multimodal_model_keeps_its_own_attention():
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = CLIPVisionConfig(**vision, image_size=8, patch_size=4)
+    model = LlavaForConditionalGeneration(LlavaConfig(vision_config=vision, text_config=LlamaConfig(**SIZES)))
+    use_head_plan(model, PLAN)
+    assert model.config.text_config._attn_implementation == "longshort"
+    assert model.config.vision_config._attn_implementation != "longshort"
+
+
+def test_a_configuration_with_too_few_plans_is_refused():
+    model = with_plan("llama", PLAN)
+    model.config.head_plans = model.config.head_plans[:1]
+    with pytest.raises(ValueError, match="a plan for every layer; got 1"):
+        model(tokens())
 
 
 @torch.no_grad()
@@ -192,7 +253,7 @@ def test_what_the_op_does_not_have_is_refused():
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"cache_implementation": "static"}, "not static ones"), ({"attention_mask": "4-D"}, "(batch, length)")],
+    [({"cache_implementation": "static"}, "caches that grow"), ({"attention_mask": "4-D"}, "(batch, length)")],
 )
 def test_caches_and_masks_that_do_not_fit_are_refused(options, words):
     model, ids = with_plan("llama", PLAN), tokens()

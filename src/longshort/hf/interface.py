@@ -23,8 +23,8 @@ from longshort.ops import AttentionResult, LogitStats, attention
 
 NAME = "longshort"
 """Of the attention, for `attn_implementation`."""
-_UNKNOWN = ("s_aux", "position_bias", "cache", "head_mask")
-"""What some models ask of their attention, and the op does not have: sinks, biases, paged caches."""
+_UNKNOWN = ("s_aux", "position_bias", "cache", "head_mask", "indices", "block_indices")
+"""What some models ask of their attention, and the op does not have: sinks, biases, paged caches, chosen keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,12 @@ def use_head_plan(model: PreTrainedModel, plan: HeadPlan | Sequence[HeadPlan]) -
     for layer, own in enumerate(plans):
         if own.n_heads != heads:
             raise ValueError(f"plan must have the model's {heads} heads; that of layer {layer} has {own.n_heads}")
-    model.set_attn_implementation(NAME)
+    if getattr(config, "index_topk", None):
+        raise ValueError(
+            f"model must attend to all keys; {type(model).__name__} chooses index_topk={config.index_topk}"
+        )
+    text = [name for name in model.config.sub_configs if getattr(model.config, name) is config]
+    model.set_attn_implementation(dict.fromkeys(text, NAME) if text else NAME)
     config.head_plans = [own.to_dict() for own in plans]
 
 
@@ -81,7 +86,7 @@ def cut(plan: HeadPlan, window: int) -> HeadPlan:
 
 @contextmanager
 def watch_logits() -> Iterator[dict[int, LogitStats]]:
-    """The extremes of each head's logits, by layer, of every forward pass within, on models that have head plans.
+    """The extremes of each head's logits, by layer, of every forward pass within, of one model that has head plans.
 
     with watch_logits() as seen:
         model(**batch)
@@ -114,18 +119,18 @@ def attend(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in every layer; the mask is what `segments` made. Returns (B, T, H, D)."""
+    """What transformers calls in every layer; the mask is what `mask` made. Returns (B, T, H, D)."""
     if dropout:
         raise ValueError(f"{NAME} attention has no dropout: set attention_dropout=0.0, got {dropout}")
     if unknown := [name for name in _UNKNOWN if others.get(name) is not None]:
         raise ValueError(f"{NAME} attention does not know {', '.join(unknown)}, which this model asks for")
-    if attention_mask is not None and attention_mask.ndim != 2:
-        shape = tuple(attention_mask.shape)
-        raise ValueError(f"attention_mask must be (batch, length) with 0 for padding, got shape {shape}")
+    segments, window = _read(attention_mask)
+    if window is not None and (sliding_window is None or window < sliding_window):
+        sliding_window = window
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         raise ValueError(f"{NAME} attention is causal; {type(module).__name__} asks for one to both sides")
     plan = _plan_of(module, query.shape[1], sliding_window)
-    options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "segments": attention_mask}
+    options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "segments": segments}
     result = attention(query, key, value, plan, stats=bool(_lookers), **options)
     for look in _lookers:
         layer = _layer(module)
@@ -133,7 +138,7 @@ def attend(
     return result.out.transpose(1, 2).contiguous(), None
 
 
-def segments(
+def mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
@@ -141,26 +146,48 @@ def segments(
     kv_offset: int = 0,
     mask_function: Callable[..., Any] = causal_mask_function,
     attention_mask: Tensor | None = None,
+    local_size: int | None = None,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
     **_: Any,
 ) -> Tensor | None:
-    """(B, S): which of the packed rows each token belongs to, -1 for padding; None where there is but one and no
-    padding. A model's own window is no concern of it: `attend` is told.
+    """What a layer needs to know of other tokens, in four dimensions, by which transformers tells a mask that is made
+    from one that is asked for: (B, 1, 1 + the layer's window or 0, S) of which packed row each token belongs to, -1 for
+    padding; S is 0 where there is one row and no padding. None if there is no window either.
     """
     if isinstance(q_offset, Tensor) or q_offset + q_length != kv_offset + kv_length:
-        raise ValueError(f"{NAME} attention takes caches that grow, not static ones: leave cache_implementation out")
+        raise ValueError(
+            f"{NAME} attention takes caches that grow and masks of the cached and the new tokens: leave "
+            "cache_implementation out, and give attention_mask that length"
+        )
+    traced = torch.compiler.is_compiling()  # then nothing is looked at, and what may be there counts as there
     ids = None
     if mask_function is not causal_mask_function:
         at = kv_offset + torch.arange(1, kv_length, device=device)
         row, head = torch.arange(batch_size, device=device)[:, None], torch.zeros((), dtype=torch.long, device=device)
-        if use_vmap or torch.any(mask_function(row, head, at - 1, at)):
+        if use_vmap or (not traced and torch.any(mask_function(row, head, at - 1, at))):
             raise ValueError(f"{NAME} attention takes causal masks, windows, padding and packed rows, no other masks")
         apart = ~mask_function(row, head, at, at - 1).expand(batch_size, -1)
-        ids = nn.functional.pad(apart.long().cumsum(dim=1), (1, 0)) if apart.any() else None
-    if attention_mask is not None and not (real := attention_mask[:, -kv_length:].bool()).all():
-        ids = torch.where(real, 0 if ids is None else ids, -1)
-    return ids
+        ids = nn.functional.pad(apart.long().cumsum(dim=1), (1, 0)) if traced or apart.any() else None
+    if attention_mask is not None:
+        real = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
+        if real.shape[1] != kv_length:
+            shape = tuple(attention_mask.shape)
+            raise ValueError(f"attention_mask must cover the {kv_length} cached and new tokens, got shape {shape}")
+        if traced or not real.all():
+            ids = torch.where(real, 0 if ids is None else ids, -1)
+    if ids is None:
+        return None if local_size is None else torch.empty(batch_size, 1, 1 + local_size, 0, dtype=torch.long)
+    return ids[:, None, None].expand(-1, 1, 1 + (local_size or 0), -1)
+
+
+def _read(made: Tensor | None) -> tuple[Tensor | None, int | None]:
+    """Segments (B, S) and the layer's window, of what `mask` returned."""
+    if made is None:
+        return None, None
+    if made.ndim != 4 or made.shape[1] != 1 or made.dtype != torch.long:
+        raise ValueError(f"attention_mask must be (batch, length) with 0 for padding, got shape {tuple(made.shape)}")
+    return (made[:, 0, 0] if made.shape[3] else None), (made.shape[2] - 1 or None)
 
 
 @contextmanager
@@ -183,9 +210,12 @@ def _layer(module: nn.Module) -> int:
 def _plan_of(module: nn.Module, n_heads: int, sliding_window: int | None) -> HeadPlan:
     """With the model's own window where that is shorter."""
     plans = getattr(module.config, "head_plans", None)
-    plan = HeadPlan.from_dict(plans[_layer(module)]) if plans else HeadPlan.full(n_heads)
+    layer = _layer(module)
+    if plans and layer >= len(plans):
+        raise ValueError(f"head_plans of the configuration must have a plan for every layer; got {len(plans)}")
+    plan = HeadPlan.from_dict(plans[layer]) if plans else HeadPlan.full(n_heads)
     return plan if sliding_window is None else cut(plan, sliding_window)
 
 
 AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, segments)
+AttentionMaskInterface.register(NAME, mask)

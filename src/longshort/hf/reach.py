@@ -47,6 +47,9 @@ def far_mass(model: PreTrainedModel, input_ids: Tensor, *, window: int) -> Tenso
     with looked_at_by(look), torch.no_grad():
         for row in input_ids:
             model(row[None], use_cache=False)
+    layers = model.config.get_text_config().num_hidden_layers
+    if len(sums) != layers:
+        raise ValueError(f"model must attend in each of its {layers} layers; {len(sums)} of them did")
     within = torch.stack([sums[layer] for layer in sorted(sums)]) / len(input_ids)
     return (1 - within).clamp(min=0).float().cpu()
 
