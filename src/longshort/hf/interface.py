@@ -88,9 +88,14 @@ def cut(plan: HeadPlan, window: int) -> HeadPlan:
 def watch_logits() -> Iterator[dict[int, LogitStats]]:
     """The extremes of each head's logits, by layer, of every forward pass within, of one model that has head plans.
 
-    with watch_logits() as seen:
-        model(**batch)
-    seen[0].abs_max  # (H,)
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes))
+    >>> use_head_plan(model, HeadPlan.full(4))
+    >>> with watch_logits() as seen:
+    ...     _ = model(torch.zeros(1, 5, dtype=torch.long))
+    >>> seen[1].abs_max.shape
+    torch.Size([4])
     """
     seen: dict[int, LogitStats] = {}
 
@@ -177,7 +182,11 @@ def mask(
         if traced or not real.all():
             ids = torch.where(real, 0 if ids is None else ids, -1)
     if ids is None:
-        return None if local_size is None else torch.empty(batch_size, 1, 1 + local_size, 0, dtype=torch.long)
+        return (
+            None
+            if local_size is None
+            else torch.empty(batch_size, 1, 1 + local_size, 0, dtype=torch.long, device=device)
+        )
     return ids[:, None, None].expand(-1, 1, 1 + (local_size or 0), -1)
 
 
