@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from longshort.files import write_atomically
-from longshort.lab.reproduce import sweep
+from longshort.lab.reproduce import published, sweep
 from longshort.lab.reproduce.catalogue import RECIPES
 from longshort.lab.reproduce.pack import pack as write_pack
 from longshort.lab.reproduce.pack import unpack as read_pack
@@ -82,7 +82,9 @@ def read_results(
     recipe: Recipe, options: Options, message: Message, *, unpack: Path | None, results: Path | None
 ) -> None:
     """Take in a pack, and write what a reader gets."""
-    if unpack is not None:
+    if unpack is not None and unpack.suffix == ".json":
+        message(f"wrote {published.take(unpack, options.out, recipe.name)}: its runs count beside those of the folder")
+    elif unpack is not None:
         kept = read_pack(unpack, options.out)
         message(f"unpacked {unpack} into {options.out}")
         if kept:

@@ -14,6 +14,7 @@ import numpy as np
 from longshort.lab.report.comparison import best_loss, final_loss, largest_logit, speed
 from longshort.lab.report.runs import METRICS, ReportError, Run, load_run
 from longshort.lab.report.thinning import thin
+from longshort.lab.reproduce import published
 from longshort.stability import SpikeGuard
 
 AFTER, STEP_TIMES = "after.json", "step_times.json"
@@ -143,7 +144,7 @@ def provenance(found: Sequence[Outcome], folder: Path) -> dict[str, Any]:
     runs = [outcome.run for outcome in found]
     commands = folder / "commands.json"
     configs = [run.config for run in runs]
-    return {
+    made = {
         "commands": read_json(commands) if commands.is_file() else [],
         "device": sorted({run.device for run in runs}),
         "versions": [dict(v) for v in sorted({tuple(sorted(run.versions.items())) for run in runs})],
@@ -156,6 +157,7 @@ def provenance(found: Sequence[Outcome], folder: Path) -> dict[str, Any]:
         "batch_sizes": sorted({config["data"]["batch_size"] for config in configs}),
         "backends": sorted({config["model"]["backend"] for config in configs}),
     }
+    return published.with_earlier_provenance(made, folder)
 
 
 def shown(value: float | None, digits: int = 4) -> str:

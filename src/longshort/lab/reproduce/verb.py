@@ -24,7 +24,7 @@ def reproduce(
     plan: Annotated[bool, typer.Option("--plan", help="Show the runs and a guess of the time; run nothing.")] = False,
     time_steps: Annotated[bool, typer.Option("--time-steps", help="Time a step of each arm alone.")] = False,
     pack: Annotated[Path | None, typer.Option(help="Pack the results, without weights, into this .tar.gz.")] = None,
-    unpack: Annotated[Path | None, typer.Option(help="Add a pack's results to the folder; train nothing.")] = None,
+    unpack: Annotated[Path | None, typer.Option(help="Add the results of a pack, or of a page's JSON.")] = None,
     results: Annotated[Path | None, typer.Option(help="Write page, figure and claims here; train nothing.")] = None,
 ) -> None:
     """Run one of the paper's experiments. Resumable: what is done is not done again, arms and seeds may be added.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from longshort.lab.report.comparison import final_accuracy, final_loss
-from longshort.lab.reproduce import measures
+from longshort.lab.reproduce import measures, published
 from longshort.lab.reproduce.measures import Outcome
 
 _RUN = {"eval_batches": 16, "save_every": 0, "save_best": False, "keep": 1}
@@ -49,6 +50,14 @@ def row(arm: str, runs: Sequence[Outcome]) -> dict[str, Any]:
         "max_logit": max(peaks, default=None),
         "diverged": sum(outcome.diverged for outcome in runs),
     }
+
+
+def rows(
+    found: Iterable[Outcome], folder: Path, names: Sequence[str], parts: Callable[[str], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """One row an arm, in the order of `names`, with what `parts` makes of its name; published runs included."""
+    own = {name: row(name, runs) | parts(name) for name, runs in measures.by_arm(found, names).items()}
+    return published.with_earlier_rows(own, folder, names)
 
 
 def table(rows: Iterable[dict[str, Any]]) -> str:

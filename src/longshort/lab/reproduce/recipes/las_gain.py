@@ -37,11 +37,7 @@ def arms(base: TrainConfig) -> Arms:
 def summarise(folder: Path) -> Summary:
     """Accuracies, and the gains over plain heads."""
     found = measures.outcomes(folder)
-    rows = []
-    for name, runs in measures.by_arm(found, sorted({outcome.arm for outcome in found}, key=_order)).items():
-        length, amount, kind = _order(name)
-        place = {"length": length, "examples": amount, "kind": (PLAIN, *CHANGED)[kind]}
-        rows.append(accuracy.row(name, runs) | place)
+    rows = sorted(accuracy.rows(found, folder, (), _parts), key=lambda row: _order(row["arm"]))
     gains = _gains(rows)
     data = {"provenance": measures.provenance(found, folder), "rows": rows, "gains": _listed(gains)}
     table = f"{_table(rows, gains)}\n{accuracy.table(rows)}"
@@ -51,6 +47,11 @@ def summarise(folder: Path) -> Summary:
 def _order(name: str) -> tuple[int, int, int]:
     length, amount, kind = name.split("-")
     return int(length[1:]), int(amount[1:]), (PLAIN, *CHANGED).index(kind)
+
+
+def _parts(name: str) -> dict[str, Any]:
+    length, amount, kind = _order(name)
+    return {"length": length, "examples": amount, "kind": (PLAIN, *CHANGED)[kind]}
 
 
 def _gains(rows: Sequence[dict[str, Any]]) -> Gains:

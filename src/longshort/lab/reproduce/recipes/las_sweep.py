@@ -52,14 +52,16 @@ def arms(base: TrainConfig) -> Arms:
 def summarise(folder: Path) -> Summary:
     """A grid of accuracies for each task."""
     found = measures.outcomes(folder)
-    rows = []
-    for name, runs in measures.by_arm(found, tuple(NAMES)).items():
-        task, decay, width = NAMES[name]
-        rows.append(accuracy.row(name, runs) | {"task": task, "decay": decay, "width": width})
+    rows = accuracy.rows(found, folder, tuple(NAMES), _parts)
     grids = _grids(rows)
     data = {"provenance": measures.provenance(found, folder), "rows": rows}
     table = "\n".join([*(_grid_table(task, cells) for task, cells in grids.items()), accuracy.table(rows)])
     return Summary(data=data, table=table, sentences=_sentences(grids), findings=_findings(grids))
+
+
+def _parts(name: str) -> dict[str, Any]:
+    task, decay, width = NAMES[name]
+    return {"task": task, "decay": decay, "width": width}
 
 
 Grid = dict[tuple[float, int], float]

@@ -49,8 +49,7 @@ def arms(base: TrainConfig) -> Arms:
 def summarise(folder: Path) -> Summary:
     """Accuracy of every kind of attention, task by task."""
     found = measures.outcomes(folder)
-    grouped = measures.by_arm(found, NAMES)
-    rows = [accuracy.row(name, runs) | _parts(name) for name, runs in grouped.items()]
+    rows = accuracy.rows(found, folder, NAMES, _parts)
     data = {"provenance": measures.provenance(found, folder), "rows": rows, "published": PUBLISHED}
     by_task = _by_task(rows)
     table = f"{accuracy.table(rows)}\n{_published_table(by_task)}"

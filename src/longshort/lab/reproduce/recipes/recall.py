@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from longshort.heads import HeadPlan
-from longshort.lab.reproduce import figures, measures
+from longshort.lab.reproduce import figures, measures, published
 from longshort.lab.reproduce.recipe import Arms, Claim, Finding, Recipe, Summary, verdict_of
 from longshort.lab.reproduce.recipes import accuracy
 from longshort.lab.variants import with_plan
@@ -72,9 +72,9 @@ def arms(base: TrainConfig) -> Arms:
 def summarise(folder: Path) -> Summary:
     """Accuracy by the number of global heads."""
     found = measures.outcomes(folder)
-    grouped = measures.by_arm(found, NAMES)
-    rows = [accuracy.row(name, runs) | _parts(name) for name, runs in grouped.items()]
-    data = {"provenance": measures.provenance(found, folder), "rows": rows, "curves": [_curve(one) for one in found]}
+    rows = accuracy.rows(found, folder, NAMES, _parts)
+    curves = published.with_earlier_curves([_curve(one) for one in found], folder)
+    data = {"provenance": measures.provenance(found, folder), "rows": rows, "curves": curves}
     return Summary(data=data, table=accuracy.table(rows), sentences=_sentences(rows), findings=_findings(rows))
 
 
