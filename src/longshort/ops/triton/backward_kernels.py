@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from longshort.ops.triton.scores import LOG2E, head_options, scores, visible
+from longshort.ops.triton.scores import LOG2E, fading, head_options, scores, visible
 from longshort.ops.triton.segment_ranges import meeting
 from longshort.ops.triton.walks import (
     SIZES,
@@ -33,8 +33,8 @@ def grad_q_kernel(
     scale, softcap, B, H, T, S, n_long, parts, padded,
     GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
-    SKIP: tl.constexpr, FOLD: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, SPLIT: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr, PAD: tl.constexpr,
+    SKIP: tl.constexpr, FOLD: tl.constexpr, FADE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    SPLIT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr, PAD: tl.constexpr,
 ):  # fmt: skip
     """A program owns M queries. For the next kernel it writes two numbers a row: lse in base 2, and delta, the sum of
     grad * out. A row that sees nothing or lies beyond the end has an lse of +inf: its weights are zero, unmasked.
@@ -70,8 +70,9 @@ def grad_q_kernel(
         v_ND = load_rows(v, sv_b, sv_h, sv_t, b, h // GROUP, key, S, N, D, WIDTH, TMA)
         total = grad_rows(
             q_MD, grad_MD, k_ND, v_ND, lse_M, delta_M, total,
-            rows + S - T, key + tl.arange(0, N), at_edge(row, key, window, T, S, M, N, CAUSAL),
-            ids, window, decay, slope, scale, softcap, S, CAUSAL, DECAY, SLOPE, SOFTCAP, SEGMENTS, FOLD, PRECISION,
+            rows + S - T, key + tl.arange(0, N), key, at_edge(row, key, window, T, S, M, N, CAUSAL),
+            ids, window, decay, slope, scale, softcap, S,
+            CAUSAL, DECAY, SLOPE, SOFTCAP, SEGMENTS, FOLD, FADE, PRECISION,
         )  # fmt: skip
     if SPLIT and slot >= 0:
         at, real = partial_rows(partial, slot, part, parts, T, row, M, WIDTH)
@@ -96,22 +97,33 @@ def weights(
 
 @triton.jit
 def grad_rows(
-    q_MD, grad_MD, k_ND, v_ND, lse_M, delta_M, total, t_M, j_N, edge,
+    q_MD, grad_MD, k_ND, v_ND, lse_M, delta_M, total, t_M, j_N, key, edge,
     ids, window, decay, slope, scale, softcap, S,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
-    FOLD: tl.constexpr, PRECISION: tl.constexpr,
+    FOLD: tl.constexpr, FADE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What one tile of keys adds to the query gradients, still without the scale."""
     logits = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
-    p, derivative = weights(
-        logits, lse_M[:, None], t_M[:, None], j_N[None, :], decay, slope, scale, softcap, DECAY, SLOPE, SOFTCAP, FOLD
-    )
-    if SEGMENTS or edge:
-        p = tl.where(visible(t_M[:, None], j_N[None, :], window, ids, S, CAUSAL, SEGMENTS), p, 0.0)
+    if FADE:
+        fade_M, fade_N = fading(t_M, j_N, key, decay)
+        y = logits * fade_N[None, :] * (fade_M * (scale * LOG2E))[:, None] - lse_M[:, None]
+        if SEGMENTS or edge:
+            y = tl.where(visible(t_M[:, None], j_N[None, :], window, ids, S, CAUSAL, SEGMENTS), y, float("-inf"))
+        p = tl.exp2(y)
+    else:
+        p, derivative = weights(
+            logits, lse_M[:, None], t_M[:, None], j_N[None, :],
+            decay, slope, scale, softcap, DECAY, SLOPE, SOFTCAP, FOLD,
+        )  # fmt: skip
+        if SEGMENTS or edge:
+            p = tl.where(visible(t_M[:, None], j_N[None, :], window, ids, S, CAUSAL, SEGMENTS), p, 0.0)
     inner = tl.dot(grad_MD, tl.trans(v_ND), input_precision=PRECISION)
-    grad_logits = p * (inner - delta_M[:, None])
-    if not FOLD:
-        grad_logits *= derivative
+    if FADE:
+        grad_logits = p * (inner * fade_M[:, None] - (delta_M * fade_M)[:, None]) * fade_N[None, :]
+    else:
+        grad_logits = p * (inner - delta_M[:, None])
+        if not FOLD:
+            grad_logits *= derivative
     return tl.dot(grad_logits.to(k_ND.dtype), k_ND, total, input_precision=PRECISION)
 
 
@@ -122,8 +134,8 @@ def grad_kv_kernel(
     scale, softcap, B, H, T, S, n_long, parts, padded,
     GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
-    SKIP: tl.constexpr, FOLD: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, SPLIT: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
+    SKIP: tl.constexpr, FOLD: tl.constexpr, FADE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    SPLIT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A program owns N keys, of a KV head, and walks over the queries of its query heads that see them."""
     tile, part, slot, b, kv = own_tile(tl.cdiv(S, N), n_long, parts, heads, SPLIT, False)
@@ -148,8 +160,9 @@ def grad_kv_kernel(
             delta_M = load_numbers(delta, (b * H + h) * padded + row, M, TMA)
             total_k, total_v = grad_columns(
                 q_MD, grad_MD, k_ND, v_ND, lse_M, delta_M, total_k, total_v,
-                row + S - T + tl.arange(0, M), j_N, at_edge(row, begin, window, T, S, M, N, CAUSAL),
-                ids, window, decay, slope, scale, softcap, S, CAUSAL, DECAY, SLOPE, SOFTCAP, SEGMENTS, FOLD, PRECISION,
+                row + S - T + tl.arange(0, M), j_N, row + S - T, at_edge(row, begin, window, T, S, M, N, CAUSAL),
+                ids, window, decay, slope, scale, softcap, S,
+                CAUSAL, DECAY, SLOPE, SOFTCAP, SEGMENTS, FOLD, FADE, PRECISION,
             )  # fmt: skip
     if SPLIT and slot >= 0:
         at, real = partial_rows(partial_k, slot, part, parts, S, begin, N, WIDTH)
@@ -163,23 +176,34 @@ def grad_kv_kernel(
 
 @triton.jit
 def grad_columns(
-    q_MD, grad_MD, k_ND, v_ND, lse_M, delta_M, total_k, total_v, t_M, j_N, edge,
+    q_MD, grad_MD, k_ND, v_ND, lse_M, delta_M, total_k, total_v, t_M, j_N, first, edge,
     ids, window, decay, slope, scale, softcap, S,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
-    FOLD: tl.constexpr, PRECISION: tl.constexpr,
+    FOLD: tl.constexpr, FADE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What one tile of queries adds to the key gradients (still without the scale) and value gradients."""
     logits = tl.dot(k_ND, tl.trans(q_MD), input_precision=PRECISION)
-    p, derivative = weights(
-        logits, lse_M[None, :], t_M[None, :], j_N[:, None], decay, slope, scale, softcap, DECAY, SLOPE, SOFTCAP, FOLD
-    )
-    if SEGMENTS or edge:
-        p = tl.where(visible(t_M[None, :], j_N[:, None], window, ids, S, CAUSAL, SEGMENTS), p, 0.0)
+    if FADE:
+        fade_M, fade_N = fading(t_M, j_N, first, decay)
+        y = logits * fade_M[None, :] * (fade_N * (scale * LOG2E))[:, None] - lse_M[None, :]
+        if SEGMENTS or edge:
+            y = tl.where(visible(t_M[None, :], j_N[:, None], window, ids, S, CAUSAL, SEGMENTS), y, float("-inf"))
+        p = tl.exp2(y)
+    else:
+        p, derivative = weights(
+            logits, lse_M[None, :], t_M[None, :], j_N[:, None],
+            decay, slope, scale, softcap, DECAY, SLOPE, SOFTCAP, FOLD,
+        )  # fmt: skip
+        if SEGMENTS or edge:
+            p = tl.where(visible(t_M[None, :], j_N[:, None], window, ids, S, CAUSAL, SEGMENTS), p, 0.0)
     total_v = tl.dot(p.to(grad_MD.dtype), grad_MD, total_v, input_precision=PRECISION)
     inner = tl.dot(v_ND, tl.trans(grad_MD), input_precision=PRECISION)
-    grad_logits = p * (inner - delta_M[None, :])
-    if not FOLD:
-        grad_logits *= derivative
+    if FADE:
+        grad_logits = p * (inner * fade_M[None, :] - (delta_M * fade_M)[None, :]) * fade_N[:, None]
+    else:
+        grad_logits = p * (inner - delta_M[None, :])
+        if not FOLD:
+            grad_logits *= derivative
     return tl.dot(grad_logits.to(q_MD.dtype), q_MD, total_k, input_precision=PRECISION), total_v
 
 

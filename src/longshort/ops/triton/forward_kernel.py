@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from longshort.ops.triton.scores import LN2, LOG2E, NEVER, head_options, scores, visible
+from longshort.ops.triton.scores import LN2, LOG2E, NEVER, fading, head_options, scores, visible
 from longshort.ops.triton.segment_ranges import meeting
 from longshort.ops.triton.walks import (
     SIZES,
@@ -31,8 +31,8 @@ def forward_kernel(
     scale, softcap, B, H, T, S, n_long, parts,
     GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
-    SKIP: tl.constexpr, FOLD: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, SPLIT: tl.constexpr,
-    STATS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
+    SKIP: tl.constexpr, FOLD: tl.constexpr, FADE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    SPLIT: tl.constexpr, STATS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     tile, part, slot, b, h = own_tile(tl.cdiv(T, M), n_long, parts, heads, SPLIT, True)
     window, decay, slope = head_options(windows, decays, slopes, h, DECAY, SLOPE)
@@ -51,9 +51,9 @@ def forward_kernel(
         v_ND = load_rows(v, sv_b, sv_h, sv_t, b, h // GROUP, key, S, N, D, WIDTH, TMA)
         largest, total, weighted, top, bottom = see(
             q_MD, k_ND, v_ND, largest, total, weighted, top, bottom,
-            t_M, key + tl.arange(0, N), at_edge(row, key, window, T, S, M, N, CAUSAL),
+            t_M, key + tl.arange(0, N), key, at_edge(row, key, window, T, S, M, N, CAUSAL),
             ids, window, decay, slope, scale, softcap, S,
-            CAUSAL, DECAY, SLOPE, SOFTCAP, SEGMENTS, FOLD, STATS, PRECISION,
+            CAUSAL, DECAY, SLOPE, SOFTCAP, SEGMENTS, FOLD, FADE, STATS, PRECISION,
         )  # fmt: skip
     total, bottom = tl.sum(total, 1), tl.min(bottom, 1)
     if SPLIT and slot >= 0:
@@ -145,33 +145,41 @@ def finish(
 
 @triton.jit
 def see(
-    q_MD, k_ND, v_ND, largest, total, weighted, top, bottom, t_M, j_N, edge,
+    q_MD, k_ND, v_ND, largest, total, weighted, top, bottom, t_M, j_N, key, edge,
     ids, window, decay, slope, scale, softcap, S,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
-    FOLD: tl.constexpr, STATS: tl.constexpr, PRECISION: tl.constexpr,
+    FOLD: tl.constexpr, FADE: tl.constexpr, STATS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The rows' state after one more tile of keys; only an edge tile needs its mask."""
     logits = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
-    if FOLD:
-        factor = scale * LOG2E
+    unit = scale if FADE else 1.0  # of the logits' extremes
+    if FOLD or FADE:
         x = logits
     else:
-        factor = 1.0
         logits = logits * scale
         x, _ = scores(logits, t_M[:, None], j_N[None, :], decay, slope, softcap, DECAY, SLOPE, SOFTCAP)
         x = x * LOG2E
     if SEGMENTS or edge:
         seen = visible(t_M[:, None], j_N[None, :], window, ids, S, CAUSAL, SEGMENTS)
         if STATS:
-            bottom = tl.minimum(bottom, tl.min(by_lane(tl.where(seen, logits, float("inf"))), 1))
+            bottom = tl.minimum(bottom, tl.min(by_lane(tl.where(seen, logits, float("inf"))), 1) * unit)
             if not FOLD:
-                top = tl.maximum(top, tl.max(tl.where(seen, logits, float("-inf")), 1))
+                top = tl.maximum(top, tl.max(tl.where(seen, logits, float("-inf")), 1) * unit)
         x = tl.where(seen, x, float("-inf"))
     elif STATS and not FOLD:
-        bottom = tl.minimum(bottom, tl.min(by_lane(logits), 1))
-        top = tl.maximum(top, tl.max(logits, 1))
-    above = tl.maximum(largest, tl.max(x, 1))
-    y = x * factor - (above * factor)[:, None]
+        bottom = tl.minimum(bottom, tl.min(by_lane(logits), 1) * unit)
+        top = tl.maximum(top, tl.max(logits, 1) * unit)
+    if FADE:
+        fade_M, fade_N = fading(t_M, j_N, key, decay)
+        factor = tl.maximum(fade_M * (scale * LOG2E), 1e-30)  # 0 would make NaN of a masked score
+        x = x * fade_N[None, :]
+        above = tl.maximum(largest, tl.max(x, 1) * factor)
+        y = x * factor[:, None] - above[:, None]
+        factor = 1.0
+    else:
+        factor = scale * LOG2E if FOLD else 1.0
+        above = tl.maximum(largest, tl.max(x, 1))
+        y = x * factor - (above * factor)[:, None]
     if STATS and FOLD and not SEGMENTS:
         # y <= 0: its bits grow as it falls. Hopper takes the largest of three unsigned numbers in one instruction.
         lowest = tl.max(by_lane(y.to(tl.uint32, bitcast=True)), 1).to(tl.float32, bitcast=True)

@@ -13,6 +13,7 @@ from longshort.ops.groups import dense_rows, without_padding
 from longshort.ops.triton import segment_ranges
 from longshort.ops.triton.backward_kernels import add_parts_kernel, grad_kv_kernel, grad_q_kernel
 from longshort.ops.triton.forward_kernel import forward_kernel, join_parts_kernel, reduce_extremes_kernel
+from longshort.ops.triton.scores import FADES
 from longshort.ops.triton.tiles import LONG, TileShape, parts_for, tile_shape
 
 _EVERYTHING = 1 << 30
@@ -324,11 +325,13 @@ def _call(
     rates = [_table(tuple(r), torch.float32, q.device) if r is not None and any(r) else None for r in (decays, slopes)]
     ids = reach if segments is None else segments.to(torch.int64).contiguous()
     skip = segments is not None and n_keys > segment_ranges.SHORT.value and any(not 0 < w < LONG for w in windows)
+    linear = scale > 0 and softcap is None and rates[1] is None
     flags = {
         **{"GROUP": n_heads // k.shape[1], "D": head_dim, "WIDTH": _width(head_dim)},
         **{"CAUSAL": causal, "DECAY": rates[0] is not None, "SLOPE": rates[1] is not None},
         **{"SOFTCAP": softcap is not None, "SEGMENTS": segments is not None, "SKIP": skip},
-        "FOLD": scale > 0 and softcap is None and rates[0] is None and rates[1] is None,
+        "FOLD": linear and rates[0] is None,
+        "FADE": linear and causal and 0 < max(decays or [0.0]) <= FADES,
         "PRECISION": "tf32" if q.dtype == torch.float32 and q.device.type == "cuda" and _tf32_allowed() else "ieee",
     }
     return _Call(

@@ -16,6 +16,9 @@ LN2 = tl.constexpr(0.6931471805599453)
 NEVER = tl.constexpr(-1e30)
 """The running maximum of a row that has seen nothing; finite, so that no subtraction gives NaN."""
 
+FADES = 0.16
+"""The largest decay whose factor may be split: with tiles of at most 128 positions no part is above exp(41) = 6e17."""
+
 
 @triton.jit
 def visible_range(t, window, S, CAUSAL: tl.constexpr):
@@ -51,6 +54,18 @@ def head_options(windows, decays, slopes, h, DECAY: tl.constexpr, SLOPE: tl.cons
     if SLOPE:
         slope = tl.load(slopes + h)
     return tl.load(windows + h), decay, slope
+
+
+@triton.jit
+def fading(t, j, border, decay):
+    """exp(-decay (t - j)) of keys at or before their query, split into a factor of the query and one of the key.
+
+    So a tile takes an exponential a row and a column and not one an element. `border` is where the tile begins on the
+    side that passes by: the factor of that side is then the same in every tile, and is computed before the walk.
+    A key beyond its query, which it may not see, has a factor above 1: finite, since the decay is at most FADES.
+    """
+    rate = decay * LOG2E
+    return tl.exp2(-rate * (t - border).to(tl.float32)), tl.exp2(rate * (j - border).to(tl.float32))
 
 
 @triton.jit
