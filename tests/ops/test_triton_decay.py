@@ -16,6 +16,7 @@ tl = triton.language
 from longshort.ops.triton import launch  # noqa: E402
 from longshort.ops.triton.scores import FADES, fading, scores  # noqa: E402
 from longshort.ops.triton.tiles import KERNELS, TileShape, use  # noqa: E402
+from longshort.ops.triton.walks import on_side  # noqa: E402
 
 FAR = 131_072
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -40,20 +41,21 @@ def test_the_factor_is_exact_at_every_distance_of_a_long_text(decay):
 
 
 @triton.jit
-def split_factors(decays, out, first, border, M: tl.constexpr, N: tl.constexpr):
+def split_factors(decays, out, first, border, M: tl.constexpr, N: tl.constexpr, SIDE: tl.constexpr):
     t_M, j_N = first + tl.arange(0, M), border + tl.arange(0, N)
-    fade_M, fade_N = fading(t_M, j_N, border, tl.load(decays))
+    fade_M, fade_N = fading(t_M, j_N, border, tl.load(decays), SIDE)
     tl.store(out + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :], fade_M[:, None] * fade_N[None, :])
 
 
 @pytest.mark.parametrize("decay", [0.0, 1e-5, 1e-3, 0.1, FADES])
 @pytest.mark.parametrize("distance", [-127, 0, 1, 128, 700, 65_537, FAR])
-def test_split_factor_is_exact_in_a_tile_at_any_distance_and_finite_beyond_the_query(decay, distance):
-    size, border = 128, 5
+@pytest.mark.parametrize("side", [1, -1], ids=["keys before", "keys after"])
+def test_split_factor_is_exact_in_a_tile_at_any_distance_and_finite_beyond_the_query(decay, distance, side):
+    size, border = 128, FAR + 5
     out = torch.full((size, size), torch.nan, device=DEVICE)
-    split_factors[(1,)](torch.tensor([decay], device=DEVICE), out, border + distance, border, size, size)
+    split_factors[(1,)](torch.tensor([decay], device=DEVICE), out, border + side * distance, border, size, size, side)
     i = torch.arange(size, dtype=torch.float64)
-    exact = torch.exp(-decay * (distance + i[:, None] - i[None, :]))
+    exact = torch.exp(-decay * (distance + side * (i[:, None] - i[None, :])))
     torch.testing.assert_close(out.cpu().double(), exact, atol=1e-12, rtol=2e-5)
     assert (out < 1e18).all()
 
@@ -69,7 +71,7 @@ FLAGS = {
     "softcap": (SPLIT, {"softcap": 4.0}, False),
     "negative scale": (SPLIT, {"scale": -0.7}, False),
     "slopes": (SPLIT, {"slopes": (0.1, 0.0, 0.02)}, False),
-    "two-sided": (SPLIT, {"causal": False}, False),
+    "two-sided": (SPLIT, {"causal": False}, True),
 }
 
 
@@ -119,8 +121,9 @@ def test_steep_decay_agrees_with_the_reference(causal):
 
 
 @pytest.mark.parametrize("n_queries", [1, 63, 64, 65, 129, 200])
-def test_decaying_row_of_a_length_around_a_tile_agrees_with_the_reference(n_queries):
-    check((0.1, FADES), (None, 64), n_queries=n_queries)
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "two-sided"])
+def test_decaying_row_of_a_length_around_a_tile_agrees_with_the_reference(n_queries, causal):
+    check((0.1, FADES), (None, 64), n_queries=n_queries, causal=causal)
 
 
 @pytest.mark.parametrize("shape", [(16, 64), (64, 16), (128, 128)], ids=["wide", "tall", "large"])
@@ -130,9 +133,15 @@ def test_decay_in_tiles_of_any_shape_and_walks_in_parts_agrees_with_the_referenc
         check((0.1, FADES), (None, 50), n_queries=140, n_keys=150, causal=causal)
 
 
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "two-sided"])
 @pytest.mark.parametrize("segments", [None, "sorted"])
-def test_masked_pairs_where_the_factor_is_zero_in_fp32_agree_with_the_reference(segments):
-    check((FADES, FADES), (None, 701), n_queries=100, n_keys=900, segments=segments)
+def test_masked_pairs_where_the_factor_is_zero_in_fp32_agree_with_the_reference(segments, causal):
+    check((FADES, FADES), (None, 701), n_queries=100, n_keys=900, segments=segments, causal=causal)
+
+
+def test_masked_pairs_far_after_their_query_agree_with_the_reference():
+    with use({name: TileShape(64, 128, 1, 4, parts=1) for name in KERNELS}):
+        check((FADES,), (701,), n_queries=800, causal=False)
 
 
 def test_few_rows_of_a_long_decaying_past_agree_with_the_reference():
@@ -148,3 +157,23 @@ def test_nan_of_a_decaying_head_stays_visible_in_it_alone():
     assert result.out[0, 1, 30:35].isnan().all() and result.lse[0, 1, 30:35].isnan().all()
     assert result.logits.max[1].isnan() and result.logits.min[1].isnan()
     assert result.out[0, 0].isfinite().all() and result.logits.abs_max[0].isfinite()
+
+
+@triton.jit
+def sides(out, start, stop, first, OWN: tl.constexpr, STEP: tl.constexpr):
+    for SIDE in tl.static_range(1, -2, -1):
+        begin, end = on_side(start, stop, first, SIDE, OWN, STEP)
+        tl.store(out + 2 * (1 - SIDE), begin)
+        tl.store(out + 2 * (1 - SIDE) + 1, end)
+
+
+@pytest.mark.parametrize(("own", "step"), [(64, 64), (128, 32), (16, 128)])
+@pytest.mark.parametrize("first", [-200, -64, -1, 0, 1, 31, 63, 64, 127, 400, 900])
+def test_every_tile_of_a_walk_is_on_one_side_or_mixed(first, own, step):
+    start, stop = 128, 600
+    bounds = torch.full((6,), -1, dtype=torch.int32, device=DEVICE)
+    sides[(1,)](bounds, start, stop, first, own, step)
+    before, mixed, after = (range(*bounds[i : i + 2].tolist(), step) for i in (0, 2, 4))
+    assert [*before, *mixed, *after] == [*range(start, stop, step)]
+    assert all(at + step - 1 <= first for at in before) and all(at >= first + own - 1 for at in after)
+    assert all(at + step - 1 > first and at < first + own - 1 for at in mixed)

@@ -105,7 +105,7 @@ def grad_rows(
     """What one tile of keys adds to the query gradients, still without the scale."""
     logits = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
     if FADE:
-        fade_M, fade_N = fading(t_M, j_N, key, decay)
+        fade_M, fade_N = fading(t_M, j_N, key, decay, FADE)
         y = logits * fade_N[None, :] * (fade_M * (scale * LOG2E))[:, None] - lse_M[:, None]
         if SEGMENTS or edge:
             y = tl.where(visible(t_M[:, None], j_N[None, :], window, ids, S, CAUSAL, SEGMENTS), y, float("-inf"))
@@ -184,7 +184,7 @@ def grad_columns(
     """What one tile of queries adds to the key gradients (still without the scale) and value gradients."""
     logits = tl.dot(k_ND, tl.trans(q_MD), input_precision=PRECISION)
     if FADE:
-        fade_M, fade_N = fading(t_M, j_N, first, decay)
+        fade_M, fade_N = fading(t_M, j_N, first, decay, FADE)
         y = logits * fade_M[None, :] * (fade_N * (scale * LOG2E))[:, None] - lse_M[None, :]
         if SEGMENTS or edge:
             y = tl.where(visible(t_M[None, :], j_N[:, None], window, ids, S, CAUSAL, SEGMENTS), y, float("-inf"))

@@ -17,6 +17,7 @@ from longshort.ops.triton.walks import (
     at_edge,
     keys_of,
     load_rows,
+    on_side,
     own_part,
     own_tile,
     partial_rows,
@@ -46,15 +47,19 @@ def forward_kernel(
     if SPLIT:
         start, stop = own_part(start, stop, part, parts, slot, N)
     q_MD = load_rows(q, sq_b, sq_h, sq_t, b, h, row, T, M, D, WIDTH, TMA)
-    for key in tl.range(start, stop, N, num_stages=STAGES):
-        k_ND = load_rows(k, sk_b, sk_h, sk_t, b, h // GROUP, key, S, N, D, WIDTH, TMA)
-        v_ND = load_rows(v, sv_b, sv_h, sv_t, b, h // GROUP, key, S, N, D, WIDTH, TMA)
-        largest, total, weighted, top, bottom = see(
-            q_MD, k_ND, v_ND, largest, total, weighted, top, bottom,
-            t_M, key + tl.arange(0, N), key, at_edge(row, key, window, T, S, M, N, CAUSAL),
-            ids, window, decay, slope, scale, softcap, S,
-            CAUSAL, DECAY, SLOPE, SOFTCAP, SEGMENTS, FOLD, FADE, STATS, PRECISION,
-        )  # fmt: skip
+    for SIDE in tl.static_range(1, -2 if FADE and not CAUSAL else 0, -1):  # keys before queries, both, after
+        begin, end = start, stop
+        if FADE and not CAUSAL:
+            begin, end = on_side(start, stop, row + S - T, SIDE, M, N)
+        for key in tl.range(begin, end, N, num_stages=STAGES):
+            k_ND = load_rows(k, sk_b, sk_h, sk_t, b, h // GROUP, key, S, N, D, WIDTH, TMA)
+            v_ND = load_rows(v, sv_b, sv_h, sv_t, b, h // GROUP, key, S, N, D, WIDTH, TMA)
+            largest, total, weighted, top, bottom = see(
+                q_MD, k_ND, v_ND, largest, total, weighted, top, bottom,
+                t_M, key + tl.arange(0, N), key, at_edge(row, key, window, T, S, M, N, CAUSAL),
+                ids, window, decay, slope, scale, softcap, S,
+                CAUSAL, DECAY, SLOPE, SOFTCAP, SEGMENTS, FOLD, FADE * SIDE, STATS, PRECISION,
+            )  # fmt: skip
     total, bottom = tl.sum(total, 1), tl.min(bottom, 1)
     if SPLIT and slot >= 0:
         at, real = partial_rows(partial, slot, part, parts, T, row, M, WIDTH)
@@ -170,7 +175,7 @@ def see(
         bottom = tl.minimum(bottom, tl.min(by_lane(logits), 1) * unit)
         top = tl.maximum(top, tl.max(logits, 1) * unit)
     if FADE:
-        fade_M, fade_N = fading(t_M, j_N, key, decay)
+        fade_M, fade_N = fading(t_M, j_N, key, decay, FADE)
         factor = tl.maximum(fade_M * (scale * LOG2E), 1e-30)  # 0 would make NaN of a masked score
         x = x * fade_N[None, :]
         above = tl.maximum(largest, tl.max(x, 1) * factor)

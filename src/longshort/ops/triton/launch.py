@@ -93,6 +93,7 @@ def backward(
     if segments is not None:
         grad = grad.masked_fill((segments[:, k.shape[2] - q.shape[2] :] < 0)[:, None, :, None], 0)
     call = _call(q, k, windows, decays, slopes, scale, causal, softcap, segments)
+    call.flags["FADE"] &= causal  # two-sided, its registers cost more than it saves (docs/results/las-h200.json)
     padded = _tiles_in(q.shape[2] + _PAD - 1, _PAD) * _PAD
     numbers = torch.empty((2, *lse.shape[:2], padded), dtype=torch.float32, device=q.device)
     _query_gradients(call, grad, q, k, v, out, lse, numbers, grad_q)
@@ -331,7 +332,7 @@ def _call(
         **{"CAUSAL": causal, "DECAY": rates[0] is not None, "SLOPE": rates[1] is not None},
         **{"SOFTCAP": softcap is not None, "SEGMENTS": segments is not None, "SKIP": skip},
         "FOLD": linear and rates[0] is None,
-        "FADE": linear and causal and 0 < max(decays or [0.0]) <= FADES,
+        "FADE": linear and 0 < max(decays or [0.0]) <= FADES,
         "PRECISION": "tf32" if q.dtype == torch.float32 and q.device.type == "cuda" and _tf32_allowed() else "ieee",
     }
     return _Call(

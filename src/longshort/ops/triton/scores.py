@@ -57,14 +57,15 @@ def head_options(windows, decays, slopes, h, DECAY: tl.constexpr, SLOPE: tl.cons
 
 
 @triton.jit
-def fading(t, j, border, decay):
-    """exp(-decay (t - j)) of keys at or before their query, split into a factor of the query and one of the key.
+def fading(t, j, border, decay, FADE: tl.constexpr):
+    """exp(-decay |t - j|), split into a factor of the query and one of the key, for keys of one side of their query.
 
-    So a tile takes an exponential a row and a column and not one an element. `border` is where the tile begins on the
-    side that passes by: the factor of that side is then the same in every tile, and is computed before the walk.
-    A key beyond its query, which it may not see, has a factor above 1: finite, since the decay is at most FADES.
+    FADE is 1 for keys up to the query and -1 for keys from it on. So a tile takes an exponential a row and a column and
+    not one an element. `border` is where the tile begins in the direction of the walk, along which the factor is then
+    the same in every tile and is computed before the walk.
+    A key on the other side, which a causal mask hides, has a factor above 1: finite, since the decay is at most FADES.
     """
-    rate = decay * LOG2E
+    rate = decay * (FADE * LOG2E)
     return tl.exp2(-rate * (t - border).to(tl.float32)), tl.exp2(rate * (j - border).to(tl.float32))
 
 

@@ -114,6 +114,22 @@ def queries_of(begin, window, T, S, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl
 
 
 @triton.jit
+def on_side(start, stop, first, SIDE: tl.constexpr, OWN: tl.constexpr, STEP: tl.constexpr):
+    """The tiles of a walk, start .. stop in steps of STEP, that lie before first .. first+OWN (SIDE 1), after it (-1)
+    or neither (0). A tile that shares one position with it still counts as before or after.
+    """
+    mixed = tl.maximum(first + 1, 0) // STEP * STEP
+    after = tl.cdiv(tl.maximum(first + OWN - 1, 0), STEP) * STEP
+    if SIDE == 1:
+        stop = tl.minimum(stop, mixed)
+    elif SIDE == 0:
+        start, stop = tl.maximum(start, mixed), tl.minimum(stop, after)
+    else:
+        start = tl.maximum(start, after)
+    return start, stop
+
+
+@triton.jit
 def partial_rows(partial, slot, part, parts, length, first, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """Pointers into a (slots, parts, length, WIDTH) fp32 tensor, and which of the rows exist."""
     rows, columns = tl.arange(0, ROWS), tl.arange(0, WIDTH)
