@@ -91,5 +91,5 @@ def test_runs_that_are_in_both_are_counted_once_or_refused(tmp_path):
     assert published.with_earlier_rows({"a": row([2])}, tmp_path, ())[0]["seeds"] == [0, 1, 2]
     with pytest.raises(ReportError, match=r"a: seeds \[1\] are in the folder and, with others, in published.json"):
         published.with_earlier_rows({"a": row([1, 2])}, tmp_path, ())
-    with pytest.raises(ReportError, match="a: runs of 50 steps in the folder, of 100 in"):
+    with pytest.raises(ReportError, match=r"a: runs of \[50\] steps in the folder, of \[100\] in"):
         published.with_earlier_rows({"a": row([2], steps=50)}, tmp_path, ())

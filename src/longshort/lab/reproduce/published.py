@@ -59,8 +59,8 @@ def _joined(own: dict[str, Any] | None, theirs: dict[str, Any] | None) -> dict[s
         )
     if {*own["steps"]} != {*theirs["steps"]}:
         raise ReportError(
-            f"{own['arm']}: runs of {max(own['steps'])} steps in the folder, of {max(theirs['steps'])} in {FILE}; "
-            "expected equally many"
+            f"{own['arm']}: runs of {sorted(set(own['steps']))} steps in the folder, of {sorted(set(theirs['steps']))} "
+            f"in {FILE}; expected equally many"
         )
     parts = (theirs, own)
     accuracies = [share for row in parts for share in row["accuracies"]]

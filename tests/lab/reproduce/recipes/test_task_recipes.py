@@ -152,37 +152,52 @@ def test_what_recall_decides(tmp_path):
     assert "recall: 50.0 %, 55.0 %, 90.0 %" in findings["enough"].ours
 
 
+def decided(tasks, seed=0):
+    """What long-range finds in accuracies of one seed."""
+    by_seed = {task: {kind: {seed: share} for kind, share in kinds.items()} for task, kinds in tasks.items()}
+    return long_range._findings(by_seed)
+
+
 def test_what_long_range_decides():
     tasks = {
         "listops": {"none": 0.3, "alibi": 0.35, "decay": 0.4, "ls": 0.3, "rotary": 0.4, "ls-rotary": 0.5},
         "pathfinder": {"none": 0.6, "alibi": 0.7, "decay": 0.7, "ls": 0.5, "rotary": 0.7, "ls-rotary": 0.8},
     }
-    findings = long_range._findings(tasks)
+    findings = decided(tasks)
     assert {key: found.verdict for key, found in findings.items()} == {"decay": PARTLY, "windows": PARTLY}
     assert findings["windows"].ours == "no loss on listops of listops, pathfinder"
-    assert long_range._findings({"listops": {"none": 0.3}}) == {}
+    assert decided({"listops": {"none": 0.3}}) == {}
 
 
 def test_fewer_than_three_learned_tasks_decide_nothing_that_all_of_them_would():
     ahead = {"none": 0.3, "alibi": 0.3, "decay": 0.5}
     two, three = (dict.fromkeys(tasks, ahead) for tasks in (("smnist", "image"), ("smnist", "image", "listops")))
-    assert long_range._findings(two)["decay"].verdict == NOT_RUN
-    assert long_range._findings(two)["decay"].ours.endswith("(3 learned tasks decide)")
-    assert long_range._findings(three)["decay"].verdict == HOLDS
+    assert decided(two)["decay"].verdict == NOT_RUN
+    assert decided(two)["decay"].ours.endswith("(3 learned tasks decide)")
+    assert decided(three)["decay"].verdict == HOLDS
 
 
 def test_arms_that_guess_are_not_compared_on_a_task_that_others_have_learned():
     guessing = {"none": 0.14, "alibi": 0.14, "decay": 0.18, "smoothing": 0.15, "ls": 0.14}
     tasks = {"listops": guessing | {"las": 0.4, "rotary": 0.4, "ls-rotary": 0.3}}
-    findings = long_range._findings(tasks)
+    findings = decided(tasks)
     assert "decay" not in findings and findings["las"].ours.startswith("las ahead on listops of listops")
     assert findings["windows"].ours.startswith("no loss on none of listops")
-    assert "windows" not in long_range._findings({"listops": guessing})
+    assert "windows" not in decided({"listops": guessing})
+
+
+def test_arms_are_compared_over_the_seeds_that_all_of_them_have(tmp_path):
+    las, smoothing, decay = {0: 0.4}, {0: 0.3, 1: 0.6}, {0: 0.2, 1: 0.2}
+    found = long_range._findings({"listops": {"las": las, "smoothing": smoothing, "decay": decay}})
+    assert found["las"].ours.startswith("las ahead on listops of listops")
+    assert "las" not in long_range._findings({"listops": {"las": {2: 0.4}, "smoothing": smoothing, "decay": decay}})
+    rows = [{"task": "listops", "kind": "las", "seeds": [0, 3], "accuracies": [0.1, 0.2]}]
+    assert long_range._by_seed(rows) == {"listops": {"las": {0: 0.1, 3: 0.2}}}
 
 
 def test_tasks_that_no_arm_has_learned_decide_nothing():
     guessed = {"none": 0.51, "alibi": 0.5, "decay": 0.5, "ls": 0.5, "rotary": 0.5, "ls-rotary": 0.5}
-    assert long_range._findings({"pathfinder": guessed}) == {}
+    assert decided({"pathfinder": guessed}) == {}
     learned = {"task": "recall", "accuracy": 0.9}
     rows = [learned | {"n_global": n} for n in (0, 1, 8)]
     guesses = [{"task": "passkey", "n_global": n, "accuracy": 0.12} for n in (0, 1, 8)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ PUBLISHED: dict[str, dict[str, float]] = {
 """Test accuracies of others; LaS's own (arXiv 2311.16620) are unknown to us."""
 LEAST = 3
 """Tasks on which arms can be compared, for a claim to hold or not: one alone says little of long-range tasks."""
+BySeed = dict[str, dict[str, dict[int, float]]]
 LEARNED = 0.1
 """How far above guessing the best of the arms that are compared must be: arms that all guess are alike."""
 
@@ -53,7 +55,7 @@ def summarise(folder: Path) -> Summary:
     data = {"provenance": measures.provenance(found, folder), "rows": rows, "published": PUBLISHED}
     by_task = _by_task(rows)
     table = f"{accuracy.table(rows)}\n{_published_table(by_task)}"
-    return Summary(data=data, table=table, sentences=_sentences(by_task), findings=_findings(by_task))
+    return Summary(data=data, table=table, sentences=_sentences(by_task), findings=_findings(_by_seed(rows)))
 
 
 def _parts(arm: str) -> dict[str, str]:
@@ -67,6 +69,16 @@ def _by_task(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     for row in rows:
         if row["accuracy"] is not None:
             found.setdefault(row["task"], {})[row["kind"]] = row["accuracy"]
+    return found
+
+
+def _by_seed(rows: Sequence[dict[str, Any]]) -> BySeed:
+    """Accuracies by task, kind and seed, of what was measured."""
+    found: BySeed = {}
+    for row in rows:
+        if len(row["accuracies"]) == len(row["seeds"]):
+            shares = dict(zip(row["seeds"], row["accuracies"], strict=True))
+            found.setdefault(row["task"], {})[row["kind"]] = shares
     return found
 
 
@@ -97,7 +109,7 @@ def _sentences(by_task: dict[str, dict[str, float]]) -> tuple[str, ...]:
     return tuple(said) or ("No accuracy was measured yet.",)
 
 
-def _findings(by_task: dict[str, dict[str, float]]) -> dict[str, Finding]:
+def _findings(by_task: BySeed) -> dict[str, Finding]:
     found = {}
     if decided := _compared(by_task, "decay", "none", "alibi"):
         better = [task for task, (decay, *others) in decided.items() if decay > max(others) + POINT]
@@ -113,12 +125,15 @@ def _findings(by_task: dict[str, dict[str, float]]) -> dict[str, Finding]:
     return found
 
 
-def _compared(by_task: dict[str, dict[str, float]], *kinds: str) -> dict[str, tuple[float, ...]]:
-    """Accuracies of these kinds on the tasks that all of them were run on and one of them has learned."""
-    shares = {task: tuple(own[kind] for kind in kinds if kind in own) for task, own in by_task.items()}
-    return {
-        task: own for task, own in shares.items() if len(own) == len(kinds) and max(own) >= _guessing(task) + LEARNED
-    }
+def _compared(by_task: BySeed, *kinds: str) -> dict[str, tuple[float, ...]]:
+    """Mean accuracies of these kinds over the seeds that all of them have, on tasks that one of them has learned."""
+    found = {}
+    for task, own in by_task.items():
+        seeds = set.intersection(*(set(own.get(kind, ())) for kind in kinds))
+        shares = tuple(statistics.fmean(own[kind][seed] for seed in seeds) for kind in kinds) if seeds else ()
+        if max(shares, default=0.0) >= _guessing(task) + LEARNED:
+            found[task] = shares
+    return found
 
 
 def _guessing(task: str) -> float:
@@ -177,6 +192,7 @@ RECIPE = Recipe(
             text="decay of the logits with distance helps on long-range tasks, beyond no positions and ALiBi",
             paper="LaS (arXiv 2311.16620): both parts help; best among transformers",
             rule="test accuracy of decay more than a point above none and alibi: holds on every task, partly on some; "
+            "over the seeds that all of them have; "
             f"where none of these arms is {100 * LEARNED:.0f} points above guessing they are not compared, and {LEAST} "
             "tasks must be left",
         ),
