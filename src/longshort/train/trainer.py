@@ -1,8 +1,8 @@
 """The training loop. Every step is a function of (config, state), and a checkpoint holds the whole state.
 
 Randomness has no state of its own: weights come from the seed, batches from (seed, batch number), dropout from (seed,
-batch number, rank). So a resumed run is the run that was never stopped: bit for bit on a CPU, and on
-a GPU as nearly as any two runs agree there.
+batch number, rank). So a resumed run is the run that was never stopped: bit for bit on a CPU, and on a GPU as nearly as
+any two runs agree there.
 """
 
 from __future__ import annotations
