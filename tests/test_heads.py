@@ -56,7 +56,7 @@ def test_las_plan_may_give_every_head_a_window():
     plan = HeadPlan.las(n_heads=4, max_decay=0.001, window=32)
     assert plan.windows == (32,) * 4
     assert plan.decays == HeadPlan.las(n_heads=4, max_decay=0.001).decays
-    with pytest.raises(ValueError, match=r"windows\[0\] must be None .* got 0"):
+    with pytest.raises(ValueError, match="window must be an integer >= 1, got 0"):
         HeadPlan.las(n_heads=4, max_decay=0.001, window=0)
 
 

@@ -55,7 +55,8 @@ class HeadPlan:
 
     @classmethod
     def las(cls, n_heads: int, max_decay: float, window: int | None = None) -> HeadPlan:
-        """LaS attention (arXiv 2311.16620): the first head without decay, the last with `max_decay`.
+        """LaS attention (arXiv 2311.16620): the first head, which may be the only one, without decay, the last with
+        `max_decay`.
 
         All heads are global, or see `window` keys each, which makes the cost linear in the length.
 
@@ -68,6 +69,8 @@ class HeadPlan:
         _positive("n_heads", n_heads)
         if not _is_real(max_decay) or not 0 <= max_decay <= _LARGEST_RATE:
             raise ValueError(f"max_decay must be a number from 0 to {_LARGEST_RATE:g}, got {max_decay!r}")
+        if window is not None:
+            _positive("window", window)
         decays = (0.0, *(max_decay * 2.0 ** (i - n_heads + 1) for i in range(1, n_heads)))
         return cls(windows=(window,) * n_heads, decays=decays)
 

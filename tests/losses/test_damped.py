@@ -135,6 +135,37 @@ def test_compiled_loss_and_gradients_equal_eager_in_one_graph():
         torch.testing.assert_close(torch.autograd.grad(mine, scores), torch.autograd.grad(expected, scores))
 
 
+EXPONENTS = (0.25, 0.5, 0.75, 0.0)
+
+
+@pytest.fixture
+def fresh_compiler(tmp_path, monkeypatch):
+    """Nothing compiled before, in this process or another."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def test_one_compiled_transform_serves_every_exponent(fresh_compiler):
+    compiled = torch.compile(transform_scores, fullgraph=True)
+    scores = torch.tensor([-4.0, -0.3, 0.002, 0.5, 9.0])
+    for e in EXPONENTS:
+        torch.testing.assert_close(compiled(scores, e), transform_scores(scores, e))
+    for e in reversed(EXPONENTS):
+        torch.testing.assert_close(compiled(scores, e, 0.1), transform_scores(scores, e, 0.1))
+
+
+@pytest.mark.parametrize("base", ["cross_entropy", "hinge"])
+def test_losses_of_several_exponents_compile_one_after_the_other(base, fresh_compiler):
+    targets = torch.randint(11, (3,))
+    for e in EXPONENTS:
+        scores, loss = torch.randn(3, 11, requires_grad=True), exponentiated(base, e=e)
+        mine, expected = torch.compile(loss, fullgraph=True)(scores, targets), loss(scores, targets)
+        torch.testing.assert_close(mine, expected)
+        torch.testing.assert_close(torch.autograd.grad(mine, scores), torch.autograd.grad(expected, scores))
+
+
 def test_it_can_be_mapped_over_models():
     scores, targets = torch.randn(3, 6, 4), torch.randint(4, (6,))
     loss = exponentiated("cross_entropy", e=0.25)
@@ -173,14 +204,24 @@ def test_an_ignored_row_of_the_chunked_loss_may_hold_anything():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: exponentiated("cross_entropy", e=1.1), "e must be from 0 to 1, got 1.1"),
-        (lambda: exponentiated("cross_entropy", e=-0.1), "e must be from 0 to 1, got -0.1"),
-        (lambda: exponentiated("cross_entropy", e=math.nan), "e must be from 0 to 1, got nan"),
-        (lambda: exponentiated("cross_entropy", c=0.0), r"c must be from 1e-30 to 1e\+30, got 0.0"),
-        (lambda: transform_scores(torch.zeros(2), e=0.0, c=1e-40), r"c must be from 1e-30 .* got 1e-40"),
+        (lambda: exponentiated("cross_entropy", e=1.1), "e must be a number from 0 to 1, got 1.1"),
+        (lambda: exponentiated("cross_entropy", e=-0.1), "e must be a number from 0 to 1, got -0.1"),
+        (lambda: exponentiated("cross_entropy", e=math.nan), "e must be a number from 0 to 1, got nan"),
+        (lambda: exponentiated("cross_entropy", c=0.0), r"c must be a number from 1e-30 to 1e\+30, got 0.0"),
+        (lambda: transform_scores(torch.zeros(2), e=0.0, c=1e-40), r"c must be a number from 1e-30 .* got 1e-40"),
+        (lambda: exponentiated("hinge", e="0.5"), "e must be a number from 0 to 1, got '0.5'"),
+        (lambda: exponentiated("hinge", e=True), "e must be a number from 0 to 1, got True"),
+        (lambda: exponentiated("hinge", c=None), "c must be a number from 1e-30 .* got None"),
+        (lambda: transform_scores([1.0]), "scores must be a floating-point tensor, got list"),
+        (lambda: BASES["hinge"](torch.zeros(2, 3), torch.tensor([0, 3])), "targets must be classes from 0 to 2"),
+        (lambda: BASES["logistic"](torch.zeros(2, 3), torch.tensor([0, -1])), "targets must be classes from 0 to 2"),
+        (lambda: BASES["hinge"](torch.zeros(2), torch.tensor([True, False])), r"must be \+1 or -1"),
         (lambda: exponentiated("crossentropy"), "base must be a callable or one of cross_entropy, logistic"),
         (lambda: exponentiated(3), "base must be a callable .* got int"),
-        (lambda: transform_scores(torch.zeros(2, dtype=torch.long)), "scores must be floating-point, got torch.int64"),
+        (
+            lambda: transform_scores(torch.zeros(2, dtype=torch.long)),
+            "scores must be a floating-point tensor, got torch.int64",
+        ),
         (lambda: BASES["hinge"](torch.zeros(2), torch.tensor([0.0, 1.0])), r"must be \+1 or -1"),
         (lambda: BASES["hinge"](torch.zeros(2, 3), torch.zeros(4).long()), r"targets must have shape \(2, 3\)"),
         (lambda: BASES["squared_error"](torch.zeros(4, 3), torch.zeros(1).long()), r"targets must have .* \(1,\)"),

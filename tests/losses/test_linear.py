@@ -223,8 +223,8 @@ def test_compiled_loss_equals_eager(dynamic: bool) -> None:
         ({"targets": torch.zeros(5, dtype=torch.long)}, r"targets must be int64 of shape \(4,\)"),
         ({"z_weight": -1.0}, "z_weight must be >= 0, got -1.0"),
         ({"chunk": 0}, "chunk must be None or at least 1, got 0"),
-        ({"exponent": 1.5}, "exponent must be from 0 to 1, got 1.5"),
-        ({"linear_below": 0.0}, "linear_below must be from 1e-30 .* got 0.0"),
+        ({"exponent": 1.5}, "exponent must be a number from 0 to 1, got 1.5"),
+        ({"linear_below": 0.0}, "linear_below must be a number from 1e-30 .* got 0.0"),
     ],
 )
 def test_wrong_argument_is_a_clear_error(change: dict[str, object], message: str) -> None:

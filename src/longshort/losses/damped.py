@@ -24,14 +24,22 @@ def transform_scores(scores: Tensor, e: float = 0.5, c: float = 0.01) -> Tensor:
     tensor([-10.0000,   0.0000,   0.0500,   2.0000])
     """
     check_exponent("e", e, "c", c)
-    if not scores.is_floating_point():
-        raise ValueError(f"scores must be floating-point, got {scores.dtype}")
+    if not isinstance(scores, Tensor) or not scores.is_floating_point():
+        found = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
+        raise ValueError(f"scores must be a floating-point tensor, got {found}")
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if e == 1:
         return scores
     if torch.compiler.is_compiling():  # fuses the definition and its derivative by itself, one pass each
-        return transformed(scores, float(e), float(c))
+        return transformed(scores, _constant(e), _constant(c))
     return _Transform.apply(scores, float(e), float(c))
+
+
+def _constant(x: float) -> float:
+    """x as a constant of compiled code. torch.compile makes a variable of a number that it has met with two values, and
+    by a variable exponent Inductor takes wrong powers, or fails (torch 2.13).
+    """
+    return float.fromhex(float(x).hex())
 
 
 class _Transform(torch.autograd.Function):
@@ -155,17 +163,22 @@ BASES: dict[str, Loss] = {
 
 def _signs(scores: Tensor, targets: Tensor) -> Tensor:
     if targets.shape == scores.shape:
-        if targets.device.type == "cpu" and not torch.compiler.is_compiling() and not (targets.abs() == 1).all():
+        checked = targets.device.type == "cpu" and not torch.compiler.is_compiling()
+        if checked and not ((targets == 1) | (targets == -1)).all():
             raise ValueError("targets of the scores' shape must be +1 or -1")
         return targets
     return 2 * _one_hot(scores, targets) - 1
 
 
 def _one_hot(scores: Tensor, targets: Tensor) -> Tensor:
+    n_classes = scores.shape[-1]
     if targets.shape != scores.shape[:-1] or targets.dtype != torch.int64:
         expected = f"{tuple(scores.shape)}, or int64 class indices of shape {tuple(scores.shape[:-1])}"
         raise ValueError(f"targets must have shape {expected}, got {targets.dtype} of shape {tuple(targets.shape)}")
-    return F.one_hot(targets, scores.shape[-1]).to(scores.dtype)
+    try:
+        return F.one_hot(targets, n_classes).to(scores.dtype)
+    except RuntimeError as error:
+        raise ValueError(f"targets must be classes from 0 to {n_classes - 1}: {error}") from None
 
 
 def _mean_over_rows(losses: Tensor, scores: Tensor, targets: Tensor) -> Tensor:
@@ -178,8 +191,13 @@ _BELOW = 1e-30, 1e30
 
 def check_exponent(exponent_name: str, e: float, below_name: str, c: float) -> None:
     """Raise, by the names the caller gave them, where e or c is out of range."""
-    if not 0 <= e <= 1:
-        raise ValueError(f"{exponent_name} must be from 0 to 1, got {e}")
+    if not _is_number(e) or not 0 <= e <= 1:
+        raise ValueError(f"{exponent_name} must be a number from 0 to 1, got {e!r}")
     smallest, largest = _BELOW
-    if not smallest <= c <= largest:
-        raise ValueError(f"{below_name} must be from {smallest:g} to {largest:g}, got {c}")
+    if not _is_number(c) or not smallest <= c <= largest:
+        raise ValueError(f"{below_name} must be a number from {smallest:g} to {largest:g}, got {c!r}")
+
+
+def _is_number(value: object) -> bool:
+    """A variable number of torch.compile is one too."""
+    return isinstance(value, int | float | torch.SymFloat | torch.SymInt) and not isinstance(value, bool)

@@ -98,6 +98,7 @@ def _coin(key):
         ("listops", {"pairs": 3}, "listops has no setting 'pairs'; it has seed, length, train"),
         ("listops", {"length": 4}, "listops: length must be at least 16, got 4"),
         ("listops", {"train": 0}, "train of listops must be an integer >= 1, got 0"),
+        ("listops", {"seed": "a"}, "seed of listops must be an integer, got 'a'"),
         ("listops", {"length": 100.5}, "length of listops must be an integer >= 1, got 100.5"),
         ("image", {"length": 9}, "image has no setting 'length'; it has seed, path, train, validation, test"),
         ("pathfinder", {"paddles": 20}, "paddles must be from 4 to 14"),
@@ -132,3 +133,9 @@ def test_examples_refuse_arrays_that_do_not_fit():
         Examples(tokens=tokens, offsets=offsets[:2], labels=np.zeros(1, np.int64))
     with pytest.raises(IndexError, match="from 0 to 1, got 2"):
         Examples(tokens=tokens, offsets=offsets, labels=np.zeros(2, np.int64))[2]
+
+
+@pytest.mark.parametrize("workers", [0, -1, 1.5, True])
+def test_a_wrong_number_of_workers_is_a_clear_error(workers, tmp_path):
+    with pytest.raises(DataError, match=f"workers must be an integer >= 1, got {workers}"):
+        open_task("listops", TaskSettings(length=32, **SMALL), cache=tmp_path, workers=workers)

@@ -102,6 +102,8 @@ def open_task(
     """
     settings = settings or TaskSettings()
     kind, values = _kind(name), _values(name, settings)
+    if workers is not None and (type(workers) is not int or workers < 1):
+        raise DataError(f"workers must be an integer >= 1, got {workers!r}")
     if "path" in kind.defaults:
         if settings.path is None:
             raise DataError(f"{name} is read from files: give its path; {_FILES[name]}")
@@ -121,6 +123,8 @@ def _kind(name: str) -> _Kind:
 def _values(name: str, settings: TaskSettings) -> dict[str, int]:
     """The settings that the task has, published values where none is given."""
     defaults = _kind(name).defaults
+    if type(settings.seed) is not int:
+        raise DataError(f"seed of {name} must be an integer, got {settings.seed!r}")
     values = {}
     for field in dataclasses.fields(TaskSettings):
         given = getattr(settings, field.name)

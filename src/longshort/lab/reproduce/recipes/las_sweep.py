@@ -134,8 +134,8 @@ RECIPE = Recipe(
         "The classifier of `long-range`, with LaS attention at every largest decay B of 0.0001 to 0.1 and every width "
         "P of the centred pooling, 1 (none) to 9. ListOps (arXiv 2011.04006) in rows of 128 to 512 tokens, and "
         "Pathfinder drawn by our code with 9 dashes, or with `--data` CIFAR-10 and MNIST by pixels in its place; "
-        "10,000 test rows. The best of 16 cells is somewhat flattered by chance; arms such as `--arms '*-b0.001-*'` "
-        "choose a row of the grid."
+        "10,000 test rows. The best of 16 cells is somewhat flattered by chance, on ListOps more than somewhat "
+        "([repeats](listops-repeats.json)). Arms such as `--arms '*-b0.001-*'` choose a row of the grid."
     ),
     cost="H200: about 10 minutes a seed, five at a time; CPU --quick: some minutes",
     claims={
