@@ -183,8 +183,8 @@ RECIPE = Recipe(
         "which forms whole attention matrices and so trains in micro-batches. ListOps (arXiv 2011.04006) in rows of "
         "128 to 512 tokens; Pathfinder drawn by our code with 9 dashes and 40,000 pictures; with `--data`, also IMDB "
         "by bytes (1,024), CIFAR-10 and MNIST by pixels. Runs are far shorter than published ones: arms compare with "
-        "each other, not with published numbers. On ListOps it is in part chance whether a run begins to learn within its "
-        "steps ([repeats](listops-repeats.json)): single runs of one arm differ by up to 16 points."
+        "each other, not with published numbers. On ListOps it is in part chance whether a run begins to learn within "
+        "its steps ([repeats](listops-repeats.json)): single runs of one arm differ by up to 16 points."
     ),
     cost="H200: about 15 minutes a seed, forty with --data, five at a time, without *-las-before; "
     "CPU --quick: some minutes",
