@@ -16,11 +16,13 @@ MIXED = [[0, 1] * 32, [0] * 20 + [1] * 20 + [0] * 24]  # ids that come again, so
 ALONE = [list(range(64)), [0] * 63 + [1]]  # rows with no key after them
 
 
-def results(plan, backend, *, past=0, segments=None, dtype=torch.float64, causal=True):
+def results(plan, backend, *, past=0, segments=None, dtype=torch.float64, causal=True, size=1.0):
     generator = torch.Generator().manual_seed(0)
     queries = 64 - past
     shapes = ((2, plan.n_heads, queries, 8), (2, plan.n_heads, 64, 8), (2, plan.n_heads, 64, 8))
     q, k, v = (torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes)
+    with torch.no_grad():
+        q.mul_(size), k.mul_(size)
     ids = None if segments is None else torch.tensor(segments)
     found = attention(q, k, v, plan, causal=causal, segments=ids, backend=backend)
     weights = torch.randn(found.out.shape, generator=generator, dtype=torch.float64).to(dtype)
@@ -45,6 +47,18 @@ def test_at_the_largest_spread_fp32_keeps_its_digits(causal, engines):
     exact = results(plan, "reference", causal=causal)
     for ours, theirs in zip(results(plan, "blocked", causal=causal, dtype=torch.float32), exact, strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=2e-6 * float(theirs.abs().max()))
+    assert "_dense_forward" not in engines
+
+
+@pytest.mark.parametrize(
+    ("causal", "segments", "slope"), list(itertools.product([True, False], [None, MIXED], [0.0, 0.01]))
+)
+@pytest.mark.parametrize("window", [None, 50, 63])
+def test_large_logits_of_hidden_keys_reach_nothing(causal, segments, slope, window, engines):
+    plan = HeadPlan(windows=(window,), decays=(SPREAD / 64,), slopes=(slope,))
+    options = {"causal": causal, "segments": segments, "dtype": torch.float32, "size": 300.0}
+    for ours, theirs in zip(results(plan, "blocked", **options), results(plan, "reference", **options), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-2 * max(1.0, float(theirs.abs().max())))
     assert "_dense_forward" not in engines
 
 

@@ -64,6 +64,8 @@ class Group:
     """What is added to the distance of a query and a key: 1 where the keys begin after each query's own position."""
     blind_rows: bool = False
     """Some queries may see no key: PyTorch's kernel gives their lse any value."""
+    rescaled: bool = False
+    """Its queries and keys are: logits grow with the distance of keys after their query, which the mask hides."""
 
     @property
     def n_queries(self) -> int:
@@ -89,20 +91,27 @@ class Group:
         size, keys = self.n_queries, self.n_keys
         if not self.is_global:
             block, align = fused.band_block(self.reach.back + 1, backward=backward)
-            tiles = band_tiles(size, keys, self.reach, block=block, align=align)
+            tiles = band_tiles(size, keys, self.reach, block=block, align=align, tallest=self._tallest(4 * block))
         elif self.key_ids is None:
             causal, parts = self.call.causal, fused.head_parts(self.q, causal=self.call.causal)
             if self.slopes_N is None:
                 return global_tiles(size, keys, causal, parts=parts)
-            return diagonal_tiles(size, keys, causal, squares=max(parts, -(-size // _SLOPED_SIDE)), parts=parts)
+            squares = max(parts, -(-size // self._tallest(_SLOPED_SIDE)))
+            return diagonal_tiles(size, keys, causal, squares=squares, parts=parts)
         else:
             # What a tile has above the diagonal is computed too, so those of causal rows are short.
             most = min(128, size // 4) if self.call.causal else size
             rows = max(32, min(most, _MASK_ELEMENTS // keys))
-            tiles = list(row_tiles(size, keys, self.reach, rows=rows))
+            tiles = list(row_tiles(size, keys, self.reach, rows=self._tallest(rows)))
         if self.key_ids is not None:  # each rectangle then has a mask of its own
             return in_pieces(tiles, lambda tile: _MASK_ELEMENTS // (tile.rows * tile.cols))
         return tiles
+
+    def _tallest(self, rows: int) -> int:
+        """Rows of a masked tile, at most so many. The kernel adds the mask to what it hides, and infinity less infinity
+        is NaN: half a row of rescaled logits takes exp(SPREAD / 2) of the room that fp32 has, a whole one nearly all.
+        """
+        return min(rows, max(1, self.n_keys // 2)) if self.rescaled else rows
 
     def dense_tiles(self) -> Iterator[Tile]:
         elements = _DENSE_ELEMENTS[self.q.device.type] // self.q.shape[0]

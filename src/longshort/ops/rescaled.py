@@ -81,5 +81,6 @@ def _side(group: Group, rows: slice, columns: slice, reach: Reach, *, mirrored: 
         key_ids=None if ids[1] is None else _turned(ids[1][:, columns], mirrored),
         apart=int(mirrored),
         blind_rows=mirrored and ids[0] is not None,
+        rescaled=True,
     )
     return Side(causal, rows, columns, row_factors, column_factors, mirrored)

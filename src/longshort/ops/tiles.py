@@ -61,23 +61,28 @@ class Reach(NamedTuple):
         return Tile(start, first, stop - start, last - first, MASKED)
 
 
-def band_tiles(n_queries: int, n_keys: int, reach: Reach, *, block: int, align: int = 1) -> list[Tile]:
-    """A local head: blocks of `block` queries in the interior, where all blocks have the same mask, and the edges.
+def band_tiles(
+    n_queries: int, n_keys: int, reach: Reach, *, block: int, align: int = 1, tallest: int | None = None
+) -> list[Tile]:
+    """A local head: blocks of `block` queries in the interior, where all blocks have the same mask, and the edges, in
+    tiles of at most `tallest` queries (four blocks if None).
 
     `align` rounds the keys of a block up to a multiple (some matrix kernels slow down on odd widths).
     """
     past = n_keys - n_queries
+    tallest = tallest or 4 * block
+    block = min(block, tallest)
     cols = -(-(block + reach.back + reach.ahead) // align) * align
     back = cols - block - reach.ahead
     start, stop = max(0, back - past), n_queries - reach.ahead
     n = max(0, stop - start) // block
     if n == 0:
-        return list(row_tiles(n_queries, n_keys, reach, rows=4 * block))
+        return list(row_tiles(n_queries, n_keys, reach, rows=tallest))
     start = stop - n * block
     tiles = [Tile(start, start + past - back, block, cols, MASKED, n, block, block)]
     for first, last in ((0, start), (stop, n_queries)):
-        for row in range(first, last, 4 * block):
-            tiles.append(reach.rows(row, min(row + 4 * block, last), n_queries, n_keys))
+        for row in range(first, last, tallest):
+            tiles.append(reach.rows(row, min(row + tallest, last), n_queries, n_keys))
     return tiles
 
 
