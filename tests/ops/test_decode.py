@@ -187,9 +187,12 @@ def test_tiles_are_asked_for_in_advance_on_cuda_alone():
     assert torch.equal(plain[0], fetched[0])
 
 
-def test_an_empty_batch_gives_empty_results():
-    out, logits, *_ = run(Step(windows=(None, 3), held=5, batch=0), "triton")
-    assert out.shape == (0, 2, 1, 16) and logits.max.tolist() == [-torch.inf] * 2
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("batch", "new"), [(0, 1), (1, 0)], ids=["no rows", "no tokens"])
+def test_an_empty_step_gives_empty_results(batch, new, backend):
+    out, logits, *_ = run(Step(windows=(None, 3), held=5, batch=batch, new=new), backend)
+    assert out.shape == (batch, 2, new, 16)
+    assert logits.max.tolist() == [-torch.inf] * 2 and logits.min.tolist() == [torch.inf] * 2
 
 
 @pytest.mark.parametrize("name", ["plain_decode", "triton_decode"])

@@ -119,6 +119,8 @@ def _plain(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Implements longshort::plain_decode, pool by pool."""
     out, high, low = results_of(q, stats)
+    if out.numel() == 0:
+        return out, high.fill_(-torch.inf), low.fill_(torch.inf)
     group = q.shape[1] // k.shape[1]
     rates = [None if r is None else torch.tensor(r, dtype=torch.float64, device=q.device) for r in (decays, slopes)]
     for pool in _pools(tuple(layout)):
