@@ -50,12 +50,9 @@ def with_earlier_rows(own: Mapping[str, dict[str, Any]], folder: Path, order: Se
 def _joined(own: dict[str, Any] | None, theirs: dict[str, Any] | None) -> dict[str, Any]:
     if own is None or theirs is None:
         return own or theirs or {}
-    both = set(own["seeds"]) & set(theirs["seeds"])
-    if both == set(theirs["seeds"]):  # the folder has the runs themselves
-        return own
-    if both:
+    if both := sorted(set(own["seeds"]) & set(theirs["seeds"])):
         raise ReportError(
-            f"{own['arm']}: seeds {sorted(both)} are in the folder and, with others, in {FILE}; expected new ones alone"
+            f"{own['arm']}: seeds {both} are in the folder and in {FILE}; expected each in one of the two"
         )
     if {*own["steps"]} != {*theirs["steps"]}:
         raise ReportError(
@@ -103,7 +100,5 @@ def with_earlier_provenance(own: Mapping[str, Any], folder: Path) -> dict[str, A
 
 
 def with_earlier_curves(own: Sequence[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
-    """The curves of the folder's runs and of the published ones that it does not have."""
-    there = {(curve["arm"], curve["seed"]) for curve in own}
-    theirs = earlier(folder).get("curves", [])
-    return [*(curve for curve in theirs if (curve["arm"], curve["seed"]) not in there), *own]
+    """The curves of the published runs and of the folder's."""
+    return [*earlier(folder).get("curves", []), *own]

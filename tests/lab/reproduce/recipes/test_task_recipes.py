@@ -186,7 +186,7 @@ def test_arms_that_guess_are_not_compared_on_a_task_that_others_have_learned():
     assert "windows" not in decided({"listops": guessing})
 
 
-def test_arms_are_compared_over_the_seeds_that_all_of_them_have(tmp_path):
+def test_arms_are_compared_over_the_seeds_that_all_of_them_have():
     las, smoothing, decay = {0: 0.4}, {0: 0.3, 1: 0.6}, {0: 0.2, 1: 0.2}
     found = long_range._findings({"listops": {"las": las, "smoothing": smoothing, "decay": decay}})
     assert found["las"].ours.startswith("las ahead on listops of listops")
