@@ -35,7 +35,7 @@ lint: $(INSTALLED) ## ruff: lint and format check
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check . || { echo "error: files are not formatted; run: make format" >&2; exit 1; }
 
-types: $(INSTALLED) ## mypy on src
+types: $(INSTALLED) ## mypy on src, experiments and benchmarks
 	@echo "== types: mypy"
 	@$(BIN)/mypy
 
@@ -52,11 +52,11 @@ format: $(INSTALLED) ## ruff: apply fixes and formatting
 	@$(BIN)/ruff format .
 
 bench: $(INSTALLED) ## speed of the op against its peers
-	@$(BIN)/longshort bench
+	@$(BIN)/python -m benchmarks
 
 clean: ## remove the virtual environment, caches and build outputs
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src experiments benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 compiler:
 	@command -v "$${CXX:-g++}" >/dev/null || { \

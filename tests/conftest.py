@@ -34,3 +34,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """One token folder for all tests of a process."""
+    from .train.tiny import make_corpus
+
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="session")
+def config(corpus, tmp_path_factory):
+    """A run of four steps with an LS plan."""
+    from .train.tiny import tiny_config
+
+    return tiny_config(corpus, tmp_path_factory.mktemp("runs") / "run", "run.steps=4", "telemetry.logits_every=1")
+
+
+@pytest.fixture(scope="session")
+def yaml_file(config, tmp_path_factory):
+    """The same run as a configuration file."""
+    import yaml
+
+    path = tmp_path_factory.mktemp("yaml") / "tiny.yaml"
+    path.write_text(yaml.safe_dump(config.to_dict()))
+    return path
+
+
+@pytest.fixture(scope="session")
+def trained(config):
+    """The folder of a finished run."""
+    from longshort.train import train
+
+    return train(config).out

@@ -10,8 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 import longshort
-from longshort.cli import app
-from longshort.lab import selfcheck
+from longshort.cli import app, selfcheck
 
 PUBLIC_NAMES = ["HeadPlan", "attention", "LSAttention", "GPT", "GPTConfig", "LSCache", "generate"]
 LOADED_ON_DEMAND = ["triton", "transformers", "tokenizers", "typer", "rich", "yaml", "altair", "longshort.lab"]

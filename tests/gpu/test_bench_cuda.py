@@ -2,8 +2,8 @@
 
 import pytest
 
-from longshort.bench import gpu, gpu_report, training
-from longshort.bench.registry import Shape
+from benchmarks import gpu, gpu_report, training
+from benchmarks.registry import Shape
 
 pytestmark = pytest.mark.filterwarnings("default")  # what peers and compilers warn of is not ours
 

@@ -1,15 +1,10 @@
-"""One corpus and one finished run for all tests of a process."""
+"""One finished run for all tests of a process."""
 
 import pytest
 
 from longshort.train import train
 
-from .tiny import make_corpus, tiny_config
-
-
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory):
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
+from .tiny import tiny_config
 
 
 @pytest.fixture(scope="session")

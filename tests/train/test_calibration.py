@@ -9,12 +9,12 @@ from torch.nn import functional as F
 
 from longshort.data.stream import TokenStream
 from longshort.data.tokens import TokenFile
-from longshort.lab.evaluate import evaluate_checkpoint
 from longshort.losses import transform_scores
 from longshort.train import ConfigError, load_model, train
 from longshort.train.calibration import calibrated_losses, fit_temperature, raw_scores
 from longshort.train.corpus import Corpus
 from longshort.train.evaluation import evaluate_split
+from longshort.train.scoring import evaluate_checkpoint
 
 from .tiny import losses, tiny_config
 

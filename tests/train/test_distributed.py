@@ -22,7 +22,7 @@ def torchrun(config, path, processes=2):
     path.write_text(json.dumps(config.to_dict()))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command = [*launcher, "-m", "longshort.lab.runner", str(path)]
+    command = [*launcher, "-m", "longshort.train.processes", str(path)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
 
 

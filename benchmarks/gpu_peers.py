@@ -1,0 +1,143 @@
+"""What the GPU benchmark measures: the package's own kernels and their peers, each called in its fastest form.
+
+Inputs are (B, H, T, D) in (B, T, H, D) memory: what a model's projection gives, and what FlashAttention reads
+without a copy. Window off-by-ones: FlashAttention counts the keys before the current one, a plan counts that one too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks.registry import Attend, Implementation, Shape, ours
+from longshort.heads import HeadPlan
+
+OURS = "longshort"
+OURS_WITH_STATS = "longshort+stats"
+FLEX = "FlexAttention"
+TWO_CALLS = "two FA2 calls"
+CUDNN = "cuDNN"
+FA2 = "FA2"
+
+
+def implementations(device: str = "cuda", *, backend: str = "triton") -> tuple[Implementation, ...]:
+    """All of them; `device` is where masks and the like are made, `backend` that of the package's own op."""
+    return (
+        Implementation(name=OURS, work="ls", build=ours("ls", backend=backend)),
+        Implementation(name=OURS_WITH_STATS, work="ls", build=ours("ls", backend=backend, stats=True)),
+        Implementation(name=FLEX, work="ls", build=lambda shape: flex(shape.plan("ls"), shape.length, device)),
+        Implementation(name=TWO_CALLS, work="ls", build=_two_calls(device)),
+        Implementation(name=OURS, work="local", build=ours("local", backend=backend)),
+        Implementation(name=FA2, work="local", build=_windowed(device)),
+        Implementation(name=CUDNN, work="full", build=lambda shape: sdpa(SDPBackend.CUDNN_ATTENTION)),
+        Implementation(name=FA2, work="full", build=lambda shape: sdpa(SDPBackend.FLASH_ATTENTION)),
+        Implementation(name=CUDNN, work="global", build=lambda shape: sdpa(SDPBackend.CUDNN_ATTENTION)),
+    )
+
+
+def sdpa(backend: SDPBackend) -> Attend:
+    """Full causal attention by one of PyTorch's own backends; it raises rather than taking another."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return attend
+
+
+def flex(plan: HeadPlan, length: int, device: str, *, inside_compile: bool = False) -> Attend:
+    """LS-attention by FlexAttention, compiled for its shape; `inside_compile` where the caller is compiled itself."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    mask = block_mask(plan, length, device)
+    call: Any = flex_attention if inside_compile or device == "cpu" else _compiled_flex()
+    return lambda q, k, v: call(q, k, v, block_mask=mask)
+
+
+def block_mask(plan: HeadPlan, length: int, device: str) -> Any:
+    """FlexAttention's mask of a plan with its global heads first and one window.
+
+    Made for one global and one local head and then repeated: made for all heads, the dense mask that it starts from
+    takes 34 GB at 32 heads and 32,768 positions, or minutes of compilation over all shapes.
+    """
+    from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+    n_global, window = plan.n_global, plan.windows[-1]
+    if window is None or plan.windows != (None,) * n_global + (window,) * (plan.n_heads - n_global):
+        raise ValueError(f"plan must have its global heads first, then local heads of one window, got {plan.windows}")
+
+    def sees(first_local: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return (query >= key) & ((head < first_local) | (query - key < window))
+
+        return visible
+
+    pair = create_block_mask(sees(1), None, 2, length, length, device=device)
+    heads = torch.tensor([0] * n_global + [1] * (plan.n_heads - n_global), device=device)
+    tables = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+    repeated = {name: getattr(pair, name).index_select(1, heads) for name in tables}
+    return BlockMask.from_kv_blocks(
+        **repeated, BLOCK_SIZE=pair.BLOCK_SIZE, mask_mod=sees(n_global), seq_lengths=pair.seq_lengths
+    )
+
+
+def allow_many_graphs() -> None:
+    """Settings for compiling one function for many static shapes; backward may be repeated with retain_graph."""
+    from torch._dynamo import config as dynamo
+    from torch._functorch import config as functorch
+
+    dynamo.recompile_limit = 256
+    functorch.donated_buffer = False
+
+
+@cache
+def _compiled_flex() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    allow_many_graphs()
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def _windowed(device: str) -> Callable[[Shape], Attend]:
+    """Local heads by FlashAttention 2."""
+
+    def build(shape: Shape) -> Attend:
+        from torch.nn.attention.varlen import varlen_attn
+
+        batch, length = shape.batch, shape.length
+        bounds = torch.arange(batch + 1, dtype=torch.int32, device=device) * length
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B * T, H, D), views
+            out = varlen_attn(q, k, v, bounds, bounds, length, length, window_size=(shape.window - 1, 0))
+            assert isinstance(out, Tensor)  # and no log-sum-exp beside it
+            return out.unflatten(0, (batch, length)).transpose(1, 2)
+
+        return attend
+
+    return build
+
+
+def _two_calls(device: str) -> Callable[[Shape], Attend]:
+    """LS-attention by one call of FlashAttention 2 for the global head, one for the local heads, and a concatenation.
+
+    Heads are split rather than sliced: the gradient of a split is one concatenation, of slices a sum of padded copies.
+    """
+
+    def build(shape: Shape) -> Attend:
+        everything, windowed = sdpa(SDPBackend.FLASH_ATTENTION), _windowed(device)(shape)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            first, rest = zip(*(x.split((1, shape.heads - 1), dim=1) for x in (q, k, v)), strict=True)
+            heads = [everything(*first), windowed(*rest)]
+            return torch.cat([x.transpose(1, 2) for x in heads], dim=2).transpose(1, 2)
+
+        return attend
+
+    return build

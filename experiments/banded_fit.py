@@ -1,0 +1,130 @@
+"""How well softmax(QK^T) of width d expresses a dense, banded attention pattern, with Q and K free.
+
+No data and no model: only what the product can express. The target gives every query random weights on its last keys.
+Without a window the fit must also learn that all other keys get nothing; with one, the mask says so.
+Shapes: n positions, d width, w keys of the band.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.attention import machine
+from experiments.engine.anatomy import effective_rank
+from experiments.engine.recipe import Options
+from experiments.engine.sweep import remember_command
+from longshort.files import write_json
+
+BAND = 32
+LENGTHS, WIDTHS, STEPS = (64, 128, 256, 512, 1024), (4, 8, 16, 24, 32, 48), 400
+QUICK_LENGTHS, QUICK_WIDTHS, QUICK_STEPS = (64, 96), (4, 8), 20
+RATE = 0.1
+"""Of Adam, falling by a cosine."""
+CLOSE = 0.01
+"""Nats: a pattern is expressed if the mean KL divergence of its rows is below."""
+RESULTS = "results.json"
+
+
+def target(n: int, band: int, seed: int) -> Tensor:
+    """(n, w) weights of the last w keys, nearest last; keys before the first position get none."""
+    scores = torch.randn(n, band, generator=torch.Generator().manual_seed(seed))
+    missing = torch.arange(band) < band - 1 - torch.arange(n)[:, None]
+    return scores.masked_fill(missing, -torch.inf).softmax(-1)
+
+
+def learn(n: int, d: int, *, windowed: bool, seed: int, steps: int, band: int) -> dict[str, Any]:
+    """Fit free Q and K to a target by Adam with a cosine schedule; the error, the logits and the rank it took."""
+    wanted = target(n, band, seed)
+    generator = torch.Generator().manual_seed(1000 + seed)
+    q, k = (torch.randn(n, d, generator=generator).requires_grad_() for _ in range(2))
+    optimizer = torch.optim.Adam([q, k], lr=RATE)
+    entropy = -torch.special.xlogy(wanted, wanted).sum() / n
+    scores = _band_scores if windowed else _all_scores
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = RATE * 0.5 * (1 + math.cos(math.pi * step / steps))
+        loss = -(wanted * scores(q, k, band)[1]).sum() / n - entropy
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        largest, logs = scores(q, k, band)
+        error = float(-(wanted * logs).sum() / n - entropy)
+        rank = effective_rank(torch.linalg.svdvals(torch.linalg.qr(q).R @ torch.linalg.qr(k).R.mT))
+    return {
+        "n": n,
+        "d": d,
+        "windowed": windowed,
+        "seed": seed,
+        "error": max(error, 0.0),
+        "max_logit": float(largest),
+        "rank": float(rank),
+    }
+
+
+def _all_scores(q: Tensor, k: Tensor, band: int) -> tuple[Tensor, Tensor]:
+    """The largest |logit| of causal attention, and the log weights of the band's keys, (n, w)."""
+    n = len(q)
+    logits = q @ k.T / q.shape[1] ** 0.5
+    visible = torch.ones(n, n, dtype=torch.bool).tril()
+    logs = logits.masked_fill(~visible, -torch.inf).log_softmax(-1)
+    keys = torch.arange(n)[:, None] + torch.arange(1 - band, 1)
+    in_band = logs.gather(1, keys.clamp(min=0)).masked_fill(keys < 0, 0.0)
+    return logits.detach().masked_fill(~visible, 0.0).abs().max(), in_band
+
+
+def _band_scores(q: Tensor, k: Tensor, band: int) -> tuple[Tensor, Tensor]:
+    """The same where only the band's keys are visible: n w scores in all."""
+    n, d = q.shape
+    keys = torch.cat((k.new_zeros(band - 1, d), k)).unfold(0, band, 1)  # (n, d, w)
+    logits = torch.einsum("nd,ndw->nw", q, keys) / d**0.5
+    missing = torch.arange(band) < band - 1 - torch.arange(n)[:, None]
+    logs = logits.masked_fill(missing, -torch.inf).log_softmax(-1).masked_fill(missing, 0.0)
+    return logits.detach().masked_fill(missing, 0.0).abs().max(), logs
+
+
+def measure(options: Options, message: Callable[[str], None]) -> None:
+    """Every length, width and seed, with and without the window."""
+    lengths, widths = (QUICK_LENGTHS, QUICK_WIDTHS) if options.quick else (LENGTHS, WIDTHS)
+    steps = options.steps or (QUICK_STEPS if options.quick else STEPS)
+    remember_command(options.out)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the matrices are small: more threads wait for each other
+    start, fits = time.perf_counter(), []
+    for n in lengths:
+        for d in widths:
+            for seed in options.seeds:
+                fits += [
+                    learn(n, d, windowed=windowed, seed=seed, steps=steps, band=BAND) for windowed in (False, True)
+                ]
+        message(f"n {n}: {len(fits)} fits in {time.perf_counter() - start:.0f} s")
+    results = {
+        "seconds": round(time.perf_counter() - start, 1),
+        "machine": machine(),
+        "settings": {"band": BAND, "steps": steps, "rate": RATE, "seeds": list(options.seeds)},
+        "fits": fits,
+    }
+    torch.set_num_threads(threads)
+    write_json(options.out / RESULTS, results)
+
+
+def rank_needed(errors: Sequence[tuple[float, float]], bound: float = CLOSE) -> float | None:
+    """The width at which the error falls to the bound, between two widths by interpolation of logarithms.
+
+    >>> rank_needed([(8, 0.1), (16, 0.001)])
+    11.3137...
+    """
+    ordered = sorted(errors)
+    if ordered[0][1] <= bound:
+        return float(ordered[0][0])
+    for (d0, e0), (d1, e1) in itertools.pairwise(ordered):
+        if e1 <= bound < e0:
+            share = math.log(e0 / bound) / math.log(e0 / max(e1, 1e-12))
+            return float(d0 * (d1 / d0) ** share)
+    return None

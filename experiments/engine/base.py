@@ -1,0 +1,95 @@
+"""The configuration that the arms of a recipe change: the author's, at a smaller batch, or a CPU-sized one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.engine.recipe import Options, Recipe
+from longshort.data import default_data
+from longshort.data.tokens import TokenFile
+from longshort.train import ConfigError, TrainConfig
+
+AUTHOR_LR = 6e-4
+QUICK_STEPS = 12
+EVALUATIONS = 16
+"""Of one run, evenly spread."""
+
+_RUN = {"save_every": 0, "save_best": False, "keep": 1}
+PAPER: dict[str, Any] = {
+    "model": {"preset": "paper-6m"},
+    "data": {"batch_size": 16},
+    "optimizer": {"lr": AUTHOR_LR, "betas": [0.9, 0.95], "weight_decay": 0.1},
+    "schedule": {"kind": "constant", "warmup": 200},
+    "run": {"eval_batches": 16, **_RUN},
+    "telemetry": {"logits_every": 10},
+}
+"""The author's model, optimizer and rows (arXiv 2505.15548); 16 rows a step where he has 256, as in our pilot."""
+QUICK: dict[str, Any] = {
+    "model": {
+        "vocab_size": 257,
+        "context": 128,
+        "n_layers": 2,
+        "width": 48,
+        "n_heads": 6,
+        "n_global": 1,
+        "window": 16,
+    },
+    "data": {"batch_size": 2},
+    "optimizer": {"lr": AUTHOR_LR, "betas": [0.9, 0.95], "weight_decay": 0.1},
+    "schedule": {"kind": "constant", "warmup": 2},
+    "run": {"eval_batches": 1, **_RUN},
+    "telemetry": {"logits_every": 4},
+}
+"""Shows that the machinery runs; too small and too short for any claim."""
+ON_CUDA: dict[str, Any] = {
+    "model.backend": "triton",
+    "model.loss_chunk": 1 << 13,
+    "run.compile": True,
+    "run.compile_scope": "block",
+    "run.cuda_graphs": True,
+    "telemetry.logits_every": 1,
+}
+"""The default chunk of the loss saves memory that such a model does not need. Compiled, a step takes 5.5 ms of an H200
+instead of 9 (docs/results/training-step-h200.txt), and replayed as CUDA graphs it need not wait for Python. One block
+is compiled for all, and all steps have statistics: compiling would be half of a short run otherwise."""
+
+
+def on_cuda(device: str) -> bool:
+    """Will a run on this device be on a GPU?"""
+    return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+
+
+def token_folder(recipe: Recipe, options: Options) -> Path | None:
+    """The folder of the data, or an error with the command that makes one; None where the arms have tasks."""
+    if recipe.base is not None:
+        return None
+    if options.data is None and options.quick:
+        return default_data()
+    command = "longshort data --out data/books --vocab-size 10000 BOOKS.txt --validation HELD-OUT.txt"
+    if options.data is None:
+        raise ConfigError(f"{recipe.name} needs --data, a token folder; this makes one: {command}")
+    if not (options.data / "train.tokens").is_file():
+        raise ConfigError(f"--data {options.data} holds no train.tokens; this makes a token folder: {command}")
+    return options.data.resolve()
+
+
+def base_config(recipe: Recipe, options: Options, *, data: Path | None) -> TrainConfig:
+    """What every arm starts from. The vocabulary is that of the data; one kernel, named, serves all arms on a GPU."""
+    steps = options.steps or (QUICK_STEPS if options.quick else recipe.steps)
+    author = QUICK if options.quick else PAPER
+    own = recipe.quick_base if options.quick else recipe.base
+    values = {section: dict(keys) for section, keys in (author if own is None else own).items()}
+    changes: dict[str, Any] = dict(ON_CUDA) if on_cuda(options.device) else {}
+    changes |= {} if options.quick else recipe.settings
+    changes |= {"run.steps": steps, "run.eval_every": max(1, steps // EVALUATIONS), "run.device": options.device}
+    if data is not None:
+        changes |= {"data.path": str(data), "model.vocab_size": TokenFile.open(data / "train.tokens").vocab_size}
+    if own is not None and options.data is not None:
+        changes |= {"task.name": "text", "task.path": str(options.data.resolve())}
+    for name, value in changes.items():
+        section, _, key = name.partition(".")
+        values[section][key] = value
+    return TrainConfig.from_dict(values).with_overrides(options.overrides)

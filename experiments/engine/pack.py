@@ -1,0 +1,168 @@
+"""Results small enough to travel: metrics thinned and rounded, configurations, no weights, in one archive."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import math
+import re
+import tarfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.engine.measures import AFTER, STEP_TIMES
+from longshort.files import write_atomically
+from longshort.report.thinning import thin
+from longshort.train.log import METRICS, largest_logit, read_log
+from longshort.train.processes import CONFIG, OUTPUT
+
+TRAIN_RECORDS, LOGIT_READINGS = 1500, 200
+"""Kept of one run at most: about 300 KB, a fifth of that packed."""
+LEFT_OUT = ("mfu", "entropy", "layer_gradients")
+_DIGITS = 5
+MERGED = {"commands.json", STEP_TIMES}
+"""Files of the folder that grow from call to call."""
+_COMPARED = ("model", "data", "task", "loss", "optimizer", "schedule", "stability")
+"""Sections of a configuration that say what is learned, and how."""
+_NAME = re.compile(rf"(\w[\w.+-]*/)?([\w+-][\w.+-]*\.json|{re.escape(METRICS)}|{re.escape(OUTPUT)})")
+
+
+def compact(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records with losses thinned, extremes kept, and logits at evenly spread steps."""
+    records = list(records)
+    steps = [record for record in records if record["kind"] == "train"]
+    losses = np.array([math.nan if record["loss"] is None else record["loss"] for record in steps])
+    with_logits = [i for i, record in enumerate(steps) if "logit_max" in record]
+    spread = np.linspace(0, len(with_logits) - 1, min(LOGIT_READINGS, len(with_logits))).round().astype(int)
+    read = {with_logits[i] for i in spread} | _extremes(steps)
+    kept = read | set(thin(losses, TRAIN_RECORDS).tolist())
+    thinned = {id(record): _shortened(record, logits=i in read) for i, record in enumerate(steps) if i in kept}
+    return [thinned.get(id(record), record) for record in records if record["kind"] != "train" or id(record) in thinned]
+
+
+def _extremes(steps: list[dict[str, Any]]) -> set[int]:
+    """The steps with the largest |logit| and with the first that is not finite."""
+    peaks = {i: largest_logit(record) for i, record in enumerate(steps) if "logit_max" in record}
+    finite = {i: peak for i, peak in peaks.items() if peak is not None}
+    lost = [i for i, peak in peaks.items() if peak is None]
+    return {*lost[:1], *([max(finite, key=lambda i: finite[i])] if finite else [])}
+
+
+def pack(folder: Path, archive: Path) -> Path:
+    """Write a .tar.gz of the folder's results, which `summarise` reads once unpacked."""
+    logs = sorted(folder.glob(f"*/{METRICS}"))
+    plain = sorted(path for path in folder.glob("*.json"))
+    plain += [path for log in logs for path in sorted(log.parent.glob("*.json")) if path.name != "tokenizer.json"]
+    plain += [path for path in sorted(folder.glob(f"*/{OUTPUT}")) if path.stat().st_size < 1 << 16]
+    if not logs and not plain:
+        raise ValueError(f"{folder} holds no results to pack; expected folders of runs with a {METRICS}")
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for path in plain:
+            _add(tar, str(path.relative_to(folder)), path.read_bytes())
+        for log in logs:
+            lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in compact(read_log(log.parent)))
+            _add(tar, str(log.relative_to(folder)), lines.encode())
+    return write_atomically(archive, buffer.getvalue())
+
+
+def unpack(archive: Path, folder: Path) -> list[str]:
+    """Put a pack's results beside those that the folder has. Of a run that is in both, the one that came farther stays,
+    the pack's if neither did; returns the names of runs that were left as they are. A damaged pack changes nothing, and
+    neither does one with a run of the same name and other settings: results of the two would stand on one page.
+    """
+    files = _read(archive)
+    runs = {name.partition("/")[0] for name in files if "/" in name}
+    for run in sorted(runs):
+        if other := _differing(_settings_in(folder / run / CONFIG), _settings(files.get(f"{run}/{CONFIG}", b"{}"))):
+            key, here, there = other
+            raise ValueError(
+                f"{archive}: its run {run} has {key} {there!r}, and the one in {folder} has {here!r}; expected runs of "
+                "one kind: unpack into another folder, or remove that run first"
+            )
+    kept = sorted(run for run in runs if _steps_in(folder / run) > _last_step(files.get(f"{run}/{METRICS}", b"")))
+    for name, content in files.items():
+        run, inside, _ = name.partition("/")
+        if inside and run in kept:
+            continue
+        write_atomically(folder / name, _merged(folder / name, content) if name in MERGED else content)
+    for run in runs - set(kept):  # what was written after the run that is gone does not belong to this one
+        if f"{run}/{AFTER}" not in files:
+            (folder / run / AFTER).unlink(missing_ok=True)
+    return kept
+
+
+def _read(archive: Path) -> dict[str, bytes]:
+    """The files of a pack by name: in the folder itself or that of a run, of the kinds that `pack` writes."""
+    files = {}
+    try:
+        whole = gzip.decompress(archive.read_bytes())  # which compares the checksum; tarfile stops before it
+        with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
+            for member in tar:
+                if not _NAME.fullmatch(member.name) or not member.isreg():  # no links, nothing outside the folder
+                    raise ValueError(f"{archive} is no pack: {member.name!r} is not a file of results")
+                content = tar.extractfile(member)
+                files[member.name] = b"" if content is None else content.read()
+        for name in MERGED & files.keys():
+            json.loads(files[name])
+    except (gzip.BadGzipFile, zlib.error, EOFError, tarfile.TarError, json.JSONDecodeError) as error:
+        raise ValueError(f"{archive} is damaged, or no pack: {error}") from None
+    return files
+
+
+def _settings(config: bytes) -> dict[str, Any]:
+    """By section and name, without those of the run itself: where it lies, how many steps, how it is compiled."""
+    sections = json.loads(config).items()
+    return {f"{name}.{key}": value for name, part in sections if name in _COMPARED for key, value in part.items()}
+
+
+def _settings_in(path: Path) -> dict[str, Any]:
+    return _settings(path.read_bytes()) if path.is_file() else {}
+
+
+def _differing(here: dict[str, Any], there: dict[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first setting that both have and not alike; one that an older version did not have is no difference."""
+    return next(((key, here[key], there[key]) for key in here if key in there and here[key] != there[key]), None)
+
+
+def _steps_in(run: Path) -> int:
+    return _last_step((run / METRICS).read_bytes()) if (run / METRICS).is_file() else 0
+
+
+def _last_step(log: bytes) -> int:
+    """The step of the last whole line that has one."""
+    for line in reversed(log[: log.rfind(b"\n") + 1].splitlines()):
+        step = json.loads(line).get("step")
+        if step is not None:
+            return int(step)
+    return 0
+
+
+def _merged(path: Path, content: bytes) -> str:
+    """The commands of both, or the step times of both; the pack's count where they meet."""
+    new = json.loads(content)
+    old = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else type(new)()
+    merged = old | new if isinstance(new, dict) else [*old, *(entry for entry in new if entry not in old)]
+    return json.dumps(merged, indent=2) + "\n"
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    tar.addfile(member, io.BytesIO(content))
+
+
+def _shortened(record: dict[str, Any], *, logits: bool) -> dict[str, Any]:
+    dropped = LEFT_OUT if logits else (*LEFT_OUT, "logit_max", "logit_min")
+    return {key: _rounded(value) for key, value in record.items() if key not in dropped}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(v) for v in value]
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value

@@ -1,1 +1,0 @@
-"""Experiments and checks that use the whole package."""

@@ -1,0 +1,332 @@
+"""The charts, as Vega-Lite specifications made with Altair. Data are named, not held: the page keeps them once for all
+charts, and `with_data` puts them in for a picture.
+
+A specification says nothing about colours; `theme` does, so that one chart serves light and dark.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from longshort.report.datasets import Datasets, rows
+from longshort.report.theme import DASHES, LIGHT, NOT_FINITE, vega_config
+from longshort.runs.reading import ReportError, Run
+
+if TYPE_CHECKING:
+    import altair
+
+WIDTH, HEIGHT = 760, 360
+X_AXES = ("step", "tokens", "time")
+LOSSES = {"loss": "loss", "perplexity": "perplexity"}
+EDGE = 8  # pixels below the upper edge: where marks without a finite height stand
+READABLE_ROW = 9  # pixels
+MAX_PICTURED_HEAT_MAPS = 4
+MAX_EXPONENT = 690.0  # exp of more is not a float
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Where the heads of a heat map lie, in rows; whole pixels, or neighbouring cells would show a seam."""
+
+    layers: int
+    heads: int
+
+    @property
+    def pixels(self) -> int:
+        return max(3, min(16, 440 // (self.layers * self.heads)))
+
+    @property
+    def gap(self) -> float:
+        """Rows of nothing between two layers."""
+        return max(3, round(0.6 * self.pixels)) / self.pixels
+
+    @property
+    def pitch(self) -> float:
+        return self.heads + self.gap
+
+    @property
+    def end(self) -> float:
+        return self.layers * self.pitch - self.gap
+
+
+def log_ticks(low: float, high: float, digits: Sequence[float]) -> list[float]:
+    """`digits` times the powers of ten; the powers alone where that would be many, more digits where it would be few.
+
+    >>> log_ticks(3, 200, (1, 2, 5)), log_ticks(45, 170, (1, 2, 5)), log_ticks(2, 2.1, (1, 2, 5))
+    ([5.0, 10.0, 20.0, 50.0, 100.0, 200.0], [50.0, 70.0, 100.0, 150.0], [2.0, 2.02, 2.05, 2.07, 2.1])
+    """
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for wanted in (digits if len(decades) <= 5 else (1,), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.5, *range(2, 10))):
+        ticks = [tick for decade in decades for digit in wanted if low <= (tick := digit * 10.0**decade) <= high]
+        if len(ticks) >= 3:
+            return ticks
+    return [float(f"{low * (high / low) ** (i / 4):.3g}") for i in range(5)]
+
+
+def drawing() -> Any:
+    """Altair, or one line that says how to get it and what comes with it."""
+    try:
+        import altair
+        import jinja2  # noqa: F401
+        import vl_convert  # noqa: F401
+    except ImportError as error:
+        raise ReportError(f"a report needs the package {error.name}: pip install 'longshort[report]'") from None
+    return altair
+
+
+class Charts:
+    """The charts of one report, with the scales that they share."""
+
+    def __init__(self, runs: Sequence[Run], datasets: Datasets, *, legend: bool) -> None:
+        self.alt = drawing()
+        self.runs, self.datasets, self.legend = runs, datasets, legend
+        self.variants = list(dict.fromkeys(run.variant for run in runs))
+
+    def loss(self, quantity: str, x: str) -> dict[str, Any]:
+        """Loss or perplexity: every step faint, the trend strong, validation as points, spikes as triangles."""
+        alt = self.alt
+        y = self._loss_axis(quantity)
+        tips = [self._tip("run"), *self._places(), self._tip("loss", ".4f"), self._tip("perplexity", ",.2f")]
+        lines = {"x": self._x(x), "y": y, "detail": "run:N", **self._series()}
+        hover = alt.selection_point(name="hover", nearest=True, on="pointerover", clear="pointerout", empty=False)
+        spot = {"x": self._x(x), "y": y, "color": self._color(), "tooltip": tips}
+        spike_tips = [*tips, self._tip("action"), self._tip("reason")]
+        edge = {**spot, "y": alt.value(EDGE), "color": alt.value(NOT_FINITE)}
+        spike: dict[str, Any] = {
+            "shape": "triangle-down",
+            "filled": True,
+            "size": 110,
+            "opacity": 1,
+            "yOffset": -8,
+            "style": "ring",
+        }
+        layers = [
+            self._chart("curve").mark_line(opacity=0.28, strokeWidth=1).encode(**lines),
+            self._chart("trend").mark_line(strokeWidth=2.2).encode(**lines).add_params(self._zoom()),
+            self._chart("trend")
+            .mark_point(filled=True, size=70)
+            .encode(**spot, opacity=alt.condition(hover, alt.value(1), alt.value(0)))
+            .add_params(hover),
+            self._chart("validation").mark_point(filled=True, size=62, opacity=1, style="ring").encode(**spot),
+            self._chart("curve")
+            .transform_filter(f"!isValid(datum.{quantity})")
+            .mark_point(shape="cross", filled=True, size=60, angle=45, opacity=1)
+            .encode(**edge),
+            self._chart("spikes")
+            .transform_filter(f"isValid(datum.{quantity})")
+            .mark_point(**spike)
+            .encode(**{**spot, "tooltip": spike_tips}),
+            self._chart("spikes")
+            .transform_filter(f"!isValid(datum.{quantity})")
+            .mark_point(**spike)
+            .encode(**{**spot, "y": alt.value(EDGE + 16), "tooltip": spike_tips}),
+        ]
+        return self._finish(layers, "Loss" if quantity == "loss" else "Perplexity")
+
+    def logits(self, x: str) -> dict[str, Any]:
+        """The largest |logit| of all heads, one line a run; a cross at the top where some head was not finite."""
+        alt = self.alt
+        tips = [self._tip("run"), *self._places(), self._tip("logit", ",.2f", "max |logit|")]
+        tips += [self._tip("layer"), self._tip("head"), self._tip("lost", None, "heads not finite")]
+        ends = self.datasets.peak_range or (1.0, 10.0)
+        scale = alt.Scale(type="log", domain=ends, nice=False)
+        axis = alt.Axis(format="~g", values=log_ticks(*ends, (1, 2, 5)))
+        y = alt.Y("logit:Q", title="max |logit|", scale=scale, axis=axis)
+        hover = alt.selection_point(name="hover", nearest=True, on="pointerover", clear="pointerout", empty=False)
+        spot = {"x": self._x(x), "y": y, "color": self._color(), "tooltip": tips}
+        layers = [
+            self._chart("logits")
+            .mark_line(strokeWidth=2)
+            .encode(x=self._x(x), y=y, detail="run:N", **self._series())
+            .add_params(self._zoom()),
+            self._chart("logits")
+            .transform_filter("isValid(datum.logit)")
+            .mark_point(filled=True, size=70)
+            .encode(**spot, opacity=alt.condition(hover, alt.value(1), alt.value(0)))
+            .add_params(hover),
+            self._chart("logits")
+            .transform_filter("datum.lost > 0")
+            .mark_point(shape="cross", filled=True, size=60, angle=45, opacity=1)
+            .encode(**{**spot, "y": alt.value(EDGE), "color": alt.value(NOT_FINITE)}),
+        ]
+        return self._finish(layers, "Largest attention logit")
+
+    def heat(self, index: int) -> dict[str, Any]:
+        """Max |logit| of every head of one run: heads grouped by layer downwards, steps to the right."""
+        alt, run = self.alt, self.runs[index]
+        rows = _Rows(*run.logits_NLH.shape[1:])
+        base = self._heat_cells(index, run, rows)
+        y = self._heat_axis(rows, run if rows.pixels >= READABLE_ROW else None)
+        cells = self.datasets.heat[index]
+        across = alt.Scale(domain=[cells[0]["step"], cells[-1]["until"]], nice=False, zero=False)
+        x = alt.X("step:Q", title="step", scale=across, axis=alt.Axis(format=",~r"))
+        places = {"x": x, "x2": "overlap:Q", "y": y[0], "y2": "bottom:Q"}
+        tips = [self._tip("step", ","), self._tip("layer"), self._tip("head"), self._tip("reach")]
+        tips.append(self._tip("logit", ",.2f", "max |logit|"))
+        grid = base.mark_rect(clip=True).encode(**places, color=self._ramp(), tooltip=tips)
+        lost = (
+            base.transform_filter("!isValid(datum.logit)")
+            .mark_rect(clip=True, color=NOT_FINITE)
+            .encode(**{**places, "y": y[1]}, tooltip=tips)
+        )
+        chart = alt.layer(grid, lost).resolve_axis(y="independent")
+        chart = chart.properties(width=WIDTH, height=round(rows.pixels * rows.end))
+        return _plain(chart)
+
+    def heat_maps(self) -> dict[str, Any]:
+        """The heat maps of the first run of each variant, for a picture."""
+        first = [next(i for i, run in enumerate(self.runs) if run.variant == name) for name in self.variants]
+        drawn = [index for index in first if self.datasets.heat[index]][:MAX_PICTURED_HEAT_MAPS]
+        charts = []
+        for index in drawn:
+            chart = self.heat(index)
+            schema = chart.pop("$schema")
+            charts.append({**chart, "width": WIDTH // 2, "title": self.runs[index].label})
+        if not charts:
+            return {}
+        title = {"text": "Largest attention logit of each head", "anchor": "start", "offset": 12}
+        return {"$schema": schema, "title": title, "concat": charts, "columns": 2, "spacing": 40}
+
+    def _chart(self, data: str) -> altair.Chart:
+        return self.alt.Chart(self.alt.NamedData(name=data))
+
+    def _zoom(self) -> altair.Parameter:
+        # Plain wheel and drag belong to the page, on a phone above all.
+        return self.alt.selection_interval(
+            name="zoom",
+            bind="scales",
+            encodings=["x"],
+            zoom="wheel![event.shiftKey]",
+            translate="[pointerdown[event.shiftKey], window:pointerup] > window:pointermove!",
+        )
+
+    def _x(self, field: str) -> altair.X:
+        titles = {"step": "step", "tokens": "tokens", "time": f"training time ({self.datasets.time_unit})"}
+        formats = {"step": ",~r", "tokens": "~s", "time": "~g"}
+        scale = self.alt.Scale(domain=[0, self.datasets.x_ends[field]], nice=False)
+        return self.alt.X(f"{field}:Q", title=titles[field], scale=scale, axis=self.alt.Axis(format=formats[field]))
+
+    def _loss_axis(self, quantity: str) -> altair.Y:
+        alt, ends = self.alt, self.datasets.loss_range
+        if quantity == "loss":
+            scale = alt.Scale(domain=ends, clamp=self.datasets.clipped, nice=False, zero=False)
+            return alt.Y("loss:Q", title="loss (nats per token)", scale=scale, axis=alt.Axis(tickCount=6))
+        domain = [math.exp(min(end, MAX_EXPONENT)) for end in ends]
+        scale = alt.Scale(type="log", domain=domain, clamp=self.datasets.clipped, nice=False)
+        axis = alt.Axis(format="~s", values=log_ticks(domain[0], domain[1], (1, 2, 5)))
+        return alt.Y("perplexity:Q", title="perplexity", scale=scale, axis=axis)
+
+    def _color(self) -> altair.Color:
+        return self.alt.Color("variant:N", scale=self.alt.Scale(domain=self.variants), legend=self._legend())
+
+    def _series(self) -> dict[str, Any]:
+        """Colour, and a dash for the variants beyond the palette."""
+        palette = len(LIGHT["category"])
+        if len(self.variants) <= palette:
+            return {"color": self._color()}
+        dashes = [DASHES[(i // palette) % len(DASHES)] for i in range(len(self.variants))]
+        scale = self.alt.Scale(domain=self.variants, range=dashes)
+        dash = self.alt.StrokeDash("variant:N", scale=scale, legend=self._legend())
+        return {"color": self._color(), "strokeDash": dash}
+
+    def _legend(self) -> altair.Legend | None:
+        # The page has its own, made of buttons.
+        if not self.legend:
+            return None
+        return self.alt.Legend(title=None, orient="top", columns=4, symbolOpacity=1, symbolType="stroke")
+
+    def _tip(self, field: str, form: str | None = None, title: str | None = None) -> altair.Tooltip:
+        kind = "Q" if form else "N"
+        return self.alt.Tooltip(f"{field}:{kind}", title=title or field, **({"format": form} if form else {}))
+
+    def _places(self) -> list[altair.Tooltip]:
+        time = self._tip("time", ",.3~r", self.datasets.time_unit)
+        return [self._tip("step", ","), self._tip("tokens", ".3~s"), time]
+
+    def _finish(self, layers: list[Any], title: str) -> dict[str, Any]:
+        chart = self.alt.layer(*layers).properties(width=WIDTH, height=HEIGHT)
+        if self.legend:
+            chart = chart.properties(title=self.alt.TitleParams(title, anchor="start", offset=10))
+        return _plain(chart)
+
+    def _heat_cells(self, index: int, run: Run, rows: _Rows) -> altair.Chart:
+        """One row a cell, from one row a stretch of steps. The page then holds a few bytes for each cell."""
+        reaches = json.dumps([_reach(window) for plan in run.plans for window in plan])
+        return (
+            self._chart(f"heat-{index}")
+            .transform_flatten(["logit"])
+            .transform_window(cell="row_number()", groupby=["step"])
+            .transform_calculate(
+                layer=f"floor((datum.cell - 1) / {rows.heads})",
+                head=f"(datum.cell - 1) % {rows.heads}",
+                reach=f"{reaches}[datum.cell - 1]",
+            )
+            .transform_calculate(top=f"datum.layer * {rows.pitch} + datum.head")
+            # Cells reach under their right neighbour: edges that only touch leave a hairline between them.
+            .transform_calculate(bottom="datum.top + 1", overlap="datum.until + 0.5 * (datum.until - datum.step)")
+        )
+
+    def _ramp(self) -> altair.Color:
+        low, high = self.datasets.logit_range or (1.0, 10.0)
+        scale = self.alt.Scale(type="log", domain=[low, max(high, low * 1.01)], nice=False)
+        legend = self.alt.Legend(
+            orient="bottom",
+            direction="horizontal",
+            title="max |logit|",
+            format="~g",
+            gradientLength=220,
+            values=log_ticks(low, high, (1, 3)),
+        )
+        return self.alt.Color("logit:Q", scale=scale, legend=legend)
+
+    def _heat_axis(self, rows: _Rows, run: Run | None) -> tuple[altair.Y, altair.Y]:
+        """Layers on the left and, where a row is tall enough to read, each head's reach on the right."""
+        alt, pitch, heads = self.alt, rows.pitch, rows.heads
+        scale = alt.Scale(domain=[0, rows.end], reverse=True, nice=False)
+        named = alt.Axis(
+            values=[layer * pitch + heads / 2 for layer in range(rows.layers)],
+            labelExpr=f"'layer ' + round((datum.value - {heads / 2}) / {pitch})",
+            grid=False,
+            title=None,
+        )
+        if run is None:
+            return alt.Y("top:Q", scale=scale, axis=named), alt.Y("top:Q", scale=scale, axis=None)
+        windows = [window for plan in run.plans for window in plan]
+        reached = alt.Axis(
+            orient="right",
+            values=[layer * pitch + head + 0.5 for layer in range(rows.layers) for head in range(heads)],
+            labelExpr=f"{json.dumps([_reach(w) for w in windows])}[round(datum.index * {len(windows) - 1})]",
+            labelFontSize=9,
+            labelOverlap=False,
+            labelPadding=3,
+            grid=False,
+            title="sees",
+            titleAngle=0,
+            titleAlign="left",
+            titleAnchor="start",
+            titleFontSize=10,
+            titlePadding=2,
+        )
+        return alt.Y("top:Q", scale=scale, axis=named), alt.Y("top:Q", scale=scale, axis=reached)
+
+
+def _reach(window: int | None) -> str:
+    return "all" if window is None else str(window)
+
+
+def _plain(chart: Any) -> dict[str, Any]:
+    spec: dict[str, Any] = chart.to_dict()
+    spec.pop("config", None)
+    return spec
+
+
+def with_data(spec: dict[str, Any], datasets: Datasets, colors: dict[str, Any] = LIGHT) -> dict[str, Any]:
+    """A specification that stands alone: data and theme included."""
+    named: dict[str, Any] = {name: rows(tables) for name, tables in datasets.tables.items()}
+    named |= {f"heat-{index}": heat for index, heat in enumerate(datasets.heat)}
+    config = vega_config(colors) | {"background": colors["card"], "padding": 20}
+    return {**spec, "datasets": named, "config": config}

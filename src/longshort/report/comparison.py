@@ -1,0 +1,271 @@
+"""The numbers of a report: what each variant reached over its seeds, said in a table and in a paragraph.
+
+A value is None where it was not measured and NaN where it was not finite; the two are never mixed up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from longshort.runs.reading import Run
+
+MAX_LISTED = 4  # variants that a sentence names one by one
+TAIL = 0.05  # share of the steps over which the final training loss is averaged
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean, lowest and highest of the finite values of a variant's runs."""
+
+    mean: float
+    low: float
+    high: float
+    count: int
+    not_finite: int
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread | None:
+        measured = [value for value in values if value is not None]
+        finite = [value for value in measured if math.isfinite(value)]
+        if not measured:
+            return None
+        lost = len(measured) - len(finite)
+        if not finite:
+            return cls(math.nan, math.nan, math.nan, 0, lost)
+        return cls(math.fsum(finite) / len(finite), min(finite), max(finite), len(finite), lost)
+
+    def overlaps(self, other: Spread) -> bool:
+        return self.low <= other.high and other.low <= self.high
+
+
+def final_loss(run: Run) -> float | None:
+    return run.evaluations[-1].loss if run.evaluations else None
+
+
+def final_perplexity(run: Run) -> float | None:
+    return run.evaluations[-1].perplexity if run.evaluations else None
+
+
+def final_accuracy(run: Run) -> float | None:
+    return run.evaluations[-1].accuracy if run.evaluations else None
+
+
+def _lowest(values: Sequence[float]) -> float | None:
+    finite = [value for value in values if math.isfinite(value)]
+    return min(finite) if finite else (math.nan if values else None)
+
+
+def best_loss(run: Run) -> float | None:
+    return _lowest([evaluation.loss for evaluation in run.evaluations])
+
+
+def best_perplexity(run: Run) -> float | None:
+    return _lowest([evaluation.perplexity for evaluation in run.evaluations])
+
+
+def training_loss(run: Run) -> float | None:
+    """Mean over the last `TAIL` of the steps; NaN if the run ended on a loss that is not finite."""
+    losses = run.train["loss"]
+    if not len(losses):
+        return None
+    tail = losses[-max(1, round(TAIL * len(losses))) :]
+    finite = tail[np.isfinite(tail)]
+    return float(finite.mean()) if len(finite) and math.isfinite(tail[-1]) else math.nan
+
+
+def largest_logit(run: Run) -> float | None:
+    if not run.logits_NLH.size:
+        return None
+    finite = run.logits_NLH[np.isfinite(run.logits_NLH)]
+    return float(finite.max()) if len(finite) else math.nan
+
+
+def speed(run: Run) -> float | None:
+    """Median tokens per second: the first steps, which compile and warm up, do not count for more than others."""
+    rates = run.train["tokens_per_second"]
+    return float(np.median(rates)) if len(rates) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """The runs that differ by seed only, and what they reached."""
+
+    name: str
+    runs: tuple[Run, ...]
+
+    def spread(self, measure: Callable[[Run], float | None]) -> Spread | None:
+        return Spread.of(measure(run) for run in self.runs)
+
+    @property
+    def spikes(self) -> int:
+        return sum(len(run.spikes) for run in self.runs)
+
+    @property
+    def parameters(self) -> str:
+        return " / ".join(f"{count:,}" for count in sorted({run.parameters for run in self.runs}))
+
+    @property
+    def steps(self) -> str:
+        return " / ".join(f"{step:,}" for step in sorted({run.last_step for run in self.runs}))
+
+    @property
+    def seeds(self) -> str:
+        return ", ".join(str(run.seed) for run in self.runs)
+
+    @property
+    def status(self) -> str:
+        states = [run.status for run in self.runs]
+        counts = {state: states.count(state) for state in dict.fromkeys(states)}
+        return ", ".join(state if count == len(states) else f"{count} {state}" for state, count in counts.items())
+
+
+def group(runs: Sequence[Run]) -> list[Variant]:
+    """Variants in the order in which they were named."""
+    names = dict.fromkeys(run.variant for run in runs)
+    return [Variant(name=name, runs=tuple(run for run in runs if run.variant == name)) for name in names]
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Plain notation with `digits` significant digits and thousands apart.
+
+    >>> number(2.0), number(12345.678), number(0.01236), number(3.2e9)
+    ('2.000', '12,346', '0.01236', '3.200e+09')
+    """
+    if not math.isfinite(value):
+        return "not finite"
+    if value and not 1e-4 <= abs(value) < 1e7:
+        return f"{value:.{digits - 1}e}"
+    exponent = math.floor(math.log10(abs(value))) if value else 0
+    return f"{value:,.{max(0, digits - 1 - exponent)}f}"
+
+
+def with_spread(spread: Spread | None, digits: int = 4) -> str:
+    """`mean (low to high)` in one string, for prose."""
+    if spread is None:
+        return "not measured"
+    if not spread.count:
+        return "not finite"
+    lost = f", {spread.not_finite} not finite" if spread.not_finite else ""
+    if spread.count == 1:
+        return number(spread.mean, digits) + lost
+    return f"{number(spread.mean, digits)} ({number(spread.low, digits)} to {number(spread.high, digits)}{lost})"
+
+
+def summary(variants: Sequence[Variant]) -> str:
+    """One paragraph: who reached what, with the caveats that the data themselves give."""
+    runs = [run for variant in variants for run in variant.runs]
+    return " ".join([_opening(variants, runs), *_losses(variants), *_logits(variants), _spikes(variants, runs)])
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _opening(variants: Sequence[Variant], runs: Sequence[Run]) -> str:
+    seeds = sorted({len(variant.runs) for variant in variants})
+    each = " each" if len(variants) > 1 else ""
+    over = _plural(seeds[0], "seed") + each if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds{each}"
+    steps = sorted({run.last_step for run in runs})
+    until = f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
+    what = f"{_plural(len(variants), 'variant')}, {over}" if len(variants) > 1 else f"{variants[0].name}, {over}"
+    return f"{what}, trained for {until} steps."
+
+
+def _losses(variants: Sequence[Variant]) -> list[str]:
+    measured = [(variant, variant.spread(final_loss)) for variant in variants]
+    known = [(variant, spread) for variant, spread in measured if spread is not None]
+    kind = "final validation loss"
+    if not known:
+        kind = "training loss at the end"
+        known = [(v, spread) for v in variants if (spread := v.spread(training_loss)) is not None]
+    finite = sorted(((v, s) for v, s in known if s.count), key=lambda pair: pair[1].mean)
+    if not finite:
+        return [f"No {kind} is finite." if known else "No loss was recorded."]
+    best, spread = finite[0]
+    name, second = "accuracy", best.spread(final_accuracy)
+    if second is None:
+        name, second = "perplexity", best.spread(final_perplexity)
+    aside = f", {name} {with_spread(second)}" if second is not None and second.count else ""
+    if len(known) == 1:
+        return [f"Its {kind} is {with_spread(spread)}{aside}."]
+    said = [f"The lowest {kind} is that of {best.name}: {with_spread(spread)}{aside}."]
+    others = [f"{with_spread(other)} for {variant.name}" for variant, other in finite[1:]]
+    if len(others) > MAX_LISTED:
+        others = [f"{len(others)} others from {others[0]} to {others[-1]}"]
+    others += [f"no finite one for {variant.name}" for variant, other in known if not other.count]
+    said.append(f"Against that: {'; '.join(others)}.")
+    if len(finite) > 1:
+        said += _caveat(best, spread, finite[1:])
+    return said
+
+
+def _caveat(best: Variant, spread: Spread, others: Sequence[tuple[Variant, Spread]]) -> list[str]:
+    if len({run.last_step for variant, _ in others for run in variant.runs} | {r.last_step for r in best.runs}) > 1:
+        return ["The runs did not reach the same step, so these numbers do not compare equal training."]
+    if spread.count == 1 or any(other.count == 1 for _, other in others):
+        return ["With one seed a difference may be chance."]
+    close = [variant.name for variant, other in others if spread.overlaps(other)]
+    if close:
+        return [f"Over the seeds its range overlaps with that of {', '.join(close)}."]
+    return ["Over the seeds its range does not overlap with any other."]
+
+
+def _logits(variants: Sequence[Variant]) -> list[str]:
+    found = [(variant, variant.spread(largest_logit)) for variant in variants]
+    known = [(variant, spread) for variant, spread in found if spread is not None]
+    if not known:
+        return []
+    said = [f"{number(s.high, 3) if s.count else 'not finite'} for {v.name}" for v, s in known]
+    if len(variants) == 1:
+        return [f"The largest |logit| seen is {number(known[0][1].high, 3)}."]
+    finite = sorted(((s.high, text) for (_, s), text in zip(known, said, strict=True) if s.count))
+    if len(finite) > MAX_LISTED:
+        lost = [text for (_, s), text in zip(known, said, strict=True) if not s.count]
+        said = [f"from {finite[0][1]} to {finite[-1][1]}", *lost]
+    return [f"The largest |logit| seen: {', '.join(said)}."]
+
+
+def _spikes(variants: Sequence[Variant], runs: Sequence[Run]) -> str:
+    counts = [f"{variant.spikes} for {variant.name}" for variant in variants if variant.spikes]
+    said = f"Loss spikes recorded: {', '.join(counts)}." if counts else "No loss spike was recorded."
+    if counts and len(variants) == 1:
+        said = f"Loss spikes recorded: {variants[0].spikes}."
+    unfinished = [f"{run.label} ({run.status})" for run in runs if run.status != "finished"]
+    if unfinished:
+        said += f" Not finished: {', '.join(unfinished)}."
+    return said
+
+
+def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections to dotted keys.
+
+    >>> flatten({"model": {"d": 64}, "seed": 1})
+    {'model.d': 64, 'seed': 1}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """The dotted keys in which the configs differ, each with its value in every run; names and seeds come last."""
+    flats = [flatten(run.config) for run in runs]
+    keys = sorted(dict.fromkeys(key for flat in flats for key in flat), key=lambda key: key.startswith("run."))
+    rows = [(key, [_shown(flat, key) for flat in flats]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+
+def _shown(flat: dict[str, Any], key: str) -> str:
+    if key not in flat:
+        return "(not set)"
+    value = flat[key]
+    return "none" if value is None else str(value)

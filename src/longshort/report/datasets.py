@@ -1,0 +1,219 @@
+"""Rows for the charts, thinned and rounded so that the page stays small.
+
+A table is stored by column, with what is constant said once; `rows` unpacks it, and the page's script does the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from longshort.report.thinning import blocks, thin
+from longshort.runs.reading import Run
+
+CURVE_POINTS = 16_000  # of all runs together
+MAX_CURVE_POINTS = 900  # of one run: about one a pixel
+MIN_CURVE_POINTS = 120
+TREND_BLOCKS = 120
+HEAT_CELLS = 120_000  # of all runs together
+MAX_HEAT_BINS = 96
+MIN_HEAT_BINS = 8
+DIGITS = 5
+PLACES = ("step", "tokens", "time")
+TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+
+Table = dict[str, Any]
+"""{"constants": {name: value}, "columns": {name: [values]}}"""
+
+
+@dataclass(frozen=True)
+class Datasets:
+    tables: dict[str, list[Table]]
+    heat: list[list[dict[str, Any]]]
+    """Per run, one row for each stretch of steps: its first step, the next one's, and the value of every head."""
+    time_unit: str
+    trend_block: int
+    """Most steps that one point of the trend stands for."""
+    x_ends: dict[str, float]
+    """Where each horizontal axis ends; all start at 0."""
+    loss_range: tuple[float, float]
+    clipped: bool
+    """Whether some losses lie above `loss_range`."""
+    peak_range: tuple[float, float] | None
+    """Of the largest |logit| of a step; None where no run recorded logits."""
+    logit_range: tuple[float, float] | None
+    """Of |logit| over all heads and steps."""
+
+
+def rows(tables: Sequence[Table]) -> list[dict[str, Any]]:
+    """
+    >>> rows([{"constants": {"run": "a"}, "columns": {"step": [1, 2]}}])
+    [{'run': 'a', 'step': 1}, {'run': 'a', 'step': 2}]
+    """
+    unpacked = []
+    for table in tables:
+        for values in zip(*table["columns"].values(), strict=True):
+            unpacked.append({**table["constants"], **dict(zip(table["columns"], values, strict=True))})
+    return unpacked
+
+
+def rounded(value: float) -> float | int | None:
+    """`DIGITS` significant digits; null for what is not finite, as JSON has it."""
+    if not math.isfinite(value):
+        return None
+    short = float(f"{value:.{DIGITS}g}")
+    return int(short) if short.is_integer() and abs(short) < 1e15 else short
+
+
+def _column(values: Any) -> list[Any]:
+    return [rounded(float(value)) for value in values]
+
+
+def perplexities(losses: Any) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return np.exp(np.asarray(losses, dtype=np.float64))
+
+
+def build(runs: Sequence[Run]) -> Datasets:
+    longest = max((float(run.train["seconds"][-1]) for run in runs if len(run.train["step"])), default=0.0)
+    unit, divisor = next(((u, d) for u, d in TIME_UNITS if longest >= 2 * d), TIME_UNITS[-1])
+    packing = _Packing(divisor, max(MIN_CURVE_POINTS, min(MAX_CURVE_POINTS, CURVE_POINTS // len(runs))))
+    kinds = (packing.curve, packing.trend, packing.validation, packing.spikes, packing.logits)
+    tables = {pack.__name__: [pack(run) for run in runs] for pack in kinds}
+    everything = [table for kind in tables.values() for table in kind]
+    loss_range, clipped = _loss_range(tables)
+    peaks = _finite(tables["logits"], "logit")
+    cells = np.concatenate([run.logits_NLH.ravel() for run in runs])
+    cells = cells[np.isfinite(cells) & (cells > 0)]
+    block_lengths = [len(part) for run in runs for part in blocks(len(run.train["step"]), TREND_BLOCKS)]
+    return Datasets(
+        tables=tables,
+        heat=_heat(runs),
+        time_unit=unit,
+        trend_block=max(block_lengths, default=1),
+        # A little room on the right, or the last point would be cut in half.
+        x_ends={name: 1.015 * max(_finite(everything, name), default=1.0) for name in PLACES},
+        loss_range=loss_range,
+        clipped=clipped,
+        peak_range=(0.85 * min(peaks), 1.25 * max(peaks)) if peaks else None,
+        logit_range=(float(cells.min()), float(cells.max())) if len(cells) else None,
+    )
+
+
+def _finite(tables: Sequence[Table], name: str) -> list[float]:
+    return [value for table in tables for value in table["columns"].get(name, ()) if value is not None]
+
+
+def _loss_range(tables: dict[str, list[Table]]) -> tuple[tuple[float, float], bool]:
+    """A run that blows up to many times its first loss must not flatten every other curve."""
+    losses = _finite([*tables["curve"], *tables["validation"], *tables["spikes"]], "loss")
+    if not losses:
+        return (0.0, 1.0), False
+    first = max(
+        (table["columns"]["loss"][0] or 0.0 for table in tables["curve"] if table["columns"]["loss"]), default=0.0
+    )
+    low, high = min(losses), max(losses)
+    clipped = first > 0 and high > 3 * first
+    high = 1.5 * first if clipped else high
+    margin = 0.04 * (high - low) or 0.1
+    return (low - margin, high + margin), clipped
+
+
+@dataclass(frozen=True)
+class _Packing:
+    time_divisor: float
+    points: int
+
+    def _table(self, run: Run, steps: Any, **columns: list[Any]) -> Table:
+        places = {
+            "step": [int(step) for step in steps],
+            "tokens": _column(run.at_steps(steps, "tokens")),
+            "time": _column(run.at_steps(steps, "seconds") / self.time_divisor),
+        }
+        return {"constants": {"run": run.label, "variant": run.variant}, "columns": places | columns}
+
+    def _losses(self, run: Run, steps: Any, losses: Any, **columns: list[Any]) -> Table:
+        return self._table(run, steps, loss=_column(losses), perplexity=_column(perplexities(losses)), **columns)
+
+    def curve(self, run: Run) -> Table:
+        losses = run.train["loss"]
+        kept = thin(losses, self.points)
+        return self._losses(run, run.train["step"][kept], losses[kept])
+
+    def trend(self, run: Run) -> Table:
+        steps, losses = run.train["step"], run.train["loss"]
+        parts = blocks(len(steps), TREND_BLOCKS)
+        medians = [_finite_median(losses[part]) for part in parts]
+        return self._losses(run, [steps[part[len(part) // 2]] for part in parts], medians)
+
+    def validation(self, run: Run) -> Table:
+        kept = thin(np.array([e.loss for e in run.evaluations]), self.points)
+        evaluations = [run.evaluations[i] for i in kept]
+        table = self._table(run, [e.step for e in evaluations], loss=_column(e.loss for e in evaluations))
+        table["columns"]["perplexity"] = _column(e.perplexity for e in evaluations)
+        return table
+
+    def spikes(self, run: Run) -> Table:
+        spikes = [run.spikes[i] for i in thin(np.array([s.loss for s in run.spikes]), self.points)]
+        texts = {"action": [s.action for s in spikes], "reason": [s.reason for s in spikes]}
+        return self._losses(run, [s.step for s in spikes], [s.loss for s in spikes], **texts)
+
+    def logits(self, run: Run) -> Table:
+        layers, heads = run.logits_NLH.shape[1:]
+        cells = run.logits_NLH.reshape(-1, layers * heads)
+        finite = np.isfinite(cells)
+        highest = np.where(finite, cells, -np.inf).max(axis=1, initial=-np.inf)
+        # A step at which a head was not finite has to survive as well as the extremes do.
+        kept = thin(np.where(finite.all(axis=1), highest, np.nan), self.points)
+        places = (
+            [
+                divmod(int(cell), max(1, run.logits_NLH.shape[2]))
+                for cell in np.where(finite, cells, -np.inf)[kept].argmax(axis=1)
+            ]
+            if len(kept)
+            else []
+        )
+        return self._table(
+            run,
+            run.logit_steps[kept],
+            logit=[rounded(float(value)) if value > 0 else None for value in highest[kept]],
+            layer=[layer for layer, _ in places],
+            head=[head for _, head in places],
+            lost=[int(count) for count in (~finite)[kept].sum(axis=1)],
+        )
+
+
+def _finite_median(values: np.ndarray) -> float:
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else math.nan
+
+
+def _heat(runs: Sequence[Run]) -> list[list[dict[str, Any]]]:
+    cells_a_step = sum(run.logits_NLH.shape[1] * run.logits_NLH.shape[2] for run in runs)
+    bins = max(MIN_HEAT_BINS, min(MAX_HEAT_BINS, HEAT_CELLS // max(1, cells_a_step)))
+    return [_heat_rows(run, bins) for run in runs]
+
+
+def _heat_rows(run: Run, bins: int) -> list[dict[str, Any]]:
+    """The highest value of each head in each bin; null as soon as one value in it was not finite."""
+    steps = run.logit_steps
+    parts = blocks(len(steps), bins)
+    starts = [int(steps[part[0]]) for part in parts]
+    if not starts:
+        return []
+    gap = int(steps[-1] - steps[-2]) if len(steps) > 1 else 1
+    ends = [*starts[1:], int(steps[-1]) + gap]
+    values = [run.logits_NLH[part].max(axis=0).ravel() for part in parts]
+    return [
+        {"step": start, "until": end, "logit": [_short(value) for value in cells]}
+        for start, end, cells in zip(starts, ends, values, strict=True)
+    ]
+
+
+def _short(value: float) -> float | int | None:
+    short = rounded(float(value))
+    return None if short is None else float(f"{short:.3g}")

@@ -1,0 +1,117 @@
+"""The effect on a laptop: plain attention and LS-attention of equal size, trained side by side on the same bytes.
+
+The setting was found by experiment, see docs/results/demo-setting.md: rows much longer than the model is wide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from longshort.data import default_data
+from longshort.generation.sample import text_stream
+from longshort.report.compare import Arm, plan_arms, save_summary
+from longshort.report.live import Watch
+from longshort.train import TrainConfig
+from longshort.train.log import RunLog, read_log
+from longshort.train.processes import run_all
+
+VARIANTS = ("plain", "ls")
+PROMPT = "def "
+
+
+class DemoResult(NamedTuple):
+    """What the demo leaves behind."""
+
+    rows: list[dict[str, Any]]
+    samples: dict[str, str]
+    """Text that each variant wrote."""
+    report: Path | None
+    """None where the packages for it are missing."""
+
+
+def demo_config(device: str = "cpu", *, steps: int | None = None) -> TrainConfig:
+    """The laptop setting, or the paper's model on a GPU."""
+    on_gpu = device.split(":")[0] == "cuda"
+    config = TrainConfig.from_dict(_PAPER if on_gpu else _LAPTOP)
+    run = replace(config.run, device=device, steps=steps or config.run.steps)
+    return replace(config, run=run)
+
+
+def demo_arms(out: Path, config: TrainConfig, seeds: tuple[int, ...] = (0,)) -> list[Arm]:
+    """The runs of the demo."""
+    return plan_arms(config, VARIANTS, seeds, out)
+
+
+def run_demo(arms: list[Arm], out: Path, *, watch: Watch, message: Callable[[str], None]) -> DemoResult | None:
+    """Train the arms at once, sample from each, write the report; None if interrupted."""
+    from longshort.report import ReportError, write_report
+
+    default_data()  # once, before two processes would both prepare it
+    left = [arm.config for arm in arms if not arm.is_finished]
+    if left and not run_all(left, jobs=len(left), watch=watch):
+        return None
+    rows = save_summary(arms, out)
+    samples = {arm.variant: _sample(arm) for arm in arms}
+    message("writing the report")
+    try:
+        title = "Plain attention and LS-attention"
+        report = write_report([arm.out for arm in arms], out / "report.html", title=title).html
+    except ReportError as error:  # the numbers are there all the same
+        message(f"no report: {error}")
+        report = None
+    return DemoResult(rows, samples, report)
+
+
+def _sample(arm: Arm) -> str:
+    """Text from the trained model, kept in its log for the report."""
+    drawn = [record["text"] for record in read_log(arm.out) if record["kind"] == "sample"]
+    if drawn:
+        return str(drawn[-1])
+    written = text_stream(arm.out, PROMPT, max_new_tokens=200, temperature=0.8, top_p=0.95, seed=0)
+    text = PROMPT + "".join(written)
+    log = RunLog(arm.out)
+    log.write("sample", step=arm.config.run.steps, text=text)
+    log.close()
+    return text
+
+
+def introduction(config: TrainConfig) -> str:
+    """What is about to happen."""
+    model = config.model
+    return (
+        f"Training two models of {model.n_layers} layers, width {model.width}, {model.n_heads} heads, on rows of "
+        f"{config.length} tokens for {config.run.steps} steps:\n"
+        f"  plain: every head sees all that came before\n"
+        f"  ls:    {model.n_global} head does, the other {model.n_heads - (model.n_global or 0)} see "
+        f"{model.window} tokens each\n"
+        "The text is the source of this Python's standard library, as bytes."
+    )
+
+
+_LAPTOP: dict[str, Any] = {
+    "model": {
+        "vocab_size": 257,
+        "context": 1024,
+        "n_layers": 2,
+        "width": 64,
+        "n_heads": 4,
+        "n_global": 1,
+        "window": 16,
+    },
+    "data": {"batch_size": 2},
+    "optimizer": {"lr": 3e-3},
+    "schedule": {"kind": "constant", "warmup": 50},
+    "run": {"steps": 800, "eval_every": 100, "eval_batches": 8, "save_every": 0, "precision": "fp32"},
+    "telemetry": {"logits_every": 10},
+}
+_PAPER: dict[str, Any] = {
+    "model": {"preset": "paper-6m", "vocab_size": 257},
+    "data": {"batch_size": 16},
+    "optimizer": {"lr": 3e-3},
+    "schedule": {"kind": "constant", "warmup": 200},
+    "run": {"steps": 3000, "eval_every": 250, "eval_batches": 16, "save_every": 1000, "precision": "bf16"},
+    "telemetry": {"logits_every": 10},
+}

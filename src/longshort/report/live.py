@@ -1,0 +1,140 @@
+"""Tables of runs side by side: a live one while they go on, and the final one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from longshort.report.compare import Arm
+from longshort.train.log import largest_logit
+from longshort.train.processes import Follower
+
+_PLAIN_SECONDS = 20.0
+"""Between tables where the output is not a terminal."""
+
+
+class Watch(Protocol):
+    """Called again and again with the runs' logs."""
+
+    def __call__(self, followers: dict[str, Follower]) -> None: ...
+
+
+@contextmanager
+def live_table(arms: Sequence[Arm], console: Console) -> Iterator[Watch]:
+    """A watcher for `run_all` that keeps one table up to date, or prints lines where there is no terminal."""
+    if not console.is_terminal:
+        yield _Lines(arms, console)
+        return
+    with Live(running_table(arms, {}), console=console, refresh_per_second=4) as live:
+
+        def watch(followers: dict[str, Follower]) -> None:
+            live.update(running_table(arms, followers))
+
+        yield watch
+
+
+class _Lines:
+    """A line for each run that has moved on, every now and then."""
+
+    def __init__(self, arms: Sequence[Arm], console: Console) -> None:
+        self._arms, self._console, self._last = arms, console, -math.inf
+        self._said: dict[str, str] = {}
+
+    def __call__(self, followers: dict[str, Follower]) -> None:
+        if time.monotonic() - self._last < _PLAIN_SECONDS:
+            return
+        self._last = time.monotonic()
+        for arm in self._arms:
+            line = _line(_cells(arm, followers.get(str(arm.out))))
+            if self._said.get(str(arm.out)) != line:
+                self._said[str(arm.out)] = line
+                self._console.print(line, highlight=False, soft_wrap=True)
+
+
+def _line(cells: Sequence[str]) -> str:
+    """
+    >>> _line(["ls", "0", "0/800", "", "", "", "", "waiting"])
+    'ls seed 0: step 0/800, waiting'
+    >>> _line(["ls", "0", "24/800", "4.106", "", "0.407", "4,572", "6:18"])
+    'ls seed 0: step 24/800, loss 4.106, max |logit| 0.407, 4,572 tokens/s, 6:18 left'
+    """
+    variant, seed, step, *values, left = cells
+    forms = ("loss {}", "validation {}", "max |logit| {}", "{} tokens/s")
+    known = [form.format(value) for form, value in zip(forms, values, strict=True) if value]
+    return ", ".join([f"{variant} seed {seed}: step {step}", *known, left if left == "waiting" else f"{left} left"])
+
+
+def running_table(arms: Sequence[Arm], followers: dict[str, Follower]) -> Table:
+    """Where each run stands."""
+    table = Table(title="training side by side", box=box.SIMPLE_HEAD)
+    for name in ("variant", "seed", "step", "loss", "validation loss", "max |logit|", "tokens/s", "left"):
+        table.add_column(name, justify="left" if name == "variant" else "right")
+    for arm in arms:
+        table.add_row(*_cells(arm, followers.get(str(arm.out))))
+    return table
+
+
+def _cells(arm: Arm, follower: Follower | None) -> list[str]:
+    latest = follower.latest if follower is not None else {}
+    step, steps = latest.get("train"), arm.config.run.steps
+    if step is None:
+        return [arm.variant, str(arm.seed), f"0/{steps}", "", "", "", "", "waiting"]
+    left = (steps - step["step"]) * step["seconds"] / max(1, step["step"])
+    evaluation, logits = latest.get("eval", {}), latest.get("logits")
+    return [
+        arm.variant,
+        str(arm.seed),
+        f"{step['step']}/{steps}",
+        number(step["loss"]),
+        number(evaluation.get("loss")) if evaluation else "",
+        number(largest_logit(logits)) if logits else "",
+        f"{step['tokens_per_second']:,.0f}",
+        f"{int(left // 60)}:{int(left % 60):02d}",
+    ]
+
+
+def result_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """The rows that `compare.summarize` makes."""
+    sizes = sorted({row["parameters"] for row in rows})
+    size = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+    title = f"validation after training; {size} parameters"
+    table = Table(
+        title=title,
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+        caption="means over seeds; spread: largest minus smallest loss; |logit|: the largest",
+    )
+    with_answers = any(row.get("accuracy") is not None for row in rows)
+    second = "accuracy" if with_answers else "perplexity"
+    for name in ("variant", "seeds", "loss", "spread", second, "|logit|", "tokens/s", "spikes"):
+        table.add_column(name, justify="left" if name == "variant" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row["variant"],
+            str(row["seeds"]),
+            number(row["validation_loss"]),
+            number(row["spread"]),
+            _share(row.get("accuracy")) if with_answers else number(row["perplexity"]),
+            number(row["max_logit"]),
+            f"{row['tokens_per_second']:,.0f}",
+            str(row["spikes"]),
+        )
+    return table
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.2%}"
+
+
+def number(value: float | None) -> str:
+    """Four digits; a value that is not finite is stored as None."""
+    return "not finite" if value is None else f"{value:.4g}"

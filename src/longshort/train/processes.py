@@ -1,0 +1,175 @@
+"""Runs several trainings at once, each in a process of its own, and says how far they are.
+
+A process takes one configuration file: `python -m longshort.train.processes RUN/config.json`. What it prints goes to
+`RUN/output.txt`; how far it is stands in `RUN/metrics.jsonl`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from longshort.files import write_json
+from longshort.train import TrainConfig, train
+from longshort.train.log import METRICS
+
+CONFIG, OUTPUT = "config.json", "output.txt"
+MODULE = "longshort.train.processes"
+"""What a process runs."""
+
+
+class RunFailed(RuntimeError):
+    """A training process ended with an error; the message has its last words."""
+
+
+class Follower:
+    """Reads a run's log as it grows."""
+
+    def __init__(self, out: Path) -> None:
+        self._path, self._offset, self._inode = out / METRICS, 0, 0
+        self.latest: dict[str, dict[str, Any]] = {}
+        """The newest record of each kind."""
+
+    def update(self) -> None:
+        """Take in whole lines that are new; a log that was rewound is read again."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            # A rewound log is a new file, and may have grown past the old one by now.
+            if found.st_ino != self._inode or found.st_size < self._offset:
+                self._inode, self._offset = found.st_ino, 0
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            record = json.loads(line)
+            self.latest[record["kind"]] = record
+            if record.get("logit_max"):
+                self.latest["logits"] = record
+
+
+def run_all(
+    configs: Sequence[TrainConfig],
+    *,
+    jobs: int,
+    threads: int | None = None,
+    watch: Callable[[dict[str, Follower]], None] = lambda followers: None,
+    poll_seconds: float = 0.5,
+    module: str = MODULE,
+    until: float = math.inf,
+    failed: Callable[[RunFailed], None] | None = None,
+) -> bool:
+    """Train all, `jobs` at a time with `threads` CPU threads each; True if all finished, False if interrupted.
+
+    More threads than cores make every run several times slower: by default the cores are shared out. At `until`, by
+    time.monotonic, or when this process gets SIGTERM, the runs save and end. With `failed`, which is told of it, a
+    failing run does not stop the others. None of the runs outlives the call.
+    """
+    threads = threads or max(1, (os.cpu_count() or 1) // jobs)
+    waiting, running, stopped = list(configs), dict[str, subprocess.Popen[bytes]](), False
+    followers = {config.run.out: Follower(Path(config.run.out)) for config in configs}
+    with _terminated() as terminated, _ended(running):
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                config = waiting.pop(0)
+                running[config.run.out] = _start(config, threads, module)
+            time.sleep(poll_seconds)
+            for follower in followers.values():
+                follower.update()
+            watch(followers)
+            for out in [out for out, process in running.items() if process.poll() is not None]:
+                code = running.pop(out).returncode
+                if not stopped:  # a run that was stopped before it could listen ends with a signal's code
+                    _check_end(out, code, failed)
+            if (time.monotonic() >= until or terminated.is_set()) and not stopped:
+                stopped = True
+                waiting.clear()
+                for process in running.values():
+                    process.terminate()  # they save and end
+    for follower in followers.values():
+        follower.update()  # the last words of a run that ended after it was last looked at
+    return not waiting and all(_is_finished(followers[config.run.out], config) for config in configs)
+
+
+@contextmanager
+def _terminated() -> Iterator[threading.Event]:
+    """Set when SIGTERM comes, which would end this process and leave its runs behind."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: event.set())
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _ended(running: dict[str, subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Whatever ends the block: the runs save and end first. An interrupt from the keyboard is no error."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()
+
+
+def _is_finished(follower: Follower, config: TrainConfig) -> bool:
+    """An end in the log may be that of an earlier call, which asked for fewer steps."""
+    end = follower.latest.get("end", {})
+    return end.get("status") == "finished" and bool(end["step"] >= config.run.steps)
+
+
+def _start(config: TrainConfig, threads: int, module: str) -> subprocess.Popen[bytes]:
+    out = Path(config.run.out)
+    write_json(out / CONFIG, config.to_dict())
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+    with (out / OUTPUT).open("ab") as output:
+        command = [sys.executable, "-m", module, str(out / CONFIG)]
+        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+
+
+def _check_end(out: str, code: int, failed: Callable[[RunFailed], None] | None) -> None:
+    if code:
+        failure = RunFailed(f"the run {out} failed: {_last_words(Path(out), code)}")
+        if failed is None:
+            raise failure
+        failed(failure)
+
+
+def _last_words(out: Path, code: int) -> str:
+    if code < 0:  # what it had printed before does not say why
+        return f"{signal.Signals(-code).name} ended it"
+    words = (out / OUTPUT).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return words[-1] if words else f"exit code {code}"
+
+
+def named_config() -> TrainConfig:
+    """The configuration in the file that this process was started with."""
+    return TrainConfig.from_dict(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+
+
+def main() -> None:
+    train(named_config())
+
+
+if __name__ == "__main__":
+    main()

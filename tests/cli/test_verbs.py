@@ -1,0 +1,160 @@
+"""train, evaluate, generate, compare and demo as a user meets them."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from longshort.cli import app
+from longshort.generation.sample import text_stream
+from longshort.report.demo import demo_config, introduction
+from longshort.train.log import read_log
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def assert_one_line_error(shown, *words):
+    assert shown.exit_code == 1, shown.output
+    (line,) = shown.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    assert all(word in line for word in words), line
+
+
+def test_train_says_how_it_went_and_where_things_are(yaml_file, tmp_path):
+    shown = run("train", yaml_file, "run.steps=2", f"run.out={tmp_path / 'run'}")
+    assert shown.exit_code == 0, shown.output
+    assert "step 2/2" in shown.output and "max |logit|" in shown.output and "tokens/s" in shown.output
+    assert "step 2: validation loss" in shown.output
+    assert f"finished at step 2; metrics and checkpoints are in {tmp_path / 'run'}" in shown.output
+    shown = run("train", yaml_file, "run.steps=3", f"run.out={tmp_path / 'run'}")
+    assert f"resuming {tmp_path / 'run'} at step 2" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["run.step=3"], ["run has no key 'step'", "'steps'"]),
+        (["run.steps"], ["section.key=value"]),
+        (["data.path=nowhere"], ["nowhere"]),
+        (["stability.guard_warmup=1000", "stability.guard=skip"], ["guard warmup"]),
+        (["model.vocab_size=256"], ["model.vocab_size must be at least 257"]),
+        (["run.device=cuda:x"], ["device must be"]),
+        (["data.length=100000"], ["100,000"]),
+    ],
+)
+def test_train_ends_in_one_line_on_bad_settings(yaml_file, tmp_path, changes, words):
+    assert_one_line_error(run("train", yaml_file, f"run.out={tmp_path / 'run'}", *changes), *words)
+
+
+def test_train_ends_in_one_line_without_its_file_or_with_a_broken_one(tmp_path):
+    assert_one_line_error(run("train", tmp_path / "nowhere.yaml"), "cannot read", "nowhere.yaml")
+    (tmp_path / "broken.yaml").write_text("model: 5")
+    assert_one_line_error(run("train", tmp_path / "broken.yaml"), "model must hold key: value pairs")
+
+
+def test_evaluate_prints_a_table_by_position_and_writes_the_numbers(trained, tmp_path):
+    shown = run("evaluate", trained, "--bucket", 32, "--limit", 3, "--out", tmp_path / "numbers.json")
+    assert shown.exit_code == 0, shown.output
+    assert "0-31" in shown.output and "32-63" in shown.output and "all, each once" in shown.output
+    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    assert (numbers["step"], numbers["split"], numbers["windows"]) == (4, "validation", 3)
+    assert f"{numbers['loss']:.4f}" in shown.output
+
+
+def test_evaluate_and_training_agree_on_what_the_loss_is(trained, tmp_path):
+    run("evaluate", trained, "--stride", 64, "--out", tmp_path / "numbers.json")
+    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    (recorded,) = [record["loss"] for record in read_log(trained) if record["kind"] == "eval"]
+    assert numbers["loss"] == pytest.approx(recorded, abs=0.1)
+
+
+def test_generate_writes_on_from_the_prompt_and_repeats_itself_by_seed(trained):
+    texts = [run("generate", trained, "--prompt", "abc", "--tokens", 20, "--seed", seed).stdout for seed in (1, 1, 2)]
+    assert all(text.startswith("abc") and len(text) > 4 for text in texts)
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_generate_tells_the_speed_beside_the_text_and_ends_before_a_stop_string(trained):
+    greedy = ("generate", trained, "--prompt", "abc", "--tokens", 20, "--temperature", 0)
+    free = run(*greedy)
+    assert re.fullmatch(r"20 tokens, \d+ tokens/s\n", free.stderr), free.output
+    written = free.stdout.removeprefix("abc").removesuffix("\n")
+    stop = written[4:6]
+    assert run(*greedy, "--stop", stop).stdout == f"abc{written[: written.index(stop)]}\n"
+
+
+def test_generate_narrows_the_choice_by_probability_and_repetition(trained):
+    options = ("generate", trained, "--prompt", "abc", "--tokens", 20, "--seed", 0)
+    assert run(*options, "--min-p", 1).stdout == run(*options, "--temperature", 0).stdout
+    unlike = run(*options, "--temperature", 0, "--repetition-penalty", 1e6).stdout
+    assert len(set(unlike[:7])) == 7
+
+
+def test_text_comes_in_whole_characters(trained):
+    pieces = list(text_stream(trained, "ä", max_new_tokens=60, temperature=3.0, seed=0))
+    assert len(pieces) > 1 and all("\N{REPLACEMENT CHARACTER}" not in piece[-1:] for piece in pieces)
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "generate"])
+def test_a_folder_without_a_checkpoint_is_one_line(verb, tmp_path):
+    assert_one_line_error(run(verb, tmp_path), str(tmp_path), "no whole checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["evaluate", "--split", "tset"], ["split must be train, validation or test, got 'tset'"]),
+        (["evaluate", "--data", "nowhere"], ["nowhere"]),
+        (["evaluate", "--stride", "65"], ["stride"]),
+        (["evaluate", "--length", "100"], ["length must be at most 64"]),
+        (["evaluate", "--device", "gpu"], ["device must be auto, cpu, cuda or cuda:N, got 'gpu'"]),
+        (["generate", "--prompt", ""], ["prompt must hold at least one token"]),
+        (["generate", "--top-p", "1.5"], ["top_p"]),
+        (["generate", "--device", "gpu"], ["device must be auto, cpu, cuda or cuda:N, got 'gpu'"]),
+    ],
+)
+def test_bad_options_are_one_line(trained, arguments, words):
+    assert_one_line_error(run(arguments[0], trained, *arguments[1:]), *words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--variants", "plain,pain"], ["variants must be among", "got pain"]),
+        (["optimizer.lr=fast"], ["optimizer.lr must be float"]),
+        (["data.path=nowhere", "--variants", "ls"], ["failed", "nowhere"]),
+    ],
+)
+def test_compare_ends_in_one_line_on_bad_input(yaml_file, tmp_path, arguments, words):
+    shown = run("compare", yaml_file, *arguments, "--out", tmp_path / "out")
+    assert_one_line_error(shown, *words)
+
+
+def test_the_demo_trains_both_models_and_writes_the_report(tmp_path, monkeypatch):
+    monkeypatch.setenv("LONGSHORT_CACHE", str(tmp_path / "cache"))
+    shown = run("demo", "--steps", 2, "--out", tmp_path / "demo")
+    assert shown.exit_code == 0, shown.output
+    assert f"report: {tmp_path / 'demo' / 'report.html'}" in shown.output
+    assert (tmp_path / "demo" / "report.html").is_file()
+    assert "a sample of plain" in shown.output and "a sample of ls" in shown.output
+    rows = json.loads((tmp_path / "demo" / "comparison.json").read_text())
+    assert [row["variant"] for row in rows] == ["plain", "ls"]
+    assert rows[0]["parameters"] == rows[1]["parameters"]
+
+
+def test_the_demo_refuses_a_device_of_no_kind(tmp_path):
+    assert_one_line_error(run("demo", "--device", "gpu", "--out", tmp_path), "run.device must be one of")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_demo_introduces_the_setting_that_it_runs(device):
+    config = demo_config(device, steps=7)
+    assert config.run.steps == 7 and config.run.device == device
+    text = introduction(config)
+    assert (
+        f"width {config.model.width}" in text and "for 7 steps" in text and f"see {config.model.window} tokens" in text
+    )
+    assert demo_config(device).run.steps > 100

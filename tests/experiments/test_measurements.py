@@ -1,0 +1,51 @@
+"""The recipes that do not train: free Q and K, and latency."""
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from experiments.__main__ import app
+from experiments.banded_fit import learn, rank_needed, target
+from experiments.engine.catalogue import RECIPES
+from experiments.engine.figures import picture
+
+
+def test_a_target_has_weights_on_the_band_alone():
+    weights = target(10, 4, seed=0)
+    assert weights.shape == (10, 4)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(10))
+    assert [int((row > 0).sum()) for row in weights] == [1, 2, 3, 4, 4, 4, 4, 4, 4, 4]
+
+
+def test_a_window_that_sees_everything_learns_what_full_attention_does():
+    full, window = (learn(8, 4, windowed=windowed, seed=0, steps=30, band=8) for windowed in (False, True))
+    for key in ("error", "max_logit", "rank"):
+        assert window[key] == pytest.approx(full[key], rel=1e-3)
+
+
+def test_a_window_makes_a_long_pattern_easy():
+    full, window = (learn(96, 8, windowed=windowed, seed=0, steps=80, band=8) for windowed in (False, True))
+    assert window["error"] < full["error"] / 2 and window["max_logit"] < full["max_logit"]
+
+
+def test_the_rank_needed_is_read_between_widths():
+    assert rank_needed([(4, 0.001)]) == 4
+    assert rank_needed([(4, 1.0), (8, 0.5)]) is None
+
+
+@pytest.mark.parametrize("name", ["degrees-of-freedom", "latency"])
+def test_the_quick_version_measures_and_is_not_published(name, tmp_path, monkeypatch):
+    arguments = [name, "--quick", "--device", "cpu", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr("sys.argv", ["longshort", *arguments])
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 0, shown.output
+    summary = RECIPES[name].summarise(tmp_path / "out")
+    assert summary.table in shown.output and summary.findings.keys() == RECIPES[name].claims.keys()
+    picture(RECIPES[name].figure(summary.data), tmp_path / "figure.png", title=name)
+    shown = CliRunner().invoke(app, [name, "--out", str(tmp_path / "out"), "--results", str(tmp_path)])
+    assert shown.exit_code == 1 and "decide nothing" in shown.stderr
+
+
+def test_latency_without_a_gpu_is_an_error(tmp_path):
+    shown = CliRunner().invoke(app, ["latency", "--device", "cpu", "--out", str(tmp_path)])
+    assert shown.exit_code == 1 and "needs a CUDA GPU" in shown.stderr

@@ -1,0 +1,146 @@
+"""Reading run folders: what a trainer writes is understood, and what is wrong is named."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from longshort.report import ReportError, load_run, load_runs
+
+from ..report.synthetic import eval_record, logits_of, run_record, spike_record, train_record, write_lines
+
+
+def test_run_without_an_end_is_in_progress(tmp_path):
+    assert load_run(write_lines(tmp_path, [run_record(), train_record(1, 2.0)])).status == "in progress"
+
+
+def test_run_with_an_end_has_its_status(tmp_path):
+    end = {"kind": "end", "step": 1, "seconds": 1.0, "status": "interrupted"}
+    assert load_run(write_lines(tmp_path, [run_record(), train_record(1, 2.0), end])).status == "interrupted"
+
+
+def test_null_is_nan(tmp_path):
+    run = load_run(write_lines(tmp_path, [run_record(), train_record(1, None), eval_record(1, None)]))
+    assert math.isnan(run.train["loss"][0])
+    assert math.isnan(run.evaluations[0].loss)
+
+
+def test_logits_are_the_larger_of_both_ends_and_keep_nan(tmp_path):
+    telemetry = logits_of(6.0)
+    telemetry["logit_max"][0][0] = None
+    run = load_run(write_lines(tmp_path, [run_record(), train_record(10, 2.0, **telemetry)]))
+    assert run.logits_NLH.shape == (1, 2, 4)
+    assert run.logits_NLH[0, 1, 3] == 6.0
+    assert run.logits_NLH[0, 0, 1] == 3.0
+    assert math.isnan(run.logits_NLH[0, 0, 0])
+
+
+def test_torn_last_line_is_left_out_and_said(tmp_path):
+    run = load_run(write_lines(tmp_path, [run_record(), train_record(1, 2.0)], torn='{"kind":"train","st'))
+    assert run.train["step"].tolist() == [1]
+    assert "line 3" in run.notes[0] and "torn" in run.notes[0]
+
+
+def test_a_resume_replaces_the_steps_that_are_done_again(tmp_path):
+    records = [run_record(), *(train_record(step, 3.0) for step in range(1, 6)), eval_record(4, 3.0)]
+    records += [spike_record(5, 9.0), {"kind": "resume", "step": 3}]
+    records += [train_record(step, 2.0) for step in range(4, 8)] + [eval_record(4, 2.0), spike_record(6, 8.0)]
+    run = load_run(write_lines(tmp_path, records))
+    assert run.train["step"].tolist() == list(range(1, 8))
+    assert run.train["loss"].tolist() == [3.0] * 3 + [2.0] * 4
+    assert [(e.step, e.loss) for e in run.evaluations] == [(4, 2.0)]
+    assert [spike.step for spike in run.spikes] == [6]
+    assert run.resumes == (3,)
+
+
+def test_a_rollback_replaces_the_steps_and_keeps_the_spike(tmp_path):
+    records = [run_record(), *(train_record(step, 3.0) for step in range(1, 6))]
+    records += [spike_record(5, None, "rollback"), train_record(3, 1.0), train_record(4, 1.0)]
+    run = load_run(write_lines(tmp_path, records))
+    assert run.train["step"].tolist() == [1, 2, 3, 4]
+    assert run.train["loss"].tolist() == [3.0, 3.0, 1.0, 1.0]
+    assert [(spike.step, spike.action) for spike in run.spikes] == [(5, "rollback")]
+
+
+def test_variant_is_the_configs_or_else_the_name(tmp_path):
+    named = write_lines(tmp_path / "a", [run_record("ls-7", variant="ls")])
+    plain = write_lines(tmp_path / "b", [run_record("ls-8")])
+    assert [run.variant for run in load_runs([named, plain])] == ["ls", "ls-8"]
+
+
+def test_runs_of_one_name_get_labels_of_their_own(tmp_path):
+    folders = [write_lines(tmp_path / str(seed), [run_record("same", seed=seed)]) for seed in (1, 2)]
+    assert [run.label for run in load_runs(folders)] == ["same, seed 1", "same, seed 2"]
+
+
+def test_places_between_recorded_steps_are_interpolated(tmp_path):
+    run = load_run(write_lines(tmp_path, [run_record(), train_record(10, 2.0), train_record(20, 2.0)]))
+    np.testing.assert_allclose(run.at_steps([15], "seconds"), [15.0])
+
+
+def test_text_with_line_separators_stays_one_record(tmp_path):
+    sample = {"kind": "sample", "step": 1, "text": "a\u2028b\x85c"}
+    tmp_path.joinpath("metrics.jsonl").write_text(
+        json.dumps(run_record()) + "\n" + json.dumps(sample, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+    assert load_run(tmp_path).samples[0].text == "a\u2028b\x85c"
+
+
+def test_unknown_kinds_are_passed_over(tmp_path):
+    assert load_run(write_lines(tmp_path, [run_record(), {"kind": "weather", "step": 1}])).last_step == 0
+
+
+BAD = {
+    "not JSON": ["{oops", "line 2: not JSON"],
+    "not an object": ["[1]", "line 2: expected an object"],
+    "missing key": [json.dumps({"kind": "train", "step": 1}), "line 2: the train record has no 'tokens'"],
+    "wrong type": [json.dumps(train_record(1, 2.0) | {"loss": "low"}), "line 2: 'loss' is 'low'; expected float"],
+    "null step": [json.dumps(eval_record(1, 2.0) | {"step": None}), "line 2: 'step' is 'None'; expected int"],
+    "shape": [json.dumps(train_record(1, 2.0, **logits_of(1.0, layers=3))), "3 x 4; expected 2 layers x 4 heads"],
+    "ragged": [json.dumps(train_record(1, 2.0, logit_max=[[1], [1, 2]], logit_min=[])), "'logit_max' is not a list"],
+    "one end": [json.dumps(train_record(1, 2.0, logit_max=logits_of(1.0)["logit_max"])), "has no 'logit_min'"],
+    "second run": [json.dumps(run_record()), "line 2: a second run record"],
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_line_is_one_error_with_file_and_line(tmp_path, case):
+    line, message = BAD[case]
+    write_lines(tmp_path, [run_record()], torn=line + "\n" + json.dumps(train_record(1, 2.0)) + "\n")
+    with pytest.raises(ReportError) as error:
+        load_run(tmp_path)
+    assert str(tmp_path / "metrics.jsonl") in str(error.value)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([], "holds no record"),
+        ([train_record(1, 2.0)], "line 1: a train record came first"),
+        ([run_record(format=2)], "format is 2; this version reads format 1"),
+        ([run_record(plans=[[None]])], "'plans' does not give 4 heads for each of 2 layers"),
+    ],
+)
+def test_bad_description_is_named(tmp_path, records, message):
+    with pytest.raises(ReportError, match=message):
+        load_run(write_lines(tmp_path, records))
+
+
+def test_folder_of_runs_is_told_from_a_run(tmp_path):
+    write_lines(tmp_path / "one", [run_record()])
+    with pytest.raises(ReportError, match="there are runs inside it"):
+        load_run(tmp_path)
+
+
+def test_run_named_twice_is_refused(tmp_path):
+    folder = write_lines(tmp_path, [run_record()])
+    with pytest.raises(ReportError, match="more than once"):
+        load_runs([folder, folder / "metrics.jsonl"])
+
+
+def test_no_run_is_refused():
+    with pytest.raises(ReportError, match="at least one"):
+        load_runs([])
