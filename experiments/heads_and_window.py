@@ -54,7 +54,7 @@ def summarise(folder: Path) -> Summary:
     rows = []
     for name, runs in grouped.items():
         model = runs[0].run.config["model"]
-        windows = runs[0].run.plans[0]
+        windows = runs[0].run.header.plans[0]
         local = [w for w in windows if w is not None]
         place = {"n_global": len(windows) - len(local), "window": local[0] if local else None}
         rows.append(measures.row(name, runs) | place | {"length": model["context"], "width": model["width"]})

@@ -12,7 +12,6 @@ from typing import Any
 from experiments.engine import figures, measures
 from experiments.engine.measures import Outcome
 from experiments.engine.recipe import Arms, Claim, Finding, Recipe, Summary, verdict_of
-from longshort.report.comparison import final_loss
 from longshort.train import TrainConfig
 from longshort.train.variants import LAS_WIDTH, VARIANTS
 
@@ -67,7 +66,7 @@ def _place(name: str) -> dict[str, Any]:
 
 
 def _finite(runs: Sequence[Outcome]) -> dict[int, float]:
-    finals = {outcome.run.seed: final_loss(outcome.run) for outcome in runs}
+    finals = {outcome.run.seed: outcome.run.final_loss for outcome in runs}
     return {seed: loss for seed, loss in finals.items() if loss is not None}
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from experiments.engine import measures, published
 from experiments.engine.measures import Outcome
-from longshort.report.comparison import final_accuracy, final_loss
 
 _RUN = {"eval_batches": 16, "save_every": 0, "save_best": False, "keep": 1}
 SECTIONS: dict[str, dict[str, Any]] = {
@@ -30,13 +29,13 @@ QUICK_SECTIONS: dict[str, dict[str, Any]] = {
 def share_right(outcome: Outcome) -> float | None:
     """Over the whole test split where the run came to its end, else over the last evaluation's rows."""
     found = outcome.after.get("test", {}).get("accuracy")
-    return final_accuracy(outcome.run) if found is None else float(found)
+    return outcome.run.final_accuracy if found is None else float(found)
 
 
 def row(arm: str, runs: Sequence[Outcome]) -> dict[str, Any]:
     """What an arm reached: means over its seeds; None where it was not measured."""
     shares = [share for outcome in runs if (share := share_right(outcome)) is not None]
-    losses = [loss for outcome in runs if (loss := final_loss(outcome.run)) is not None]
+    losses = [loss for outcome in runs if (loss := outcome.run.final_loss) is not None]
     peaks = [peak for outcome in runs if (peak := outcome.largest_logit) is not None]
     exact = [outcome.after["test"]["exact"] for outcome in runs if "exact" in outcome.after.get("test", {})]
     return {

@@ -11,8 +11,8 @@ from experiments.engine.pack import pack as write_pack
 from experiments.engine.pack import unpack as read_pack
 from experiments.engine.recipe import Options, Recipe
 from longshort.files import write_atomically
+from longshort.runs.log import METRICS
 from longshort.train import ConfigError
-from longshort.train.log import METRICS
 
 Message = Callable[[str], None]
 SUMMARY = "summary.md"
@@ -100,10 +100,11 @@ def read_results(
 def _say(recipe: Recipe, out: Path, message: Message) -> None:
     """The table and the sentences; the report page of the runs where its packages are."""
     from longshort.report import ReportError, write_report
+    from longshort.runs import RunError
 
     try:
         summary = recipe.summarise(out)
-    except ReportError as error:  # stopped before the first step of any run
+    except RunError as error:  # stopped before the first step of any run
         message(str(error))
         return
     message(summary.table)
@@ -118,5 +119,5 @@ def _say(recipe: Recipe, out: Path, message: Message) -> None:
         return
     try:
         message(f"wrote {write_report(runs, out / 'report.html', title=recipe.question, png=False).html}")
-    except ReportError as error:
+    except (ReportError, RunError) as error:
         message(f"no report page: {error}")

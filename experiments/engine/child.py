@@ -22,12 +22,12 @@ from experiments.engine.step_clock import StepClock
 from longshort.files import write_json
 from longshort.heads import HeadPlan
 from longshort.ops import AttentionResult, attention
+from longshort.runs.log import largest_logit, read_log
 from longshort.train import TrainConfig, load_model, train
 from longshort.train.calibration import calibrated_losses
 from longshort.train.corpus import Corpus
 from longshort.train.distributed import choose_device
 from longshort.train.evaluation import autocast
-from longshort.train.log import largest_logit, read_log
 from longshort.train.processes import named_config
 from longshort.train.scoring import evaluate_task
 

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from experiments.engine import published
-from longshort.report.comparison import best_loss, final_loss, largest_logit, speed
 from longshort.report.thinning import thin
-from longshort.runs.reading import METRICS, ReportError, Run, load_run
+from longshort.runs import METRICS, Run, RunError, load_run
 from longshort.stability import SpikeGuard
 
 AFTER, STEP_TIMES = "after.json", "step_times.json"
@@ -33,7 +32,7 @@ class Outcome:
 
     @property
     def diverged(self) -> bool:
-        last, best = final_loss(self.run), best_loss(self.run)
+        last, best = self.run.final_loss, self.run.best_loss
         return last is None or best is None or not last <= best + DIVERGED
 
     @property
@@ -48,7 +47,7 @@ class Outcome:
     def largest_logit(self) -> float | None:
         """Over the whole log where the run came to its end, else over the readings that are there."""
         found = self.after.get("largest_logit")
-        return largest_logit(self.run) if found is None else float(found)
+        return self.run.largest_logit if found is None else float(found)
 
 
 def outcomes(folder: Path) -> list[Outcome]:
@@ -61,7 +60,7 @@ def outcomes(folder: Path) -> list[Outcome]:
         if run.evaluations:
             found.append(Outcome(arm=run.variant, run=run, after=_after(run)))
     if not found:
-        raise ReportError(f"{folder}: holds no evaluated run yet; train first, or unpack results there")
+        raise RunError(f"{folder}: holds no evaluated run yet; train first, or unpack results there")
     return sorted(found, key=lambda outcome: outcome.run.seed)
 
 
@@ -82,8 +81,8 @@ def by_arm(found: Iterable[Outcome], order: Sequence[str]) -> dict[str, list[Out
 
 def row(arm: str, runs: Sequence[Outcome]) -> dict[str, Any]:
     """What an arm reached: means over its seeds; None is not finite."""
-    finals = [final_loss(outcome.run) for outcome in runs]
-    bests = [best_loss(outcome.run) for outcome in runs]
+    finals = [outcome.run.final_loss for outcome in runs]
+    bests = [outcome.run.best_loss for outcome in runs]
     peaks = [outcome.largest_logit for outcome in runs]
     loss = _mean(finals)
     return {
@@ -95,10 +94,10 @@ def row(arm: str, runs: Sequence[Outcome]) -> dict[str, Any]:
         "final_perplexity": perplexity(loss),
         "best_perplexity": perplexity(_mean(bests)),
         "max_logit": max((p for p in peaks if p is not None and math.isfinite(p)), default=None),
-        "logits_lost": sum(not bool(np.isfinite(outcome.run.logits_NLH).all()) for outcome in runs),
+        "logits_lost": sum(not outcome.run.logits_are_finite for outcome in runs),
         "diverged": sum(outcome.diverged for outcome in runs),
         "spikes": sum(outcome.spikes for outcome in runs),
-        "shared_tokens_per_second": _finite(speed(runs[0].run) or math.nan),
+        "shared_tokens_per_second": _finite(runs[0].run.speed or math.nan),
     }
 
 
@@ -146,10 +145,10 @@ def provenance(found: Sequence[Outcome], folder: Path) -> dict[str, Any]:
     configs = [run.config for run in runs]
     made = {
         "commands": read_json(commands) if commands.is_file() else [],
-        "device": sorted({run.device for run in runs}),
-        "versions": [dict(v) for v in sorted({tuple(sorted(run.versions.items())) for run in runs})],
-        "git": sorted({run.git or "unknown" for run in runs}),
-        "started": min(run.started for run in runs),
+        "device": sorted({run.header.device for run in runs}),
+        "versions": [dict(v) for v in sorted({tuple(sorted(run.header.versions.items())) for run in runs})],
+        "git": sorted({run.header.git or "unknown" for run in runs}),
+        "started": min(run.header.started for run in runs),
         "seeds": sorted({run.seed for run in runs}),
         "steps": sorted({run.last_step for run in runs}),
         "run_seconds": round(sum(float(run.train["seconds"].max(initial=0.0)) for run in runs), 1),

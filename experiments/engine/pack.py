@@ -18,7 +18,7 @@ import numpy as np
 from experiments.engine.measures import AFTER, STEP_TIMES
 from longshort.files import write_atomically
 from longshort.report.thinning import thin
-from longshort.train.log import METRICS, largest_logit, read_log
+from longshort.runs.log import METRICS, largest_logit, read_log
 from longshort.train.processes import CONFIG, OUTPUT
 
 TRAIN_RECORDS, LOGIT_READINGS = 1500, 200

@@ -11,7 +11,7 @@ from experiments.engine.catalogue import RECIPES
 from experiments.engine.figures import picture
 from experiments.engine.recipe import NOT_RUN, Recipe, Summary
 from longshort.files import write_atomically, write_json
-from longshort.runs.reading import ReportError
+from longshort.runs import RunError
 
 START, END = "<!-- claims: written by longshort reproduce -->", "<!-- end of claims -->"
 INDEX = "README.md"
@@ -21,7 +21,7 @@ def publish(recipe: Recipe, out: Path, folder: Path) -> list[Path]:
     """Write NAME.json, NAME.md and NAME.png from the results in `out`, and bring the table of claims up to date."""
     summary = recipe.summarise(out)
     if summary.is_quick:
-        raise ReportError(f"{out} holds results of --quick, which decide nothing: they are not published")
+        raise RunError(f"{out} holds results of --quick, which decide nothing: they are not published")
     chart = recipe.figure(summary.data)  # first: it fails where Altair is missing
     written = [write_json(folder / f"{recipe.name}.json", _document(recipe, summary))]
     written.append(write_atomically(folder / f"{recipe.name}.md", page(recipe, summary)))
@@ -111,5 +111,5 @@ def write_index(folder: Path) -> Path:
     before, found, rest = text.partition(START)
     _, ended, after = rest.partition(END)
     if not found or not ended:
-        raise ReportError(f"{path} has no place for the claims: put the lines {START} and {END} where they belong")
+        raise RunError(f"{path} has no place for the claims: put the lines {START} and {END} where they belong")
     return write_atomically(path, f"{before}{START}\n\n{claims_table(folder)}\n\n{END}{after}")

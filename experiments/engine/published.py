@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from longshort.files import write_atomically
-from longshort.runs.reading import ReportError
+from longshort.runs import RunError
 
 FILE = "published.json"
 """What `--unpack NAME.json` leaves in the folder of the runs."""
@@ -51,11 +51,9 @@ def _joined(own: dict[str, Any] | None, theirs: dict[str, Any] | None) -> dict[s
     if own is None or theirs is None:
         return own or theirs or {}
     if both := sorted(set(own["seeds"]) & set(theirs["seeds"])):
-        raise ReportError(
-            f"{own['arm']}: seeds {both} are in the folder and in {FILE}; expected each in one of the two"
-        )
+        raise RunError(f"{own['arm']}: seeds {both} are in the folder and in {FILE}; expected each in one of the two")
     if {*own["steps"]} != {*theirs["steps"]}:
-        raise ReportError(
+        raise RunError(
             f"{own['arm']}: runs of {sorted(set(own['steps']))} steps in the folder, of {sorted(set(theirs['steps']))} "
             f"in {FILE}; expected equally many"
         )

@@ -14,7 +14,7 @@ def of_runs(runs: list[measures.Outcome]) -> dict[str, float] | None:
     heads = []
     for outcome in runs:
         found = outcome.after.get("anatomy", {})
-        for layer, plan in enumerate(outcome.run.plans if found else ()):
+        for layer, plan in enumerate(outcome.run.header.plans if found else ()):
             heads += [{k: found[k][layer][h] for k in _SEEN} for h, window in enumerate(plan) if window is None]
     known = {key: [head[key] for head in heads if head[key] is not None] for key in _SEEN}
     if not all(known.values()):

@@ -22,13 +22,14 @@ from experiments.engine.base import base_config, on_cuda, token_folder
 from experiments.engine.measures import AFTER, STEP_TIMES, read_json
 from experiments.engine.recipe import Options, Recipe
 from longshort.files import write_json
-from longshort.report.compare import Arm, arms_of
+from longshort.report.compare import Trial, trials_of
+from longshort.runs import Reader
+from longshort.runs.log import read_log
 from longshort.train import ConfigError, TrainConfig
 from longshort.train.answers import draw_tasks
 from longshort.train.flops import flops_per_token
-from longshort.train.log import largest_logit, read_log
 from longshort.train.models import build_model
-from longshort.train.processes import Follower, RunFailed, run_all
+from longshort.train.processes import RunFailed, run_all
 
 CHILD = "experiments.engine.child"
 COMMANDS = "commands.json"
@@ -39,13 +40,13 @@ core of a Xeon in the demo's setting."""
 _REPORT_SECONDS = 30.0
 
 
-def plan_sweep(recipe: Recipe, options: Options, *, data: Path | None) -> list[Arm]:
+def plan_sweep(recipe: Recipe, options: Options, *, data: Path | None) -> list[Trial]:
     """The runs that a call is about: the arms that were asked for, with every seed."""
     assert recipe.arms is not None
     base = base_config(recipe, options, data=data)
     named = recipe.arms(base)
     chosen = _chosen(named, options.arms or ("*",), recipe.on_request)
-    arms = arms_of({name: named[name] for name in chosen}, options.seeds, options.out)
+    arms = trials_of({name: named[name] for name in chosen}, options.seeds, options.out)
     _check_overrides(base, arms, options.overrides)
     return arms
 
@@ -67,7 +68,7 @@ def _chosen(names: Iterable[str], patterns: Iterable[str], on_request: Container
     return [name for name in names if name in chosen]
 
 
-def _check_overrides(base: TrainConfig, arms: Sequence[Arm], overrides: Sequence[str]) -> None:
+def _check_overrides(base: TrainConfig, arms: Sequence[Trial], overrides: Sequence[str]) -> None:
     """Raise where all arms set the key themselves, so that nothing would come of an override, and of a sweep that
     never reads a logit: its runs would pass for mere timings.
     """
@@ -83,7 +84,7 @@ def _check_overrides(base: TrainConfig, arms: Sequence[Arm], overrides: Sequence
         raise ConfigError("telemetry.logits_every must be at least 1 here: every experiment reads logits; got 0")
 
 
-def estimate(arms: Sequence[Arm], options: Options) -> float:
+def estimate(arms: Sequence[Trial], options: Options) -> float:
     """Seconds that the runs would take together, from their arithmetic and the speed of earlier runs; a rough guess."""
     flops = 0.0
     for arm in arms:
@@ -108,7 +109,7 @@ def describe(recipe: Recipe, options: Options) -> list[str]:
     return [*lines, f"{len(left)} of {len(arms)} runs to do, about {time_left} in all on this kind of device"]
 
 
-def is_left(arm: Arm) -> bool:
+def is_left(arm: Trial) -> bool:
     """Is there anything left to do for this run? What was written after fewer steps does not count."""
     if not arm.is_finished or not (arm.out / AFTER).is_file():
         return True
@@ -168,7 +169,7 @@ def time_steps(recipe: Recipe, options: Options, message: Message) -> Path:
     folder.mkdir(parents=True)
     configs = {arm.variant: _for_timing(arm, folder) for arm in arms}
 
-    def collect(followers: dict[str, Follower]) -> None:
+    def collect(readers: dict[str, Reader]) -> None:
         for name, config in list(configs.items()):
             found = Path(config.run.out) / step_clock.RESULT
             if found.is_file():
@@ -193,7 +194,7 @@ def time_steps(recipe: Recipe, options: Options, message: Message) -> Path:
     return path
 
 
-def _for_timing(arm: Arm, folder: Path) -> TrainConfig:
+def _for_timing(arm: Trial, folder: Path) -> TrainConfig:
     run = replace(
         arm.config.run,
         out=str(folder / arm.variant),
@@ -218,28 +219,28 @@ def remember_command(out: Path) -> None:
 class _Lines:
     """Says every now and then how far the runs are, in one line for each that is under way."""
 
-    def __init__(self, arms: Sequence[Arm], message: Message) -> None:
+    def __init__(self, arms: Sequence[Trial], message: Message) -> None:
         self._arms, self._message, self._last = arms, message, time.monotonic()
 
-    def __call__(self, followers: dict[str, Follower]) -> None:
+    def __call__(self, readers: dict[str, Reader]) -> None:
         if time.monotonic() - self._last < _REPORT_SECONDS:
             return
         self._last = time.monotonic()
         ended = 0
         for arm in self._arms:
-            latest = followers[str(arm.out)].latest
-            step = latest.get("train", {}).get("step", 0)
-            over = latest.get("end", {}).get("step", -1) >= step  # an earlier call's end may still stand there
+            reader = readers[str(arm.out)]
+            step = 0 if reader.step is None else reader.step.step
+            over = reader.end is not None and reader.end.step >= step  # an earlier call's end may still stand there
             ended += over
             if step and not over:
-                self._message(_line(arm, latest))
+                self._message(_line(arm, reader))
         self._message(f"{ended} of {len(self._arms)} runs ended")
 
 
-def _line(arm: Arm, latest: dict[str, dict[str, Any]]) -> str:
-    step, logits, evaluation = latest["train"], latest.get("logits"), latest.get("eval")
-    peak = largest_logit(logits) if logits else None
-    parts = [f"{arm.out.name}: step {step['step']}/{arm.config.run.steps}, loss {step['loss'] or math.nan:.3f}"]
-    parts.append(f"validation {(evaluation or {}).get('loss') or math.nan:.3f}")
-    parts.append(f"max |logit| {peak or math.nan:.4g}, {step['tokens_per_second']:,.0f} tokens/s")
+def _line(arm: Trial, reader: Reader) -> str:
+    step, logits, evaluation = reader.step, reader.logits_LH, reader.evaluation
+    assert step is not None
+    peak, validation = math.nan if logits is None else logits.max(), math.nan if evaluation is None else evaluation.loss
+    parts = [f"{arm.out.name}: step {step.step}/{arm.config.run.steps}, loss {step.loss:.3f}"]
+    parts.append(f"validation {validation:.3f}, max |logit| {peak:.4g}, {step.tokens_per_second:,.0f} tokens/s")
     return ", ".join(parts)

@@ -10,9 +10,9 @@ from longshort import GPT, GPTConfig
 from longshort.cli import app
 from longshort.cli.importing import save_as_run
 from longshort.data.tokenizer import ByteTokenizer
+from longshort.runs.log import read_log
 from longshort.train import load_model
 from longshort.train.checkpoint import CheckpointError
-from longshort.train.log import read_log
 
 
 def run(*arguments):

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from longshort.cli import app
 from longshort.generation.sample import text_stream
 from longshort.report.demo import demo_config, introduction
-from longshort.train.log import read_log
+from longshort.runs.log import read_log
 
 
 def run(*arguments):

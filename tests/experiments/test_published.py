@@ -9,7 +9,7 @@ from experiments.engine.call import read_results
 from experiments.engine.catalogue import RECIPES
 from experiments.engine.publish import publish
 from experiments.engine.recipe import Options
-from longshort.runs.reading import ReportError
+from longshort.runs import RunError
 
 from .made_up import made_up_sweep
 
@@ -88,7 +88,7 @@ def row(seeds, steps=100):
 def test_a_run_that_is_in_both_or_took_other_steps_is_refused(tmp_path):
     (tmp_path / published.FILE).write_text(json.dumps({"rows": [row([0, 1])]}))
     assert published.with_earlier_rows({"a": row([2])}, tmp_path, ())[0]["seeds"] == [0, 1, 2]
-    with pytest.raises(ReportError, match=r"a: seeds \[1\] are in the folder and in published\.json"):
+    with pytest.raises(RunError, match=r"a: seeds \[1\] are in the folder and in published\.json"):
         published.with_earlier_rows({"a": row([1, 2])}, tmp_path, ())
-    with pytest.raises(ReportError, match=r"a: runs of \[50\] steps in the folder, of \[100\] in"):
+    with pytest.raises(RunError, match=r"a: runs of \[50\] steps in the folder, of \[100\] in"):
         published.with_earlier_rows({"a": row([2], steps=50)}, tmp_path, ())

@@ -15,7 +15,7 @@ from experiments.engine.sweep import describe, plan_sweep
 from experiments.explosion import RATES, arm_name
 from experiments.heads_and_window import above_the_best
 from experiments.lr_sensitivity import edge
-from longshort.runs.reading import ReportError
+from longshort.runs import RunError
 from longshort.train import TrainConfig
 from longshort.train.models import build_model
 
@@ -177,7 +177,7 @@ def test_the_table_of_claims_goes_between_its_marks_and_nowhere_else(tmp_path):
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "outdated" not in text and NOT_RUN in text
     page.write_text("no place")
-    with pytest.raises(ReportError, match="no place for the claims"):
+    with pytest.raises(RunError, match="no place for the claims"):
         write_index(tmp_path)
 
 
@@ -188,7 +188,7 @@ def test_numbers_need_no_drawing_packages(tmp_path, monkeypatch):
     options = Options(out=made_up_sweep(recipe, tmp_path))
     call.read_results(recipe, options, said.append, unpack=None, results=None)
     assert said[0] == recipe.summarise(tmp_path).table and said[-1].startswith("no report page: a report needs")
-    with pytest.raises(ReportError, match="altair"):
+    with pytest.raises(RunError, match="altair"):
         publish(recipe, tmp_path, tmp_path / "docs")
 
 

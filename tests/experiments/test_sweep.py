@@ -16,9 +16,9 @@ from experiments.engine.recipe import Options
 from experiments.engine.step_clock import StepClock
 from experiments.engine.sweep import is_left, plan_sweep
 from longshort import HeadPlan
+from longshort.runs.log import METRICS, read_log
 from longshort.train import ConfigError, train
 from longshort.train import processes as runner
-from longshort.train.log import METRICS, read_log
 
 from .made_up import made_up_sweep
 

@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from longshort.report import comparison, load_runs
+from longshort.report import comparison
 from longshort.report.comparison import Spread
+from longshort.runs import load_runs
 
 from .synthetic import eval_record, logits_of, run_record, spike_record, train_record, write_lines
 
@@ -30,39 +31,39 @@ def seed(*losses, steps=4, logit=5.0, spikes=0):
 
 def test_spread_over_seeds_is_mean_lowest_and_highest(tmp_path):
     (variant,) = variants_of(tmp_path, {"ls": [seed(2.0, 1.5), seed(1.0, 2.5)]})
-    assert variant.spread(comparison.final_loss) == Spread(2.0, 1.5, 2.5, 2, 0)
-    assert variant.spread(comparison.best_loss) == Spread(1.25, 1.0, 1.5, 2, 0)
-    perplexity = variant.spread(comparison.final_perplexity)
+    assert variant.spread("final_loss") == Spread(2.0, 1.5, 2.5, 2, 0)
+    assert variant.spread("best_loss") == Spread(1.25, 1.0, 1.5, 2, 0)
+    perplexity = variant.spread("final_perplexity")
     assert perplexity.mean == pytest.approx((math.exp(1.5) + math.exp(2.5)) / 2)
 
 
 def test_largest_logit_speed_and_spikes(tmp_path):
     (variant,) = variants_of(tmp_path, {"ls": [seed(2.0, logit=4.0, spikes=1), seed(2.0, logit=8.0, spikes=2)]})
-    assert variant.spread(comparison.largest_logit) == Spread(6.0, 4.0, 8.0, 2, 0)
-    assert variant.spread(comparison.speed).mean == 4096
+    assert variant.spread("largest_logit") == Spread(6.0, 4.0, 8.0, 2, 0)
+    assert variant.spread("speed").mean == 4096
     assert variant.spikes == 3
 
 
 def test_what_was_not_finite_is_counted_and_not_averaged(tmp_path):
     (variant,) = variants_of(tmp_path, {"plain": [seed(2.0), seed(None)]})
-    assert variant.spread(comparison.final_loss) == Spread(2.0, 2.0, 2.0, 1, 1)
+    assert variant.spread("final_loss") == Spread(2.0, 2.0, 2.0, 1, 1)
 
 
 def test_what_was_not_measured_is_none(tmp_path):
     (variant,) = variants_of(tmp_path, {"plain": [[]]})
     measures = ("final_loss", "best_loss", "training_loss", "largest_logit", "speed")
-    assert {name: variant.spread(getattr(comparison, name)) for name in measures} == dict.fromkeys(measures)
+    assert {name: variant.spread(name) for name in measures} == dict.fromkeys(measures)
 
 
 def test_training_loss_is_the_mean_of_the_last_steps(tmp_path):
     records = [train_record(step, float(step)) for step in range(1, 101)]
     (variant,) = variants_of(tmp_path, {"ls": [records]})
-    assert variant.spread(comparison.training_loss).mean == 98.0
+    assert variant.spread("training_loss").mean == 98.0
 
 
 def test_training_loss_of_a_run_that_ends_on_nan_is_not_finite(tmp_path):
     (variant,) = variants_of(tmp_path, {"ls": [[train_record(1, 2.0), train_record(2, None)]]})
-    assert variant.spread(comparison.training_loss).not_finite == 1
+    assert variant.spread("training_loss").not_finite == 1
 
 
 def test_summary_names_the_lowest_loss_and_the_separation(tmp_path):

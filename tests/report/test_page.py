@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from longshort.cli import app
-from longshort.report import ReportError, charts, comparison, datasets, load_run, load_runs, write_report
+from longshort.report import ReportError, charts, comparison, datasets, write_report
+from longshort.runs import load_run, load_runs
 
 from .synthetic import eval_record, logits_of, run_record, spike_record, train_record, write_lines
 
@@ -198,7 +199,8 @@ def test_reading_needs_none_of_the_drawing_packages(tmp_path):
 import sys
 for name in ("altair", "vl_convert", "jinja2"):
     sys.modules[name] = None
-from longshort.report import ReportError, load_run, write_report
+from longshort.report import ReportError, write_report
+from longshort.runs import load_run
 assert load_run({str(folder)!r}).last_step == 1
 try:
     write_report([{str(folder)!r}], "never.html")

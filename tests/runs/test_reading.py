@@ -6,7 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from longshort.report import ReportError, load_run, load_runs
+from longshort.files import write_atomically
+from longshort.runs import Reader, RunError, load_run, load_runs
 
 from ..report.synthetic import eval_record, logits_of, run_record, spike_record, train_record, write_lines
 
@@ -108,7 +109,7 @@ BAD = {
 def test_bad_line_is_one_error_with_file_and_line(tmp_path, case):
     line, message = BAD[case]
     write_lines(tmp_path, [run_record()], torn=line + "\n" + json.dumps(train_record(1, 2.0)) + "\n")
-    with pytest.raises(ReportError) as error:
+    with pytest.raises(RunError) as error:
         load_run(tmp_path)
     assert str(tmp_path / "metrics.jsonl") in str(error.value)
     assert message in str(error.value)
@@ -125,22 +126,72 @@ def test_bad_line_is_one_error_with_file_and_line(tmp_path, case):
     ],
 )
 def test_bad_description_is_named(tmp_path, records, message):
-    with pytest.raises(ReportError, match=message):
+    with pytest.raises(RunError, match=message):
         load_run(write_lines(tmp_path, records))
 
 
 def test_folder_of_runs_is_told_from_a_run(tmp_path):
     write_lines(tmp_path / "one", [run_record()])
-    with pytest.raises(ReportError, match="there are runs inside it"):
+    with pytest.raises(RunError, match="there are runs inside it"):
         load_run(tmp_path)
 
 
 def test_run_named_twice_is_refused(tmp_path):
     folder = write_lines(tmp_path, [run_record()])
-    with pytest.raises(ReportError, match="more than once"):
+    with pytest.raises(RunError, match="more than once"):
         load_runs([folder, folder / "metrics.jsonl"])
 
 
 def test_no_run_is_refused():
-    with pytest.raises(ReportError, match="at least one"):
+    with pytest.raises(RunError, match="at least one"):
         load_runs([])
+
+
+def test_a_reader_that_follows_takes_in_whole_lines_only(tmp_path):
+    reader = Reader(tmp_path)
+    reader.update()
+    assert reader.step is None
+    line = json.dumps(train_record(2, 2.0)) + "\n"
+    write_lines(tmp_path, [run_record(), train_record(1, 2.0)], torn=line[:9])
+    reader.update()
+    assert reader.step.step == 1
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(line[9:])
+    reader.update()
+    assert reader.step.step == 2
+
+
+def test_a_reader_keeps_the_newest_logits_evaluation_and_end(tmp_path):
+    records = [run_record(), train_record(1, 2.0, **logits_of(6.0)), eval_record(1, 1.5), train_record(2, 2.0)]
+    reader = Reader(write_lines(tmp_path, [*records, {"kind": "end", "step": 2, "status": "interrupted"}]))
+    reader.update()
+    assert reader.logits_LH.max() == 6.0
+    assert (reader.step.step, reader.evaluation.loss, reader.end.status) == (2, 1.5, "interrupted")
+
+
+@pytest.mark.parametrize("grown", [0, 20])
+def test_a_rewound_log_is_read_again_even_if_it_has_outgrown_the_old_one(tmp_path, grown):
+    file = tmp_path / "metrics.jsonl"
+    write_lines(tmp_path, [run_record(), *(train_record(step, 2.0) for step in range(1, 9))])
+    reader = Reader(tmp_path)
+    reader.update()
+    new = [run_record("of another length"), *(train_record(step, 2.0) for step in range(1, 4 + grown))]
+    write_atomically(file, "".join(json.dumps(record) + "\n" for record in new))
+    reader.update()
+    assert reader.step.step == 3 + grown
+    assert reader.run().train["step"].tolist() == list(range(1, 4 + grown))
+
+
+@pytest.mark.parametrize(
+    ("status", "step", "steps", "is_finished"),
+    [("finished", 4, 4, True), ("finished", 5, 4, True), ("finished", 4, 5, False), ("interrupted", 4, 4, False)],
+)
+def test_a_run_is_finished_by_its_own_end_at_the_steps_that_are_asked_for(tmp_path, status, step, steps, is_finished):
+    end = {"kind": "end", "step": step, "status": status}
+    run = load_run(write_lines(tmp_path, [run_record(), train_record(1, 2.0), end]))
+    assert run.is_finished(steps) is is_finished
+
+
+def test_a_run_that_was_resumed_after_its_end_is_not_finished(tmp_path):
+    records = [run_record(), {"kind": "end", "step": 4, "status": "finished"}, {"kind": "resume", "step": 4}]
+    assert not load_run(write_lines(tmp_path, records)).is_finished(4)

@@ -8,10 +8,10 @@ import sys
 import pytest
 import torch
 
+from longshort.runs.log import read_log
 from longshort.train import train
 from longshort.train.checkpoint import load_checkpoint
 from longshort.train.distributed import World, choose_device
-from longshort.train.log import read_log
 
 from .tiny import records, tiny_config
 

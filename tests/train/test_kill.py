@@ -11,8 +11,8 @@ import time
 
 import pytest
 
+from longshort.runs.log import METRICS
 from longshort.train import train
-from longshort.train.log import METRICS
 
 from .tiny import differences, losses, records, tiny_config
 

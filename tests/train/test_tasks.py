@@ -12,8 +12,8 @@ from longshort.train.answers import answer_scores
 from longshort.train.checkpoint import CheckpointError, load_checkpoint
 from longshort.train.distributed import World
 from longshort.train.flops import flops_per_token
+from longshort.train.identity import check_same_run
 from longshort.train.models import build_model, load_trained
-from longshort.train.record import check_same_run
 
 from .tiny import differences, losses, records
 

@@ -12,11 +12,11 @@ import torch
 from longshort.files import alone_in
 from longshort.model import GPT
 from longshort.ops import Smoothing
+from longshort.runs.log import METRICS, read_log
 from longshort.stability import attention_entropy
 from longshort.train import ConfigError, TrainConfig, load_model, train
 from longshort.train.checkpoint import load_checkpoint, newest_checkpoint
 from longshort.train.distributed import World
-from longshort.train.log import METRICS, read_log
 from longshort.train.progress import Silent
 from longshort.train.trainer import Trainer
 

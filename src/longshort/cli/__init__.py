@@ -73,10 +73,10 @@ def demo(
 
     console = Console()
     with one_line_errors():
-        arms = effect.demo_arms(out, effect.demo_config(device, steps=steps), (seed,))
-        typer.echo(effect.introduction(arms[-1].config))
-        with live_table(arms, console) as watch:
-            result = effect.run_demo(arms, out, watch=watch, message=typer.echo)
+        trials = effect.demo_trials(out, effect.demo_config(device, steps=steps), (seed,))
+        typer.echo(effect.introduction(trials[-1].config))
+        with live_table(trials, console) as watch:
+            result = effect.run_demo(trials, out, watch=watch, message=typer.echo)
     if result is None:
         typer.echo("interrupted; the same command goes on from here")
         raise typer.Exit(130)
@@ -186,7 +186,7 @@ def train(
 
 @app.command()
 def compare(
-    config: Annotated[Path, typer.Argument(help="YAML file of the LS-attention arm; the others are changes to it.")],
+    config: Annotated[Path, typer.Argument(help="YAML file of the variant ls; the others are changes to it.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ...")] = None,
     variants: Annotated[str, typer.Option(help="Comma-separated names, or `all`.")] = "plain,ls",
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, from run.seed on.")] = 1,
@@ -214,16 +214,18 @@ def compare(
         settings = TrainConfig.load(config, overrides or [])
         every = [name for name in VARIANTS if name not in EXPERIMENTAL]
         names = every if variants == "all" else [name.strip() for name in variants.split(",")]
-        arms = comparison.plan_arms(settings, names, range(settings.run.seed, settings.run.seed + seeds), out)
-        left = [arm.config for arm in arms if not arm.is_finished]
+        trials = comparison.plan_trials(settings, names, range(settings.run.seed, settings.run.seed + seeds), out)
+        left = [trial.config for trial in trials if not trial.is_finished]
         draw_tasks(left, typer.echo)
-        with live_table(arms, console) as watch:
+        with live_table(trials, console) as watch:
             finished = not left or run_all(left, jobs=min(jobs, len(left)), watch=watch)
         if not finished:
             typer.echo("interrupted; the same command goes on from here")
             raise typer.Exit(130)
-        rows = comparison.save_summary(arms, out)
-        files = write_report([arm.out for arm in arms], out / "report.html", title="Comparison of attention variants")
+        rows = comparison.save_summary(trials, out)
+        files = write_report(
+            [trial.out for trial in trials], out / "report.html", title="Comparison of attention variants"
+        )
     console.print(result_table(rows))
     typer.echo(f"wrote {out / comparison.SUMMARY}\nwrote {files.html}")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from longshort.report.datasets import Datasets, rows
 from longshort.report.theme import DASHES, LIGHT, NOT_FINITE, vega_config
-from longshort.runs.reading import ReportError, Run
+from longshort.runs import Run
 
 if TYPE_CHECKING:
     import altair
@@ -26,6 +26,10 @@ EDGE = 8  # pixels below the upper edge: where marks without a finite height sta
 READABLE_ROW = 9  # pixels
 MAX_PICTURED_HEAT_MAPS = 4
 MAX_EXPONENT = 690.0  # exp of more is not a float
+
+
+class ReportError(ValueError):
+    """A report that cannot be made; the message is one line for the user."""
 
 
 @dataclass(frozen=True)
@@ -255,7 +259,7 @@ class Charts:
 
     def _heat_cells(self, index: int, run: Run, rows: _Rows) -> altair.Chart:
         """One row a cell, from one row a stretch of steps. The page then holds a few bytes for each cell."""
-        reaches = json.dumps([_reach(window) for plan in run.plans for window in plan])
+        reaches = json.dumps([_reach(window) for plan in run.header.plans for window in plan])
         return (
             self._chart(f"heat-{index}")
             .transform_flatten(["logit"])
@@ -295,7 +299,7 @@ class Charts:
         )
         if run is None:
             return alt.Y("top:Q", scale=scale, axis=named), alt.Y("top:Q", scale=scale, axis=None)
-        windows = [window for plan in run.plans for window in plan]
+        windows = [window for plan in run.header.plans for window in plan]
         reached = alt.Axis(
             orient="right",
             values=[layer * pitch + head + 0.5 for layer in range(rows.layers) for head in range(heads)],

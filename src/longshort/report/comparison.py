@@ -6,16 +6,13 @@ A value is None where it was not measured and NaN where it was not finite; the t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from longshort.runs.reading import Run
+from longshort.runs import Run
 
 MAX_LISTED = 4  # variants that a sentence names one by one
-TAIL = 0.05  # share of the steps over which the final training loss is averaged
 
 
 @dataclass(frozen=True)
@@ -43,54 +40,6 @@ class Spread:
         return self.low <= other.high and other.low <= self.high
 
 
-def final_loss(run: Run) -> float | None:
-    return run.evaluations[-1].loss if run.evaluations else None
-
-
-def final_perplexity(run: Run) -> float | None:
-    return run.evaluations[-1].perplexity if run.evaluations else None
-
-
-def final_accuracy(run: Run) -> float | None:
-    return run.evaluations[-1].accuracy if run.evaluations else None
-
-
-def _lowest(values: Sequence[float]) -> float | None:
-    finite = [value for value in values if math.isfinite(value)]
-    return min(finite) if finite else (math.nan if values else None)
-
-
-def best_loss(run: Run) -> float | None:
-    return _lowest([evaluation.loss for evaluation in run.evaluations])
-
-
-def best_perplexity(run: Run) -> float | None:
-    return _lowest([evaluation.perplexity for evaluation in run.evaluations])
-
-
-def training_loss(run: Run) -> float | None:
-    """Mean over the last `TAIL` of the steps; NaN if the run ended on a loss that is not finite."""
-    losses = run.train["loss"]
-    if not len(losses):
-        return None
-    tail = losses[-max(1, round(TAIL * len(losses))) :]
-    finite = tail[np.isfinite(tail)]
-    return float(finite.mean()) if len(finite) and math.isfinite(tail[-1]) else math.nan
-
-
-def largest_logit(run: Run) -> float | None:
-    if not run.logits_NLH.size:
-        return None
-    finite = run.logits_NLH[np.isfinite(run.logits_NLH)]
-    return float(finite.max()) if len(finite) else math.nan
-
-
-def speed(run: Run) -> float | None:
-    """Median tokens per second: the first steps, which compile and warm up, do not count for more than others."""
-    rates = run.train["tokens_per_second"]
-    return float(np.median(rates)) if len(rates) else None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Variant:
     """The runs that differ by seed only, and what they reached."""
@@ -98,8 +47,9 @@ class Variant:
     name: str
     runs: tuple[Run, ...]
 
-    def spread(self, measure: Callable[[Run], float | None]) -> Spread | None:
-        return Spread.of(measure(run) for run in self.runs)
+    def spread(self, measure: str) -> Spread | None:
+        """Of what the property `measure` of a `Run` says."""
+        return Spread.of(getattr(run, measure) for run in self.runs)
 
     @property
     def spikes(self) -> int:
@@ -177,19 +127,19 @@ def _opening(variants: Sequence[Variant], runs: Sequence[Run]) -> str:
 
 
 def _losses(variants: Sequence[Variant]) -> list[str]:
-    measured = [(variant, variant.spread(final_loss)) for variant in variants]
+    measured = [(variant, variant.spread("final_loss")) for variant in variants]
     known = [(variant, spread) for variant, spread in measured if spread is not None]
     kind = "final validation loss"
     if not known:
         kind = "training loss at the end"
-        known = [(v, spread) for v in variants if (spread := v.spread(training_loss)) is not None]
+        known = [(v, spread) for v in variants if (spread := v.spread("training_loss")) is not None]
     finite = sorted(((v, s) for v, s in known if s.count), key=lambda pair: pair[1].mean)
     if not finite:
         return [f"No {kind} is finite." if known else "No loss was recorded."]
     best, spread = finite[0]
-    name, second = "accuracy", best.spread(final_accuracy)
+    name, second = "accuracy", best.spread("final_accuracy")
     if second is None:
-        name, second = "perplexity", best.spread(final_perplexity)
+        name, second = "perplexity", best.spread("final_perplexity")
     aside = f", {name} {with_spread(second)}" if second is not None and second.count else ""
     if len(known) == 1:
         return [f"Its {kind} is {with_spread(spread)}{aside}."]
@@ -216,7 +166,7 @@ def _caveat(best: Variant, spread: Spread, others: Sequence[tuple[Variant, Sprea
 
 
 def _logits(variants: Sequence[Variant]) -> list[str]:
-    found = [(variant, variant.spread(largest_logit)) for variant in variants]
+    found = [(variant, variant.spread("largest_logit")) for variant in variants]
     known = [(variant, spread) for variant, spread in found if spread is not None]
     if not known:
         return []

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from longshort.report.thinning import blocks, thin
-from longshort.runs.reading import Run
+from longshort.runs import Run
 
 CURVE_POINTS = 16_000  # of all runs together
 MAX_CURVE_POINTS = 900  # of one run: about one a pixel

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from longshort.data import default_data
 from longshort.generation.sample import text_stream
-from longshort.report.compare import Arm, plan_arms, save_summary
+from longshort.report.compare import Trial, plan_trials, save_summary
 from longshort.report.live import Watch
+from longshort.runs import RunLog, load_run
 from longshort.train import TrainConfig
-from longshort.train.log import RunLog, read_log
 from longshort.train.processes import run_all
 
 VARIANTS = ("plain", "ls")
@@ -40,40 +40,40 @@ def demo_config(device: str = "cpu", *, steps: int | None = None) -> TrainConfig
     return replace(config, run=run)
 
 
-def demo_arms(out: Path, config: TrainConfig, seeds: tuple[int, ...] = (0,)) -> list[Arm]:
+def demo_trials(out: Path, config: TrainConfig, seeds: tuple[int, ...] = (0,)) -> list[Trial]:
     """The runs of the demo."""
-    return plan_arms(config, VARIANTS, seeds, out)
+    return plan_trials(config, VARIANTS, seeds, out)
 
 
-def run_demo(arms: list[Arm], out: Path, *, watch: Watch, message: Callable[[str], None]) -> DemoResult | None:
-    """Train the arms at once, sample from each, write the report; None if interrupted."""
+def run_demo(trials: list[Trial], out: Path, *, watch: Watch, message: Callable[[str], None]) -> DemoResult | None:
+    """Train the trials at once, sample from each, write the report; None if interrupted."""
     from longshort.report import ReportError, write_report
 
     default_data()  # once, before two processes would both prepare it
-    left = [arm.config for arm in arms if not arm.is_finished]
+    left = [trial.config for trial in trials if not trial.is_finished]
     if left and not run_all(left, jobs=len(left), watch=watch):
         return None
-    rows = save_summary(arms, out)
-    samples = {arm.variant: _sample(arm) for arm in arms}
+    rows = save_summary(trials, out)
+    samples = {trial.variant: _sample(trial) for trial in trials}
     message("writing the report")
     try:
         title = "Plain attention and LS-attention"
-        report = write_report([arm.out for arm in arms], out / "report.html", title=title).html
+        report = write_report([trial.out for trial in trials], out / "report.html", title=title).html
     except ReportError as error:  # the numbers are there all the same
         message(f"no report: {error}")
         report = None
     return DemoResult(rows, samples, report)
 
 
-def _sample(arm: Arm) -> str:
+def _sample(trial: Trial) -> str:
     """Text from the trained model, kept in its log for the report."""
-    drawn = [record["text"] for record in read_log(arm.out) if record["kind"] == "sample"]
+    drawn = load_run(trial.out).samples
     if drawn:
-        return str(drawn[-1])
-    written = text_stream(arm.out, PROMPT, max_new_tokens=200, temperature=0.8, top_p=0.95, seed=0)
+        return drawn[-1].text
+    written = text_stream(trial.out, PROMPT, max_new_tokens=200, temperature=0.8, top_p=0.95, seed=0)
     text = PROMPT + "".join(written)
-    log = RunLog(arm.out)
-    log.write("sample", step=arm.config.run.steps, text=text)
+    log = RunLog(trial.out)
+    log.write("sample", step=trial.config.run.steps, text=text)
     log.close()
     return text
 

@@ -13,9 +13,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from longshort.report.compare import Arm
-from longshort.train.log import largest_logit
-from longshort.train.processes import Follower
+from longshort.report.compare import Trial
+from longshort.runs import Reader
 
 _PLAIN_SECONDS = 20.0
 """Between tables where the output is not a terminal."""
@@ -24,19 +23,19 @@ _PLAIN_SECONDS = 20.0
 class Watch(Protocol):
     """Called again and again with the runs' logs."""
 
-    def __call__(self, followers: dict[str, Follower]) -> None: ...
+    def __call__(self, readers: dict[str, Reader]) -> None: ...
 
 
 @contextmanager
-def live_table(arms: Sequence[Arm], console: Console) -> Iterator[Watch]:
+def live_table(trials: Sequence[Trial], console: Console) -> Iterator[Watch]:
     """A watcher for `run_all` that keeps one table up to date, or prints lines where there is no terminal."""
     if not console.is_terminal:
-        yield _Lines(arms, console)
+        yield _Lines(trials, console)
         return
-    with Live(running_table(arms, {}), console=console, refresh_per_second=4) as live:
+    with Live(running_table(trials, {}), console=console, refresh_per_second=4) as live:
 
-        def watch(followers: dict[str, Follower]) -> None:
-            live.update(running_table(arms, followers))
+        def watch(readers: dict[str, Reader]) -> None:
+            live.update(running_table(trials, readers))
 
         yield watch
 
@@ -44,18 +43,18 @@ def live_table(arms: Sequence[Arm], console: Console) -> Iterator[Watch]:
 class _Lines:
     """A line for each run that has moved on, every now and then."""
 
-    def __init__(self, arms: Sequence[Arm], console: Console) -> None:
-        self._arms, self._console, self._last = arms, console, -math.inf
+    def __init__(self, trials: Sequence[Trial], console: Console) -> None:
+        self._trials, self._console, self._last = trials, console, -math.inf
         self._said: dict[str, str] = {}
 
-    def __call__(self, followers: dict[str, Follower]) -> None:
+    def __call__(self, readers: dict[str, Reader]) -> None:
         if time.monotonic() - self._last < _PLAIN_SECONDS:
             return
         self._last = time.monotonic()
-        for arm in self._arms:
-            line = _line(_cells(arm, followers.get(str(arm.out))))
-            if self._said.get(str(arm.out)) != line:
-                self._said[str(arm.out)] = line
+        for trial in self._trials:
+            line = _line(_cells(trial, readers.get(str(trial.out))))
+            if self._said.get(str(trial.out)) != line:
+                self._said[str(trial.out)] = line
                 self._console.print(line, highlight=False, soft_wrap=True)
 
 
@@ -72,31 +71,30 @@ def _line(cells: Sequence[str]) -> str:
     return ", ".join([f"{variant} seed {seed}: step {step}", *known, left if left == "waiting" else f"{left} left"])
 
 
-def running_table(arms: Sequence[Arm], followers: dict[str, Follower]) -> Table:
+def running_table(trials: Sequence[Trial], readers: dict[str, Reader]) -> Table:
     """Where each run stands."""
     table = Table(title="training side by side", box=box.SIMPLE_HEAD)
     for name in ("variant", "seed", "step", "loss", "validation loss", "max |logit|", "tokens/s", "left"):
         table.add_column(name, justify="left" if name == "variant" else "right")
-    for arm in arms:
-        table.add_row(*_cells(arm, followers.get(str(arm.out))))
+    for trial in trials:
+        table.add_row(*_cells(trial, readers.get(str(trial.out))))
     return table
 
 
-def _cells(arm: Arm, follower: Follower | None) -> list[str]:
-    latest = follower.latest if follower is not None else {}
-    step, steps = latest.get("train"), arm.config.run.steps
-    if step is None:
-        return [arm.variant, str(arm.seed), f"0/{steps}", "", "", "", "", "waiting"]
-    left = (steps - step["step"]) * step["seconds"] / max(1, step["step"])
-    evaluation, logits = latest.get("eval", {}), latest.get("logits")
+def _cells(trial: Trial, reader: Reader | None) -> list[str]:
+    step, steps = None if reader is None else reader.step, trial.config.run.steps
+    if reader is None or step is None:
+        return [trial.variant, str(trial.seed), f"0/{steps}", "", "", "", "", "waiting"]
+    left = (steps - step.step) * step.seconds / max(1, step.step)
+    evaluation, logits = reader.evaluation, reader.logits_LH
     return [
-        arm.variant,
-        str(arm.seed),
-        f"{step['step']}/{steps}",
-        number(step["loss"]),
-        number(evaluation.get("loss")) if evaluation else "",
-        number(largest_logit(logits)) if logits else "",
-        f"{step['tokens_per_second']:,.0f}",
+        trial.variant,
+        str(trial.seed),
+        f"{step.step}/{steps}",
+        number(step.loss),
+        "" if evaluation is None else number(evaluation.loss),
+        "" if logits is None else number(float(logits.max())),
+        f"{step.tokens_per_second:,.0f}",
         f"{int(left // 60)}:{int(left % 60):02d}",
     ]
 
@@ -136,5 +134,5 @@ def _share(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Four digits; a value that is not finite is stored as None."""
-    return "not finite" if value is None else f"{value:.4g}"
+    """Four digits; a value that is not finite is None in JSON and NaN in a record."""
+    return f"{value:.4g}" if value is not None and math.isfinite(value) else "not finite"

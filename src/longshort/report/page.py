@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 from longshort.files import write_atomically
 from longshort.report import comparison, datasets, theme
-from longshort.report.charts import LOSSES, X_AXES, Charts, drawing, with_data
-from longshort.runs.reading import ReportError, Run, Sample, load_runs
+from longshort.report.charts import LOSSES, X_AXES, Charts, ReportError, drawing, with_data
+from longshort.runs import Run, Sample, load_runs
 
 PICTURE_SCALE = 2
 MORE_SAMPLES = 6
@@ -81,7 +81,7 @@ def render(runs: Sequence[Run], data: datasets.Datasets, title: str, out: Path) 
     )
     environment.filters |= {"number": comparison.number, "count": lambda value: f"{value:,}"}
     variants = comparison.group(runs)
-    answers = any(comparison.final_accuracy(run) is not None for run in runs)
+    answers = any(run.final_accuracy is not None for run in runs)
     return environment.get_template("page.html.j2").render(
         title=title,
         runs=runs,
@@ -125,16 +125,16 @@ def _payload(runs: Sequence[Run], data: datasets.Datasets) -> dict[str, Any]:
 
 def _table_row(variant: comparison.Variant, *, answers: bool) -> dict[str, Any]:
     """What a variant reached; `answers`: some run of the report has a task, and so an accuracy."""
-    accuracy = (("final accuracy", comparison.final_accuracy, 4),) if answers else ()
+    accuracy = (("final accuracy", "final_accuracy", 4),) if answers else ()
     measures = (
         *accuracy,
-        ("final loss", comparison.final_loss, 4),
-        ("final perplexity", comparison.final_perplexity, 4),
-        ("best loss", comparison.best_loss, 4),
-        ("best perplexity", comparison.best_perplexity, 4),
-        ("training loss", comparison.training_loss, 4),
-        ("max |logit|", comparison.largest_logit, 3),
-        ("tokens/s", comparison.speed, 3),
+        ("final loss", "final_loss", 4),
+        ("final perplexity", "final_perplexity", 4),
+        ("best loss", "best_loss", 4),
+        ("best perplexity", "best_perplexity", 4),
+        ("training loss", "training_loss", 4),
+        ("max |logit|", "largest_logit", 3),
+        ("tokens/s", "speed", 3),
     )
     spreads = [(label, variant.spread(measure), digits) for label, measure, digits in measures]
     return {"variant": variant, "spreads": spreads}

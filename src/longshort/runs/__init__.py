@@ -1,1 +1,23 @@
-"""The record of a run: what `metrics.jsonl` holds, read in one way by everything that looks at runs."""
+"""The record of a run: `metrics.jsonl`, written by one `RunLog` and read in one way by whoever looks at runs."""
+
+from longshort.runs.log import METRICS, RunLog, read_log
+from longshort.runs.reading import Reader, Run, finished, load_run, load_runs
+from longshort.runs.records import Evaluation, RunError, Sample, Spike, Step
+from longshort.runs.settings import difference
+
+__all__ = [
+    "METRICS",
+    "Evaluation",
+    "Reader",
+    "Run",
+    "RunError",
+    "RunLog",
+    "Sample",
+    "Spike",
+    "Step",
+    "difference",
+    "finished",
+    "load_run",
+    "load_runs",
+    "read_log",
+]

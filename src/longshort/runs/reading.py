@@ -1,73 +1,41 @@
 """Reading a run folder: `metrics.jsonl` becomes one `Run`, or one error that names the file and the line.
 
-Metrics are append-only, so a resumed or rolled-back run holds some steps twice: what was written last is what counts.
-Numbers that are not finite are null in the file and NaN here.
+A `Reader` can also follow a file that grows. Metrics are append-only, so a resumed or rolled-back run holds some steps
+twice: what was written last is what counts.
 
 Shape letters: N recorded steps, L layers, H heads.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-FORMAT = 1
-METRICS = "metrics.jsonl"
-COLUMNS = ("step", "loss", "lr", "grad_norm", "tokens", "seconds", "tokens_per_second", "mfu")
-NOT_NULL = ("step", "tokens", "seconds", "tokens_per_second")
+from longshort.runs import records
+from longshort.runs.log import METRICS
+from longshort.runs.records import COLUMNS, End, Evaluation, Header, Line, Record, Resume, RunError, Sample, Spike, Step
 
-
-class ReportError(ValueError):
-    """A run that cannot be read, or a report that cannot be made; the message is one line for the user."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    step: int
-    loss: float
-    perplexity: float
-    accuracy: float | None = None
-    """Share of right answers, where the run has a task."""
-
-
-@dataclass(frozen=True)
-class Spike:
-    step: int
-    loss: float
-    reason: str
-    action: str
-
-
-@dataclass(frozen=True)
-class Sample:
-    step: int
-    text: str
+TAIL = 0.05
+"""Share of the steps over which the final training loss is averaged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What one training run recorded."""
+    """What one training run recorded, and what it reached.
+
+    Of what it reached, a value is None where it was not measured and NaN where it was not finite.
+    """
 
     path: Path
-    name: str
+    header: Header
     label: str
     """The name, made unique among the runs of a report."""
-    variant: str
-    """What is compared; runs of one variant differ by seed. `config["run"]["variant"]`, or else the name."""
-    seed: int
-    config: dict[str, Any]
-    device: str
-    versions: dict[str, Any]
-    git: str | None
-    parameters: int
-    plans: tuple[tuple[int | None, ...], ...]
-    """Per layer, per head: the window, or None for a head that sees everything before it."""
-    started: str
     train: dict[str, np.ndarray]
     """The `COLUMNS` of the training steps, each (N,)."""
     logit_steps: np.ndarray
@@ -77,10 +45,42 @@ class Run:
     spikes: tuple[Spike, ...]
     samples: tuple[Sample, ...]
     resumes: tuple[int, ...]
-    status: str
-    """finished, interrupted, or in progress (no end was recorded)."""
+    end: End | None
+    """None where no end was recorded, or the run was resumed since."""
     notes: tuple[str, ...]
     """What a reader of the report should know about the file."""
+
+    @property
+    def name(self) -> str:
+        return self.header.name
+
+    @property
+    def variant(self) -> str:
+        """What is compared; runs of one variant differ by seed. `config["run"]["variant"]`, or else the name."""
+        section = self.config.get("run")
+        variant = section.get("variant") if isinstance(section, dict) else None
+        return str(variant or self.name)
+
+    @property
+    def seed(self) -> int:
+        return self.header.seed
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.header.config
+
+    @property
+    def parameters(self) -> int:
+        return self.header.parameters
+
+    @property
+    def status(self) -> str:
+        """finished, interrupted, or in progress (no end was recorded)."""
+        return "in progress" if self.end is None else self.end.status
+
+    def is_finished(self, steps: int) -> bool:
+        """Did it take so many steps, or more, and end of itself?"""
+        return finished(self.end, steps)
 
     @property
     def last_step(self) -> int:
@@ -93,210 +93,236 @@ class Run:
             return np.full(len(steps), np.nan)
         return np.interp(steps, self.train["step"], self.train[column])
 
+    @property
+    def final_loss(self) -> float | None:
+        """Validation loss at the last evaluation."""
+        return self.evaluations[-1].loss if self.evaluations else None
+
+    @property
+    def final_perplexity(self) -> float | None:
+        return self.evaluations[-1].perplexity if self.evaluations else None
+
+    @property
+    def final_accuracy(self) -> float | None:
+        return self.evaluations[-1].accuracy if self.evaluations else None
+
+    @property
+    def best_loss(self) -> float | None:
+        """The lowest finite validation loss."""
+        return _lowest([evaluation.loss for evaluation in self.evaluations])
+
+    @property
+    def best_perplexity(self) -> float | None:
+        return _lowest([evaluation.perplexity for evaluation in self.evaluations])
+
+    @property
+    def training_loss(self) -> float | None:
+        """Mean over the last `TAIL` of the steps; NaN if the run ended on a loss that is not finite."""
+        losses = self.train["loss"]
+        if not len(losses):
+            return None
+        tail = losses[-max(1, round(TAIL * len(losses))) :]
+        finite = tail[np.isfinite(tail)]
+        return float(finite.mean()) if len(finite) and math.isfinite(tail[-1]) else math.nan
+
+    @property
+    def largest_logit(self) -> float | None:
+        """The largest finite |logit| of any head at any step; `logits_are_finite` says whether there were others."""
+        if not self.logits_NLH.size:
+            return None
+        finite = self.logits_NLH[np.isfinite(self.logits_NLH)]
+        return float(finite.max()) if len(finite) else math.nan
+
+    @property
+    def logits_are_finite(self) -> bool:
+        return bool(np.isfinite(self.logits_NLH).all())
+
+    @property
+    def speed(self) -> float | None:
+        """Median tokens per second: the first steps, which compile and warm up, count for no more than others."""
+        rates = self.train["tokens_per_second"]
+        return float(np.median(rates)) if len(rates) else None
+
+
+def finished(end: End | None, steps: int) -> bool:
+    """The one answer to whether a run is finished: an end that is an earlier call's, of fewer steps, does not count."""
+    return end is not None and end.status == "finished" and end.step >= steps
+
+
+def _lowest(values: Sequence[float]) -> float | None:
+    finite = [value for value in values if math.isfinite(value)]
+    return min(finite) if finite else (math.nan if values else None)
+
+
+class Reader:
+    """Reads a run's file, once or again and again as it grows; what was rewound is read anew.
+
+    `step`, `evaluation`, `logits_LH` and `end` are the newest of their kind, for those who watch.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._inode = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self.header: Header | None = None
+        self.train: dict[int, Step] = {}
+        self.logits: dict[int, np.ndarray] = {}
+        self.evaluations: dict[int, Evaluation] = {}
+        self.samples: dict[int, Sample] = {}
+        self.spikes: list[Spike] = []
+        self.resumes: list[int] = []
+        self.end: End | None = None
+        self.notes: list[str] = []
+        self._offset = self._lines = 0
+
+    @property
+    def step(self) -> Step | None:
+        return self.train[next(reversed(self.train))] if self.train else None
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        return self.evaluations[next(reversed(self.evaluations))] if self.evaluations else None
+
+    @property
+    def logits_LH(self) -> np.ndarray | None:
+        return self.logits[next(reversed(self.logits))] if self.logits else None
+
+    def update(self) -> None:
+        """Take in whole lines that are new."""
+        for text in self._whole_lines():
+            self._take(text)
+
+    def read_all(self) -> Run:
+        """Take in the whole file, in which the last line may be torn."""
+        file = self.folder / METRICS
+        try:
+            self.update()
+            rest = file.read_bytes()[self._offset :].decode("utf-8", errors="replace")
+        except OSError as error:
+            raise RunError(f"{file}: cannot be read: {error.strerror}") from None
+        if rest.strip():
+            try:
+                Line.parse(file, self._lines + 1, rest)
+            except RunError:
+                self.notes.append(f"{file}, line {self._lines + 1}: the last line is torn and was left out")
+            else:
+                self._take(rest)
+        return self.run()
+
+    def _whole_lines(self) -> list[str]:
+        file = self.folder / METRICS
+        if not file.exists():
+            return []
+        with file.open("rb") as opened:
+            found = os.fstat(opened.fileno())
+            # A rewound log is a new file, and may have grown past the old one by now.
+            if found.st_ino != self._inode or found.st_size < self._offset:
+                self._forget()
+            self._inode = found.st_ino
+            opened.seek(self._offset)
+            data = opened.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return whole.decode("utf-8", errors="replace").split("\n")[:-1]
+
+    def _take(self, text: str) -> None:
+        self._lines += 1
+        if not text.strip():
+            return
+        line = Line.parse(self.folder / METRICS, self._lines, text)
+        if (self.header is None) != (line.kind == "run"):
+            problem = f"a {line.kind} record came first" if self.header is None else "a second run record"
+            raise line.error(f"{problem}; the first line, and no other, describes the run")
+        if self.header is None:
+            self.header = records.header(line)
+        elif (record := records.record(line, self.header.shape_LH)) is not None:
+            self._add(record)
+
+    def _add(self, record: Record) -> None:
+        match record:
+            case Step():
+                if self.train and record.step <= next(reversed(self.train)):  # rolled back: these steps are done again
+                    _drop_after(record.step - 1, self.train, self.logits)
+                    _drop_after(record.step, self.evaluations, self.samples)
+                self.train[record.step] = record
+                if record.logits_LH is not None:
+                    self.logits[record.step] = record.logits_LH
+            case Evaluation():
+                self.evaluations.pop(record.step, None)
+                self.evaluations[record.step] = record
+            case Sample():
+                self.samples[record.step] = record
+            case Spike():
+                self.spikes.append(record)
+            case Resume():
+                _drop_after(record.step, self.train, self.logits, self.evaluations, self.samples)
+                self.spikes = [spike for spike in self.spikes if spike.step <= record.step]
+                self.resumes.append(record.step)
+                self.end = None
+            case End():
+                self.end = record
+
+    def run(self) -> Run:
+        """The run as it stands."""
+        if self.header is None:
+            raise RunError(f"{self.folder / METRICS}: holds no record; expected the run's description on line 1")
+        steps = [self.train[step] for step in sorted(self.train)]
+        logit_steps = sorted(self.logits)
+        shape = (len(logit_steps), *self.header.shape_LH)
+        return Run(
+            path=self.folder,
+            header=self.header,
+            label=self.header.name,
+            train={name: np.array([getattr(step, name) for step in steps], dtype=np.float64) for name in COLUMNS},
+            logit_steps=np.array(logit_steps, dtype=np.int64),
+            logits_NLH=np.array([self.logits[step] for step in logit_steps]).reshape(shape),
+            evaluations=tuple(self.evaluations[step] for step in sorted(self.evaluations)),
+            spikes=tuple(dict.fromkeys(sorted(self.spikes, key=lambda spike: spike.step))),
+            samples=tuple(self.samples[step] for step in sorted(self.samples)),
+            resumes=tuple(self.resumes),
+            end=self.end,
+            notes=tuple(self.notes),
+        )
+
+
+def _drop_after(step: int, *by_step: dict[int, Any]) -> None:
+    for records_of_a_kind in by_step:
+        for later in [s for s in records_of_a_kind if s > step]:
+            del records_of_a_kind[later]
+
 
 def load_run(path: Path | str) -> Run:
     """Read the run folder `path`.
 
     >>> load_run("no/such/run")
     Traceback (most recent call last):
-    longshort.runs.reading.ReportError: no/such/run: no such run folder
+    longshort.runs.records.RunError: no/such/run: no such run folder
     """
     folder = Path(path)
     if folder.name == METRICS:
         folder = folder.parent
-    file = folder / METRICS
     if not folder.is_dir():
-        raise ReportError(f"{folder}: no such run folder")
-    if not file.is_file():
+        raise RunError(f"{folder}: no such run folder")
+    if not (folder / METRICS).is_file():
         inside = sorted(folder.glob(f"*/{METRICS}"))
         hint = f"; there are runs inside it: name them, as in {inside[0].parent}" if inside else ""
-        raise ReportError(f"{folder}: not a run folder, it has no {METRICS}{hint}")
-    reading = _Reading(file)
-    for line in _lines(file, reading.notes):
-        reading.take(line)
-    return reading.run()
+        raise RunError(f"{folder}: not a run folder, it has no {METRICS}{hint}")
+    return Reader(folder).read_all()
 
 
 def load_runs(paths: Sequence[Path | str]) -> list[Run]:
     """Read several runs and give each a label of its own."""
     if not paths:
-        raise ReportError("no run folder was named; a report needs at least one")
+        raise RunError("no run folder was named; a report needs at least one")
     runs = [load_run(path) for path in paths]
     folders = [run.path.resolve() for run in runs]
     for run, folder in zip(runs, folders, strict=True):
         if folders.count(folder) > 1:
-            raise ReportError(f"{run.path}: named more than once")
+            raise RunError(f"{run.path}: named more than once")
     seeded = [f"{run.variant}, seed {run.seed}" for run in runs]
     for labels in ([run.name for run in runs], seeded, [str(run.path) for run in runs]):
         if len(set(labels)) == len(runs):
             return [replace(run, label=label) for run, label in zip(runs, labels, strict=True)]
     return [replace(run, label=str(folder)) for run, folder in zip(runs, folders, strict=True)]
-
-
-@dataclass(frozen=True)
-class _Line:
-    """One record, with the means to complain about it."""
-
-    file: Path
-    number: int
-    data: dict[str, Any]
-
-    def error(self, what: str) -> ReportError:
-        return ReportError(f"{self.file}, line {self.number}: {what}")
-
-    def get(self, key: str, kind: type) -> Any:
-        if key not in self.data:
-            raise self.error(f"the {self.data['kind']} record has no {key!r}")
-        value = self.data[key]
-        allowed = (int, float) if kind is float else kind
-        if not isinstance(value, allowed) or isinstance(value, bool):
-            raise self.error(f"{key!r} is {str(value)[:40]!r}; expected {kind.__name__}")
-        return value
-
-    def number_or_nan(self, key: str) -> float:
-        return np.nan if self.data.get(key) is None else float(self.get(key, float))
-
-    def matrix_LH(self, key: str, layers: int, heads: int) -> np.ndarray:
-        values = self.get(key, list)
-        try:
-            matrix_LH = np.array(values, dtype=np.float64)
-        except (TypeError, ValueError):
-            raise self.error(f"{key!r} is not a list of numbers for each layer") from None
-        if matrix_LH.shape != (layers, heads):
-            shape = " x ".join(map(str, matrix_LH.shape))
-            raise self.error(f"{key!r} is {shape}; expected {layers} layers x {heads} heads")
-        return matrix_LH
-
-
-def _lines(file: Path, notes: list[str]) -> Iterator[_Line]:
-    try:
-        texts = file.read_text(encoding="utf-8", errors="replace").rstrip("\n").split("\n")
-    except OSError as error:
-        raise ReportError(f"{file}: cannot be read: {error.strerror}") from None
-    for number, text in enumerate(texts, start=1):
-        if not text.strip():
-            continue
-        try:
-            data = json.loads(text, parse_constant=lambda name: None)
-        except ValueError as error:
-            if number == len(texts):
-                notes.append(f"{file}, line {number}: the last line is torn and was left out")
-                return
-            raise ReportError(f"{file}, line {number}: not JSON: {error}") from None
-        if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
-            raise ReportError(f"{file}, line {number}: expected an object with a 'kind', got {text[:40]!r}")
-        yield _Line(file, number, data)
-
-
-def _drop_after(step: int, *records: dict[int, Any]) -> None:
-    for by_step in records:
-        for later in [s for s in by_step if s > step]:
-            del by_step[later]
-
-
-@dataclass
-class _Reading:
-    """The state of reading one file, record by record."""
-
-    file: Path
-    head: _Line | None = None
-    train: dict[int, tuple[float, ...]] = field(default_factory=dict)
-    logits: dict[int, np.ndarray] = field(default_factory=dict)
-    evaluations: dict[int, Evaluation] = field(default_factory=dict)
-    samples: dict[int, Sample] = field(default_factory=dict)
-    spikes: list[Spike] = field(default_factory=list)
-    resumes: list[int] = field(default_factory=list)
-    status: str = "in progress"
-    notes: list[str] = field(default_factory=list)
-
-    def take(self, line: _Line) -> None:
-        kind = line.data["kind"]
-        if (self.head is None) != (kind == "run"):
-            problem = f"a {kind} record came first" if self.head is None else "a second run record"
-            raise line.error(f"{problem}; the first line, and no other, describes the run")
-        # A kind that a later version adds is no reason to refuse what this one knows.
-        handle = getattr(self, f"_take_{kind}", None)
-        if handle is not None:
-            handle(line)
-
-    def _take_run(self, line: _Line) -> None:
-        if line.data.get("format") != FORMAT:
-            raise line.error(f"format is {line.data.get('format')!r}; this version reads format {FORMAT}")
-        plans, layers, heads = line.get("plans", list), line.get("layers", int), line.get("heads", int)
-        if len(plans) != layers or any(not isinstance(plan, list) or len(plan) != heads for plan in plans):
-            raise line.error(f"'plans' does not give {heads} heads for each of {layers} layers")
-        self.head = line
-
-    def _take_train(self, line: _Line) -> None:
-        assert self.head is not None
-        step = line.get("step", int)
-        if self.train and step <= next(reversed(self.train)):  # rolled back: these steps are done again
-            _drop_after(step - 1, self.train, self.logits)
-            _drop_after(step, self.evaluations, self.samples)
-        for column in NOT_NULL:
-            line.get(column, float)
-        self.train[step] = tuple(line.number_or_nan(column) for column in COLUMNS)
-        if "logit_max" in line.data:
-            layers, heads = self.head.data["layers"], self.head.data["heads"]
-            ends = [line.matrix_LH(key, layers, heads) for key in ("logit_max", "logit_min")]
-            # np.maximum, unlike max and fmax, keeps NaN: a head that overflowed must not look calm.
-            self.logits[step] = np.maximum(np.abs(ends[0]), np.abs(ends[1]))
-
-    def _take_eval(self, line: _Line) -> None:
-        step, loss = line.get("step", int), line.number_or_nan("loss")
-        if line.data.get("split", "validation") == "validation":
-            perplexity = line.number_or_nan("perplexity")
-            self.evaluations.pop(step, None)
-            accuracy = line.number_or_nan("accuracy") if "accuracy" in line.data else None
-            self.evaluations[step] = Evaluation(step, loss, perplexity, accuracy)
-
-    def _take_spike(self, line: _Line) -> None:
-        texts = (line.get("reason", str), line.get("action", str))
-        self.spikes.append(Spike(line.get("step", int), line.number_or_nan("loss"), *texts))
-
-    def _take_resume(self, line: _Line) -> None:
-        step = line.get("step", int)
-        _drop_after(step, self.train, self.logits, self.evaluations, self.samples)
-        self.spikes = [spike for spike in self.spikes if spike.step <= step]
-        self.resumes.append(step)
-        self.status = "in progress"
-
-    def _take_sample(self, line: _Line) -> None:
-        step = line.get("step", int)
-        self.samples[step] = Sample(step, line.get("text", str))
-
-    def _take_end(self, line: _Line) -> None:
-        self.status = line.get("status", str)
-
-    def run(self) -> Run:
-        if self.head is None:
-            raise ReportError(f"{self.file}: holds no record; expected the run's description on the first line")
-        head, config = self.head, self.head.get("config", dict)
-        section = config.get("run")
-        variant = section.get("variant") if isinstance(section, dict) else None
-        shape = (len(self.logits), head.data["layers"], head.data["heads"])
-        name = head.get("name", str)
-        table = np.array([self.train[step] for step in sorted(self.train)]).reshape(-1, len(COLUMNS))
-        return Run(
-            path=self.file.parent,
-            name=name,
-            label=name,
-            variant=str(variant or name),
-            seed=head.get("seed", int),
-            config=config,
-            device=head.get("device", str),
-            versions=head.data.get("versions") or {},
-            git=head.data.get("git"),
-            parameters=head.get("parameters", int),
-            plans=tuple(tuple(plan) for plan in head.data["plans"]),
-            started=str(head.data.get("started", "")),
-            train=dict(zip(COLUMNS, table.T, strict=True)),
-            logit_steps=np.array(sorted(self.logits), dtype=np.int64),
-            logits_NLH=np.array([self.logits[step] for step in sorted(self.logits)]).reshape(shape),
-            evaluations=tuple(self.evaluations[step] for step in sorted(self.evaluations)),
-            spikes=tuple(dict.fromkeys(sorted(self.spikes, key=lambda spike: spike.step))),
-            samples=tuple(self.samples[step] for step in sorted(self.samples)),
-            resumes=tuple(self.resumes),
-            status=self.status,
-            notes=tuple(self.notes),
-        )

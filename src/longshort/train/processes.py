@@ -17,11 +17,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from longshort.files import write_json
+from longshort.runs import Reader, finished
 from longshort.train import TrainConfig, train
-from longshort.train.log import METRICS
 
 CONFIG, OUTPUT = "config.json", "output.txt"
 MODULE = "longshort.train.processes"
@@ -32,40 +31,12 @@ class RunFailed(RuntimeError):
     """A training process ended with an error; the message has its last words."""
 
 
-class Follower:
-    """Reads a run's log as it grows."""
-
-    def __init__(self, out: Path) -> None:
-        self._path, self._offset, self._inode = out / METRICS, 0, 0
-        self.latest: dict[str, dict[str, Any]] = {}
-        """The newest record of each kind."""
-
-    def update(self) -> None:
-        """Take in whole lines that are new; a log that was rewound is read again."""
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            found = os.fstat(file.fileno())
-            # A rewound log is a new file, and may have grown past the old one by now.
-            if found.st_ino != self._inode or found.st_size < self._offset:
-                self._inode, self._offset = found.st_ino, 0
-            file.seek(self._offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
-            record = json.loads(line)
-            self.latest[record["kind"]] = record
-            if record.get("logit_max"):
-                self.latest["logits"] = record
-
-
 def run_all(
     configs: Sequence[TrainConfig],
     *,
     jobs: int,
     threads: int | None = None,
-    watch: Callable[[dict[str, Follower]], None] = lambda followers: None,
+    watch: Callable[[dict[str, Reader]], None] = lambda readers: None,
     poll_seconds: float = 0.5,
     module: str = MODULE,
     until: float = math.inf,
@@ -79,16 +50,16 @@ def run_all(
     """
     threads = threads or max(1, (os.cpu_count() or 1) // jobs)
     waiting, running, stopped = list(configs), dict[str, subprocess.Popen[bytes]](), False
-    followers = {config.run.out: Follower(Path(config.run.out)) for config in configs}
+    readers = {config.run.out: Reader(Path(config.run.out)) for config in configs}
     with _terminated() as terminated, _ended(running):
         while waiting or running:
             while waiting and len(running) < jobs:
                 config = waiting.pop(0)
                 running[config.run.out] = _start(config, threads, module)
             time.sleep(poll_seconds)
-            for follower in followers.values():
-                follower.update()
-            watch(followers)
+            for reader in readers.values():
+                reader.update()
+            watch(readers)
             for out in [out for out, process in running.items() if process.poll() is not None]:
                 code = running.pop(out).returncode
                 if not stopped:  # a run that was stopped before it could listen ends with a signal's code
@@ -98,9 +69,9 @@ def run_all(
                 waiting.clear()
                 for process in running.values():
                     process.terminate()  # they save and end
-    for follower in followers.values():
-        follower.update()  # the last words of a run that ended after it was last looked at
-    return not waiting and all(_is_finished(followers[config.run.out], config) for config in configs)
+    for reader in readers.values():
+        reader.update()  # the last words of a run that ended after it was last looked at
+    return not waiting and all(finished(readers[config.run.out].end, config.run.steps) for config in configs)
 
 
 @contextmanager
@@ -129,12 +100,6 @@ def _ended(running: dict[str, subprocess.Popen[bytes]]) -> Iterator[None]:
             process.terminate()
         for process in running.values():
             process.wait()
-
-
-def _is_finished(follower: Follower, config: TrainConfig) -> bool:
-    """An end in the log may be that of an earlier call, which asked for fewer steps."""
-    end = follower.latest.get("end", {})
-    return end.get("status") == "finished" and bool(end["step"] >= config.run.steps)
 
 
 def _start(config: TrainConfig, threads: int, module: str) -> subprocess.Popen[bytes]:

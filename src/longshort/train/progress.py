@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
-from longshort.train.log import largest_logit
+from longshort.runs.log import largest_logit
 
 
 class Reporter(Protocol):

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from longshort.data.stream import Batch
 from longshort.files import alone_in
 from longshort.nn import update_sigma
+from longshort.runs.log import RunLog, rewind_log
 from longshort.stability import LogitMeter, SpikeGuard, TensorClip, attention_entropy, qk_clip
 from longshort.stability.clipping import clip_by_global_norm, gradient_norm
 from longshort.stability.entropy import check_entropy
@@ -41,11 +42,10 @@ from longshort.train.corpus import Corpus
 from longshort.train.distributed import World, joined
 from longshort.train.evaluation import autocast, eagerly, validation_scores
 from longshort.train.flops import flops_per_token, peak_flops
-from longshort.train.log import RunLog, rewind_log
+from longshort.train.identity import check_nothing_is_lost, check_same_run, open_log, run_description
 from longshort.train.models import Model, build_model
 from longshort.train.optimizer import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from longshort.train.progress import Reporter, Silent
-from longshort.train.record import check_nothing_is_lost, check_same_run, open_log, run_description
 from longshort.train.schedule import learning_rate
 from longshort.train.state import Progress, RunResult
 

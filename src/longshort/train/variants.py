@@ -1,4 +1,4 @@
-"""The arms of a comparison: ways to give a model its attention, each a small change to one configuration."""
+"""The variants of a comparison: ways to give a model its attention, each a small change to one configuration."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from longshort.heads import HeadPlan
 from longshort.train import TrainConfig
 
 LAS_MAX_DECAY = 0.001
-"""The largest decay of the LaS arms; of the size that the paper's tasks were likely run with."""
+"""The largest decay of the LaS variants; of the size that the paper's tasks were likely run with."""
 LAS_WIDTH = 5
-"""Smoothing of the LaS arms; the paper pools 3 or 5 keys."""
+"""Smoothing of the LaS variants; the paper pools 3 or 5 keys."""
 
 
 def plain(config: TrainConfig) -> TrainConfig:
@@ -106,7 +106,7 @@ VARIANTS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
     "las-before": las_before,
     "ls-smooth": smoothed,
 }
-"""Every arm by name. All but those with local heads or of LaS have plain attention, so that one thing differs."""
+"""Every variant by name. All but those with local heads or of LaS have plain attention, so that one thing differs."""
 
 EXPERIMENTAL = ("las-before",)
 """Arms that are only run when asked for by name: this one forms whole attention matrices."""

@@ -13,33 +13,11 @@ import torch
 from torch import nn
 
 from longshort import __version__
+from longshort.runs import METRICS, RunLog, difference, read_log
+from longshort.runs.log import Sink, TensorBoardSink, WandbSink
 from longshort.train.checkpoint import Checkpoint
 from longshort.train.config import ConfigError, TrainConfig
 from longshort.train.distributed import World
-from longshort.train.log import METRICS, RunLog, Sink, TensorBoardSink, WandbSink, read_log
-
-_MAY_CHANGE = {
-    "run": {
-        *(
-            "out",
-            "variant",
-            "steps",
-            "device",
-            "compile",
-            "compile_scope",
-            "cuda_graphs",
-            "checkpoint_activations",
-            "eval_every",
-            "eval_batches",
-        ),
-        *("save_every", "save_best", "keep", "tensorboard", "wandb"),
-    },
-    "telemetry": {"logits_every", "entropy_every", "layer_gradients"},
-    "data": {"path"},
-    "task": {"path"},
-    "model": {"backend", "loss_chunk"},
-}
-"""Keys that a resumed run may set anew; any other would make it a different run."""
 
 
 def open_log(config: TrainConfig, out: Path) -> RunLog:
@@ -73,23 +51,17 @@ def run_description(config: TrainConfig, model: nn.Module, world: World) -> dict
     }
 
 
-def difference(config: TrainConfig, recorded: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+def different_setting(config: TrainConfig, recorded: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
     """The first key that makes a run of the `recorded` configuration another one, with its value there and here."""
     # Through the class: a key that an older record does not know had the value that is now its default.
-    ours, theirs = config.to_dict(), TrainConfig.from_dict(recorded).to_dict()
-    for section, values in ours.items():
-        for key, value in values.items():
-            found = theirs[section][key]
-            if key not in _MAY_CHANGE.get(section, ()) and found != value:
-                return f"{section}.{key}", found, value
-    return None
+    return difference(config.to_dict(), TrainConfig.from_dict(recorded).to_dict())
 
 
 def check_same_run(config: TrainConfig, checkpoint: Checkpoint, fingerprint: str) -> None:
     """Raise where the checkpoint in the run's folder is of another run; imported weights have no run but a model."""
     imported = "imported" in checkpoint.state
     recorded = checkpoint.state["config"]
-    different = difference(config, config.to_dict() | {"model": recorded["model"]} if imported else recorded)
+    different = different_setting(config, config.to_dict() | {"model": recorded["model"]} if imported else recorded)
     if different is not None:
         key, found, value = different
         raise ConfigError(

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from longshort.train.log import METRICS, RunLog, TensorBoardSink, largest_logit, read_log, rewind_log
+from longshort.runs.log import METRICS, RunLog, TensorBoardSink, largest_logit, read_log, rewind_log
 
 
 def lines(folder):

@@ -1,4 +1,4 @@
-"""The record of a run: `metrics.jsonl`, one JSON object a line, and optional copies to TensorBoard and W&B.
+"""Writing the record of a run: `metrics.jsonl`, one JSON object per line, and copies to TensorBoard and W&B.
 
 The first line says what the run is (kind "run"); then come "train", "eval", "spike", "resume", "sample" and "end". JSON
 has no NaN or infinity: non-finite numbers are written as null.

@@ -6,7 +6,7 @@ import pytest
 
 from longshort.train import ConfigError
 from longshort.train.checkpoint import Checkpoint
-from longshort.train.record import check_same_run
+from longshort.train.identity import check_same_run
 
 from .tiny import tiny_config
 

@@ -1,0 +1,223 @@
+"""What the lines of `metrics.jsonl` hold, as typed records, and the one place that checks them.
+
+Numbers that are not finite are null in the file and NaN here. A kind of record that a later version adds is passed
+over, so that what this version knows can still be read.
+
+Shape letters: L layers, H heads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FORMAT = 1
+COLUMNS = ("step", "loss", "lr", "grad_norm", "tokens", "seconds", "tokens_per_second", "mfu")
+"""The numbers of a training step."""
+_NOT_NULL = ("step", "tokens", "seconds", "tokens_per_second")
+
+
+class RunError(ValueError):
+    """A run that cannot be read; the message is one line for the user."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the run is: the first line, and no other."""
+
+    name: str
+    config: dict[str, Any]
+    seed: int
+    device: str
+    parameters: int
+    plans: tuple[tuple[int | None, ...], ...]
+    """Per layer, per head: the window, or None for a head that sees everything before it."""
+    versions: dict[str, Any]
+    git: str | None
+    started: str
+
+    @property
+    def shape_LH(self) -> tuple[int, int]:
+        return len(self.plans), len(self.plans[0]) if self.plans else 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step."""
+
+    step: int
+    loss: float
+    lr: float
+    grad_norm: float
+    tokens: float
+    seconds: float
+    """Time spent in steps so far."""
+    tokens_per_second: float
+    mfu: float
+    logits_LH: np.ndarray | None = None
+    """max |logit| of each head, where it was read."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The validation split after a step."""
+
+    step: int
+    loss: float
+    perplexity: float
+    accuracy: float | None = None
+    """Share of right answers, where the run has a task."""
+
+
+@dataclass(frozen=True)
+class Spike:
+    """A step that the guard called a spike."""
+
+    step: int
+    loss: float
+    reason: str
+    action: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Text that the model wrote."""
+
+    step: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Resume:
+    """The run was taken up again after this step."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class End:
+    """The run stopped, of itself or because it was asked to."""
+
+    step: int
+    status: str
+    """finished or interrupted."""
+
+
+Record = Header | Step | Evaluation | Spike | Sample | Resume | End
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the file, with the means to complain about it."""
+
+    file: Path
+    number: int
+    data: dict[str, Any]
+
+    @classmethod
+    def parse(cls, file: Path, number: int, text: str) -> Line:
+        """Raise a `RunError` where the text is no record."""
+        try:
+            data = json.loads(text, parse_constant=lambda name: None)
+        except ValueError as error:
+            raise RunError(f"{file}, line {number}: not JSON: {error}") from None
+        if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
+            raise RunError(f"{file}, line {number}: expected an object with a 'kind', got {text[:40]!r}")
+        return cls(file, number, data)
+
+    @property
+    def kind(self) -> str:
+        return str(self.data["kind"])
+
+    def error(self, what: str) -> RunError:
+        return RunError(f"{self.file}, line {self.number}: {what}")
+
+    def get(self, key: str, kind: type) -> Any:
+        if key not in self.data:
+            raise self.error(f"the {self.kind} record has no {key!r}")
+        value = self.data[key]
+        allowed = (int, float) if kind is float else kind
+        if not isinstance(value, allowed) or isinstance(value, bool):
+            raise self.error(f"{key!r} is {str(value)[:40]!r}; expected {kind.__name__}")
+        return value
+
+    def number_or_nan(self, key: str) -> float:
+        return np.nan if self.data.get(key) is None else float(self.get(key, float))
+
+    def matrix(self, key: str, shape_LH: tuple[int, int]) -> np.ndarray:
+        values = self.get(key, list)
+        try:
+            matrix_LH = np.array(values, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise self.error(f"{key!r} is not a list of numbers for each layer") from None
+        if matrix_LH.shape != shape_LH:
+            shape = " x ".join(map(str, matrix_LH.shape))
+            raise self.error(f"{key!r} is {shape}; expected {shape_LH[0]} layers x {shape_LH[1]} heads")
+        return matrix_LH
+
+
+def header(line: Line) -> Header:
+    """The description on the first line."""
+    if line.data.get("format") != FORMAT:
+        raise line.error(f"format is {line.data.get('format')!r}; this version reads format {FORMAT}")
+    plans, layers, heads = line.get("plans", list), line.get("layers", int), line.get("heads", int)
+    if len(plans) != layers or any(not isinstance(plan, list) or len(plan) != heads for plan in plans):
+        raise line.error(f"'plans' does not give {heads} heads for each of {layers} layers")
+    return Header(
+        name=line.get("name", str),
+        config=line.get("config", dict),
+        seed=line.get("seed", int),
+        device=line.get("device", str),
+        parameters=line.get("parameters", int),
+        plans=tuple(tuple(plan) for plan in plans),
+        versions=line.data.get("versions") or {},
+        git=line.data.get("git"),
+        started=str(line.data.get("started", "")),
+    )
+
+
+def record(line: Line, shape_LH: tuple[int, int]) -> Record | None:
+    """Any later line; None for a kind, or a split, that this version does not know."""
+    parser = _PARSERS.get(line.kind)
+    return None if parser is None else parser(line, shape_LH)
+
+
+def _step(line: Line, shape_LH: tuple[int, int]) -> Step:
+    step = line.get("step", int)
+    for column in _NOT_NULL:
+        line.get(column, float)
+    logits = None
+    if "logit_max" in line.data:
+        ends = [line.matrix(key, shape_LH) for key in ("logit_max", "logit_min")]
+        # np.maximum, unlike max and fmax, keeps NaN: a head that overflowed must not look calm.
+        logits = np.maximum(np.abs(ends[0]), np.abs(ends[1]))
+    numbers = {column: line.number_or_nan(column) for column in COLUMNS[1:]}
+    return Step(step=step, **numbers, logits_LH=logits)
+
+
+def _evaluation(line: Line, shape_LH: tuple[int, int]) -> Evaluation | None:
+    step, loss = line.get("step", int), line.number_or_nan("loss")
+    if line.data.get("split", "validation") != "validation":
+        return None
+    accuracy = line.number_or_nan("accuracy") if "accuracy" in line.data else None
+    return Evaluation(step, loss, line.number_or_nan("perplexity"), accuracy)
+
+
+def _spike(line: Line, shape_LH: tuple[int, int]) -> Spike:
+    texts = (line.get("reason", str), line.get("action", str))
+    return Spike(line.get("step", int), line.number_or_nan("loss"), *texts)
+
+
+_PARSERS: dict[str, Callable[[Line, tuple[int, int]], Record | None]] = {
+    "train": _step,
+    "eval": _evaluation,
+    "spike": _spike,
+    "sample": lambda line, _: Sample(line.get("step", int), line.get("text", str)),
+    "resume": lambda line, _: Resume(line.get("step", int)),
+    "end": lambda line, _: End(line.get("step", int), line.get("status", str)),
+}

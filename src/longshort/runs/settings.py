@@ -1,0 +1,39 @@
+"""Whether two configurations are of the same run: some keys may change when a run is resumed, the others may not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+MAY_CHANGE: dict[str, set[str]] = {
+    "run": {
+        *("out", "variant", "steps", "device", "compile", "compile_scope", "cuda_graphs", "checkpoint_activations"),
+        *("eval_every", "eval_batches", "save_every", "save_best", "keep", "tensorboard", "wandb"),
+    },
+    "telemetry": {"logits_every", "entropy_every", "layer_gradients"},
+    "data": {"path"},
+    "task": {"path"},
+    "model": {"backend", "loss_chunk"},
+    "loss": {"chunk"},
+}
+"""Keys that a resumed run may set anew; any other would make it a different run."""
+
+Sections = Mapping[str, Mapping[str, Any]]
+
+
+def difference(ours: Sections, recorded: Sections) -> tuple[str, Any, Any] | None:
+    """The first key that makes a run of the `recorded` configuration another one, with its value there and here.
+
+    Both are complete: a key that only one of them has is no difference.
+
+    >>> difference({"optimizer": {"lr": 1e-3}}, {"optimizer": {"lr": 3e-3}})
+    ('optimizer.lr', 0.003, 0.001)
+    >>> difference({"run": {"steps": 9}}, {"run": {"steps": 5}}) is None
+    True
+    """
+    for section, values in ours.items():
+        theirs = recorded.get(section, {})
+        for key, value in values.items():
+            if key in theirs and key not in MAY_CHANGE.get(section, ()) and theirs[key] != value:
+                return f"{section}.{key}", theirs[key], value
+    return None
