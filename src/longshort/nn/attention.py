@@ -12,7 +12,7 @@ from longshort.nn.chunks import attend_within_chunks
 from longshort.nn.layer_cache import LayerCache, check_smoothing
 from longshort.nn.norms import QKNorm
 from longshort.nn.positions import rotary
-from longshort.nn.reparam import linear
+from longshort.nn.sigma_reparam import linear
 from longshort.ops import LogitStats, Smoothing, attention
 
 _ENCODINGS = ("rotary", "alibi", "none")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from longshort.data.tasks import IGNORED, Examples, Task
-from longshort.data.tasks.stream import ExampleStream
+from longshort.data.tasks.example_stream import ExampleStream
 
 
 def labelled(rows=10, padding=0):
