@@ -54,7 +54,6 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: LongShortConfig) -> None:
         super().__init__(config)
         self.model = GPT(config.to_gpt())
-        self.model.exponent, self.model.linear_below = config.score_exponent, config.score_linear_below
         self.post_init()
 
     @classmethod
@@ -62,8 +61,7 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
         """A shell around this very `GPT`, whose weights it shares; `more` are further fields of `LongShortConfig`."""
         if not gpt.blocks[0].attention.causal:  # type: ignore[union-attr]
             raise ValueError("gpt must be causal: transformers knows its class as a model that predicts what follows")
-        loss = {"score_exponent": gpt.exponent, "score_linear_below": gpt.linear_below}
-        config = LongShortConfig.from_gpt(gpt.config, dtype=gpt.embedding.weight.dtype, **loss, **more)
+        config = LongShortConfig.from_gpt(gpt.config, dtype=gpt.embedding.weight.dtype, **more)
         with torch.device("meta"):
             model = cls(config)
         model.model = gpt

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from longshort.losses import linear_cross_entropy, transform_scores
 from longshort.model.config import GPTConfig
 from longshort.model.gpt import GPT
 from longshort.nn import Block, SequenceBatchNorm
@@ -36,12 +35,10 @@ class SequenceClassifier(nn.Module):
     """Which class a row of tokens belongs to.
 
     Args:
-        config: sizes, plans and positions, as of a GPT; `tie_embeddings` has no meaning here.
+        config: sizes, plans, positions and loss, as of a GPT; `tie_embeddings` has no meaning here.
         n_classes: number of classes.
         causal: True keeps each token from seeing what follows it.
         norm: "layer", or "batch", which takes the mean over rows and positions that are not padding.
-
-    `model.exponent` and `model.linear_below` are those of the e-exponentiated loss, as of a GPT.
 
     >>> model = SequenceClassifier(GPTConfig.preset("tiny", positions="none"), n_classes=10)
     >>> tokens, labels = torch.randint(256, (2, 100)), torch.tensor([3, 7])
@@ -59,7 +56,6 @@ class SequenceClassifier(nn.Module):
         self.config, self.n_classes, self.causal = config, n_classes, causal
         # A tied trunk has no head of its own, which nothing here would use.
         self.trunk = GPT(replace(config, tie_embeddings=True), causal=causal)
-        self.exponent, self.linear_below = 1.0, 0.01
         for block in self.blocks:
             assert isinstance(block, Block)
             if norm == "batch":
@@ -69,6 +65,16 @@ class SequenceClassifier(nn.Module):
             self.trunk.norm = SequenceBatchNorm(config.width, eps=config.norm_eps)  # type: ignore[assignment]
         self.head = nn.Linear(config.width, n_classes, bias=False)
         nn.init.normal_(self.head.weight, std=config.init_std)
+
+    @property
+    def exponent(self) -> float:
+        """Alias of `config.loss.exponent`."""
+        return self.config.loss.exponent
+
+    @property
+    def linear_below(self) -> float:
+        """Alias of `config.loss.linear_below`."""
+        return self.config.loss.linear_below
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -119,21 +125,12 @@ class SequenceClassifier(nn.Module):
                 raise ValueError(f"labels must be from 0 to {self.n_classes - 1}, got from {smallest} to {largest}")
         hidden, statistics = self.trunk.hidden(tokens, segments=segments, stats=stats)
         pooled = _mean_of_real(hidden, segments)
-        loss = None
+        settings, weight, loss = self.config.loss, self.head.weight, None
         if labels is not None:
-            z_weight = self.config.z_loss if self.training else 0.0
-            loss = linear_cross_entropy(
-                pooled,
-                self.head.weight,
-                labels,
-                z_weight=z_weight,
-                exponent=self.exponent,
-                linear_below=self.linear_below,
-            )
-        scores = F.linear(pooled, self.head.weight)
-        if self.exponent != 1:
-            scores = transform_scores(scores, self.exponent, self.linear_below)
-        return ClassifierOutput(scores, loss, statistics)
+            loss = settings.cross_entropy(pooled, weight, labels, training=self.training)
+        scores = F.linear(pooled, weight)
+        logits = scores if settings.exponent == 1 else settings.transform(scores)
+        return ClassifierOutput(logits, loss, statistics)
 
 
 def _mean_of_real(hidden: Tensor, segments: Tensor | None) -> Tensor:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from longshort.losses import linear_cross_entropy, transform_scores
 from longshort.model.config import GPTConfig
 from longshort.nn import (
     MLP,
@@ -50,8 +49,7 @@ class GPT(nn.Module):
 
     `causal=False` lets each token see both sides, for models that do not predict what follows.
     `model.gradient_checkpointing = True` recomputes each block in the backward pass instead of keeping its activations.
-    `model.exponent = 0.5` passes the output scores through `losses.transform_scores`, linear below
-    `model.linear_below`: the e-exponentiated loss, and logits to match it.
+    Loss and logits are those of `config.loss`: see `losses.LossSettings`.
 
     >>> model = GPT(GPTConfig.preset("tiny"))
     >>> tokens = torch.randint(256, (2, 100))
@@ -68,7 +66,6 @@ class GPT(nn.Module):
             raise ValueError(f"config must be a GPTConfig, got {type(config).__name__}")
         self.config = config
         self.gradient_checkpointing = False
-        self.exponent, self.linear_below = 1.0, 0.01
         learned = config.positions == "learned"
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.position_embedding = nn.Embedding(config.context, config.width) if learned else None
@@ -123,6 +120,16 @@ class GPT(nn.Module):
     def head_weight(self) -> Tensor:
         """(V, width): the matrix that turns the last hidden state into logits; the embedding's if tied."""
         return self.embedding.weight if self.head is None else self.head.weight
+
+    @property
+    def exponent(self) -> float:
+        """Alias of `config.loss.exponent`."""
+        return self.config.loss.exponent
+
+    @property
+    def linear_below(self) -> float:
+        """Alias of `config.loss.linear_below`."""
+        return self.config.loss.linear_below
 
     def forward(
         self,
@@ -251,25 +258,24 @@ class GPT(nn.Module):
             return checkpoint(block, x, use_reentrant=False, **options)
         return block(x, **options)
 
+    def scores(self, hidden: Tensor) -> Tensor:
+        """(..., V): what the head makes of hidden states (..., width); the logits, unless `config.loss` damps them."""
+        return F.linear(hidden, self.head_weight.to(hidden.device)) if self.head is None else self.head(hidden)
+
     def _logits(self, hidden: Tensor) -> Tensor:
-        scores = F.linear(hidden, self.head_weight.to(hidden.device)) if self.head is None else self.head(hidden)
-        if self.exponent == 1:
-            return scores
-        return transform_scores(scores, self.exponent, self.linear_below).to(scores.dtype)
+        scores, loss = self.scores(hidden), self.config.loss
+        return scores if loss.exponent == 1 else loss.transform(scores).to(scores.dtype)
 
     def _loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         targets = targets.to(hidden.device)
         if self.head is not None and not (type(self.head) is nn.Linear and self.head.weight.device == hidden.device):
             return self._loss_of_logits(self._logits(hidden), targets)
-        return linear_cross_entropy(
+        return self.config.loss.cross_entropy(
             hidden.flatten(0, 1),
             self.head_weight.to(hidden.device),
             targets.flatten(),
+            training=self.training,
             ignore_index=IGNORED_TARGET,
-            z_weight=self.config.z_loss if self.training else 0.0,
-            chunk=self.config.loss_chunk,
-            exponent=self.exponent,
-            linear_below=self.linear_below,
         )
 
     def _loss_of_logits(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -277,8 +283,8 @@ class GPT(nn.Module):
         logits = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
         counted = targets.flatten() != IGNORED_TARGET
         total = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED_TARGET, reduction="sum")
-        if self.training and self.config.z_loss:
-            total = total + self.config.z_loss * logits.logsumexp(-1)[counted].square().sum()
+        if self.training and self.config.loss.z_loss:
+            total = total + self.config.loss.z_loss * logits.logsumexp(-1)[counted].square().sum()
         return total / counted.sum().clamp_min(1)
 
     def _check_inputs(
