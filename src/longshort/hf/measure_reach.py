@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from longshort.files import write_json
 from longshort.heads import HeadPlan
-from longshort.hf.interface import NAME, Call, cut, looked_at_by, use_head_plan
+from longshort.hf.head_plans import ATTENTION_NAME, LayerCall, observed_by, use_head_plan, with_windows_up_to
 from longshort.ops import attention
 
 SHARES = (0.0, 0.01, 0.05, 0.1, 0.2, 0.35, 0.5, 1.0)
@@ -35,16 +35,16 @@ def far_mass(model: PreTrainedModel, input_ids: Tensor, *, window: int) -> Tenso
     if input_ids.ndim != 2 or input_ids.shape[1] <= window:
         shape = tuple(input_ids.shape)
         raise ValueError(f"input_ids must be rows (B, T) of more than window={window} tokens, got shape {shape}")
-    if model.config.get_text_config()._attn_implementation != NAME:
-        raise ValueError(f"model must have the attention {NAME!r}: call use_head_plan first")
+    if model.config.get_text_config()._attn_implementation != ATTENTION_NAME:
+        raise ValueError(f"model must have the attention {ATTENTION_NAME!r}: call use_head_plan first")
     sums: dict[int, Tensor] = {}
 
-    def look(call: Call) -> None:
-        near = attention(call.q, call.k, call.v, cut(call.plan, window), **call.options)
+    def observe(call: LayerCall) -> None:
+        near = attention(call.q, call.k, call.v, with_windows_up_to(call.plan, window), **call.options)
         within = torch.exp(near.lse - call.result.lse)[:, :, window:].mean(dim=2).sum(dim=0)
         sums[call.layer] = sums.get(call.layer, 0) + within
 
-    with looked_at_by(look), torch.no_grad():
+    with observed_by(observe), torch.no_grad():
         for row in input_ids:
             model(row[None], use_cache=False)
     layers = model.config.get_text_config().num_hidden_layers
