@@ -87,7 +87,7 @@ class LongShortConfig(PreTrainedConfig):
     max_position_embeddings: int = 1024
 
     num_global_heads: int | None = None
-    """Global heads a layer; they come first."""
+    """Global heads per layer; they come first."""
     local_window: int | None = None
     """Keys that each other head sees, the current one included."""
     head_windows: list | None = None
@@ -176,7 +176,7 @@ class LongShortConfig(PreTrainedConfig):
             raise ValueError(_in_these_terms(str(error))) from None
 
     def _plans(self, config: GPTConfig) -> tuple[HeadPlan, ...] | None:
-        """A plan a layer where `head_windows`, `head_decays` or `head_slopes` is given."""
+        """A plan per layer where `head_windows`, `head_decays` or `head_slopes` is given."""
         tables = {name: getattr(self, name) for name in ("head_windows", "head_decays", "head_slopes")}
         if all(rows is None for rows in tables.values()):
             return None

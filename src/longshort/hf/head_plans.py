@@ -157,8 +157,8 @@ def head_plan_mask(
     **_: Any,
 ) -> Tensor | None:
     """What a layer needs to know of other tokens, in four dimensions, by which transformers tells a mask that is made
-    from one that is asked for: (B, 1, 1 + the layer's window or 0, S) of which packed row each token belongs to, -1 for
-    padding; S is 0 where there is one row and no padding. None if there is no window either.
+    from one that is asked for: (B, 1, 1 + the layer's window or 0, S) of which packed sequence each token belongs to,
+    -1 for padding; S is 0 where there is one sequence and no padding. None if there is no window either.
     """
     if isinstance(q_offset, Tensor) or q_offset + q_length != kv_offset + kv_length:
         raise ValueError(
@@ -172,7 +172,7 @@ def head_plan_mask(
         row, head = torch.arange(batch_size, device=device)[:, None], torch.zeros((), dtype=torch.long, device=device)
         if use_vmap or (not traced and torch.any(mask_function(row, head, at - 1, at))):
             raise ValueError(
-                f"{ATTENTION_NAME} attention takes causal masks, windows, padding and packed rows, no other masks"
+                f"{ATTENTION_NAME} attention takes causal masks, windows, padding and packed sequences, no other masks"
             )
         apart = ~mask_function(row, head, at, at - 1).expand(batch_size, -1)
         ids = nn.functional.pad(apart.long().cumsum(dim=1), (1, 0)) if traced or apart.any() else None

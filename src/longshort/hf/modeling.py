@@ -89,9 +89,9 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
         Args:
             input_ids: (B, T) tokens; or give `inputs_embeds` (B, T, hidden_size).
             attention_mask: (B, cached + T), 0 for padding, on either side. Without `position_ids`, positions count
-                from the first token of each row that is none.
+                from the first token of each sequence that is none.
             position_ids: (T,) or (B, T). Where there is no mask, a position that does not follow the one before begins
-                a new segment (rows packed without padding).
+                a new segment (sequences packed without padding).
             past_key_values: a `LongShortCache`. Nothing has gradients then.
             labels: (B, T) the tokens themselves: the shift by one is done here. -100 is left out of the loss.
             use_cache: return a cache; if None, as the configuration says where no gradients are wanted. Never with

@@ -1,7 +1,7 @@
 """A classifier of whole sequences on the blocks of the GPT: mean of the last hidden states, then one linear layer.
 
 Attention is two-sided unless asked otherwise; padding, marked by negative segments, is seen by nothing and enters no
-mean. Shapes: B batch, T tokens in a row, L layers, H heads, C classes.
+mean. Shapes: B batch, T tokens per sequence, L layers, H heads, C classes.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class ClassifierOutput(NamedTuple):
 
 
 class SequenceClassifier(nn.Module):
-    """Which class a row of tokens belongs to.
+    """Which class a sequence of tokens belongs to.
 
     Args:
         config: sizes, plans, positions and loss, as of a GPT; `tie_embeddings` has no meaning here.
         n_classes: number of classes.
         causal: True keeps each token from seeing what follows it.
-        norm: "layer", or "batch", which takes the mean over rows and positions that are not padding.
+        norm: "layer", or "batch", which takes the mean over sequences and positions that are not padding.
 
     >>> model = SequenceClassifier(GPTConfig.preset("tiny", positions="none"), n_classes=10)
     >>> tokens, labels = torch.randint(256, (2, 100)), torch.tensor([3, 7])
@@ -90,13 +90,15 @@ class SequenceClassifier(nn.Module):
 
     @property
     def gradient_checkpointing(self) -> bool:
-        """Recompute each block in the backward pass; not with batch norm, whose means would move twice a step."""
+        """Recompute each block in the backward pass; not with batch norm, whose means would move twice per step."""
         return self.trunk.gradient_checkpointing
 
     @gradient_checkpointing.setter
     def gradient_checkpointing(self, wanted: bool) -> None:
         if wanted and isinstance(self.trunk.norm, SequenceBatchNorm):
-            raise ValueError("gradient_checkpointing must be off with norm='batch': its means would move twice a step")
+            raise ValueError(
+                "gradient_checkpointing must be off with norm='batch', whose means would move twice per step"
+            )
         self.trunk.gradient_checkpointing = wanted
 
     def forward(
@@ -134,7 +136,7 @@ class SequenceClassifier(nn.Module):
 
 
 def _mean_of_real(hidden: Tensor, segments: Tensor | None) -> Tensor:
-    """(B, width): the mean over positions that are not padding; zeros for a row of nothing else."""
+    """(B, width): the mean over positions that are not padding; zeros for a sequence of nothing else."""
     if segments is None:
         return hidden.mean(1)
     real = (segments >= 0).unsqueeze(-1)

@@ -42,7 +42,7 @@ class GPTConfig:
     """Every field by keyword; `GPTConfig.preset` gives named sizes.
 
     The reach of the heads is given in one of three ways: `n_global` and `window` for all layers, one `plan` for all
-    layers, or `plans`, one a layer. With none of them, every head is global: plain multi-head attention.
+    layers, or `plans`, one per layer. With none of them, every head is global: plain multi-head attention.
 
     >>> config = GPTConfig(vocab_size=256, context=512, n_layers=2, width=64, n_heads=4, n_global=1, window=32)
     >>> config.layer_plans[0].windows
@@ -60,15 +60,15 @@ class GPTConfig:
     width: int
     """Features of the residual stream."""
     n_heads: int
-    """Query heads a layer."""
+    """Query heads per layer."""
     n_kv_heads: int | None = None
-    """Key/value heads a layer, a divisor of n_heads (grouped queries); n_heads if None."""
+    """Key/value heads per layer, a divisor of n_heads (grouped queries); n_heads if None."""
     head_dim: int | None = None
     """Features per head; width / n_heads if None."""
     ff_multiplier: int = 4
     """Hidden features of the MLP, in widths."""
     n_global: int | None = None
-    """Global heads a layer; they come first."""
+    """Global heads per layer; they come first."""
     window: int | None = None
     """Keys that each other head sees, the current one included."""
     plan: HeadPlan | None = None
@@ -110,7 +110,7 @@ class GPTConfig:
     smoothing_stage: str = "after"
     """after the softmax, or before it (pooled logits: an experiment, with backend reference)."""
     attention_chunk: int | None = None
-    """Attention within chunks of so many positions, which no cache serves; the whole row if None."""
+    """Attention within chunks of so many positions, which no cache serves; the whole sequence if None."""
 
     def __post_init__(self) -> None:
         if isinstance(self.plans, list):

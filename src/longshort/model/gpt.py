@@ -1,6 +1,6 @@
 """The model: a GPT-2-style pre-LN decoder whose attention heads each have their own reach.
 
-Shapes: B batch, T tokens in a row, L layers, H heads, V vocabulary.
+Shapes: B batch, T tokens per sequence, L layers, H heads, V vocabulary.
 """
 
 from __future__ import annotations
@@ -151,14 +151,14 @@ class GPT(nn.Module):
             targets: (B, T) the ids to predict, already shifted: targets[:, t] follows tokens[:, t]. -100 is left out.
             embeddings: (B, T, width) in place of the tokens' embeddings; positions are added to them all the same.
             segments: (B, T) integers; a token sees its own segment only. A negative id is padding.
-            positions: (T,) or (B, T) integers; 0, 1, ... in the row if None, or in each segment with
+            positions: (T,) or (B, T) integers; 0, 1, ... if None, or in each segment with
                 `config.restart_positions`. ALiBi and "none" do not look at them.
-            cache: from `new_cache`: the tokens are appended to it and see what it holds; positions and segments go on
-                from the last cached token if None. No gradients then.
+            cache: from `new_cache`: the tokens are appended to it and see what it holds; positions and segments
+                continue from the last cached token if None. No gradients then.
             stats: also return the extremes of the attention logits.
             return_logits: logits of all positions; if None, only without targets. With targets the loss is computed in
                 chunks, and the (B, T, V) logits never exist unless asked for.
-            last_logits: logits of so many positions at the end of the row only; all if None.
+            last_logits: logits of so many positions at the end of the sequence only; all if None.
         """
         if last_logits is not None and last_logits < 1:
             raise ValueError(f"last_logits must be None or at least 1, got {last_logits}")
@@ -343,8 +343,8 @@ class GPT(nn.Module):
             _check_range("positions", positions, self.config.context)
         elif held is not None and held + shape[1] > self.config.context:
             raise ValueError(
-                f"rows must be no longer than the context of {self.config.context} that positions are learned for, "
-                f"got length {held + shape[1]}"
+                f"sequences must be no longer than the context of {self.config.context} that positions are learned "
+                f"for, got length {held + shape[1]}"
             )
 
 
