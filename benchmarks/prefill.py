@@ -14,7 +14,7 @@ from benchmarks.gpu_timing import eager, repeated
 from benchmarks.training import attending, standing_in
 from longshort.heads import HeadPlan
 from longshort.model import GPT, GPTConfig
-from longshort.train.evaluation import autocast
+from longshort.train.precision import autocast
 
 TOKENS = 32768
 """Of one forward pass, so that a row of any length fills the GPU; a batch of one from 32,768 on."""

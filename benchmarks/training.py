@@ -36,9 +36,9 @@ from longshort.heads import HeadPlan
 from longshort.model import GPT, GPTConfig
 from longshort.ops import AttentionResult
 from longshort.train.config import OptimizerConfig
-from longshort.train.evaluation import autocast
 from longshort.train.flops import flops_per_token, peak_flops
 from longshort.train.optimizer import build_optimizer
+from longshort.train.precision import autocast
 
 _WARMUP_STEPS = 3
 _LOSS_ERROR, _GRADIENT_ERROR = 1e-2, 5e-2

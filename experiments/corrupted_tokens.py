@@ -43,7 +43,9 @@ def arms(base: TrainConfig) -> Arms:
     """Each exponent on each text."""
     return {
         arm_name(exponent, share): replace(
-            base, loss=replace(base.loss, exponent=exponent), data=replace(base.data, corruption=share)
+            base,
+            model=replace(base.model, loss=replace(base.loss, exponent=exponent)),
+            data=replace(base.data, corruption=share),
         )
         for share in SHARES
         for exponent in EXPONENTS

@@ -9,6 +9,7 @@ import torch
 
 from longshort import generate
 from longshort.cli import app
+from longshort.losses import LossSettings
 from longshort.train import TrainConfig, load_model, train
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -75,6 +76,18 @@ def test_an_export_and_what_is_exported_today_load_as_the_same_model(name, expor
         torch.testing.assert_close(logits, torch.tensor(EXPECTED[export]["logits"]), rtol=0, atol=2e-5)
         written = model.generate(TOKENS, max_new_tokens=NEW, do_sample=False)[0].tolist()
         assert written == EXPECTED[export]["generated"][: TOKENS.shape[1] + NEW]
+
+
+def test_a_damped_run_is_exported_with_its_loss(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    call("export", FIXTURES / "damped", tmp_path / "today")
+    import longshort.hf  # noqa: F401
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "today")
+    assert model.model.config.loss == LossSettings(exponent=0.5, z_loss=1e-4)
+    with torch.no_grad():
+        logits = model(TOKENS).logits[0, -1, :8]
+    torch.testing.assert_close(logits, torch.tensor(EXPECTED["damped"]["logits"]), rtol=0, atol=2e-5)
 
 
 def test_gpt2_is_imported_as_it_was(tmp_path):

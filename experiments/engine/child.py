@@ -25,11 +25,11 @@ from longshort.ops import AttentionResult, attention
 from longshort.runs.log import largest_logit, read_log
 from longshort.train import TrainConfig, load_model, train
 from longshort.train.calibration import calibrated_losses
-from longshort.train.corpus import Corpus
+from longshort.train.checkpoint_scores import evaluate_task
 from longshort.train.distributed import choose_device
-from longshort.train.evaluation import autocast
+from longshort.train.precision import autocast
 from longshort.train.processes import named_config
-from longshort.train.scoring import evaluate_task
+from longshort.train.text import TextData
 
 FLASH_ARM = "plain-flash"
 """Its layers call PyTorch's FlashAttention. A configuration cannot say so, since the op has no such backend."""
@@ -75,7 +75,7 @@ def look(config: TrainConfig, out: Path) -> dict[str, Any]:
     if config.task.name is not None:
         return found | {"test": evaluate_task(out, split="test", device=device)}
     model, _ = load_model(out, device)
-    stream = Corpus.open(config).stream("validation", seed=0)
+    stream = TextData.open(config).stream("validation", seed=0)
     with autocast(run.precision, device):
         found["anatomy"] = anatomy(model, stream.batch(0).tokens[:ROWS].to(device))
     if run.variant in corrupted_tokens.NAMES:

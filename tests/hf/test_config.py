@@ -9,6 +9,7 @@ from transformers import AutoConfig
 
 from longshort import GPTConfig
 from longshort.hf import LongShortConfig
+from longshort.losses import LossSettings
 from longshort.model import PRESETS
 
 from .small import VARIANTS
@@ -53,13 +54,12 @@ def test_no_field_of_the_model_is_forgotten():
         "qk_norm": "width",
         "softcap": 9.0,
         "sigma_reparam": True,
-        "z_loss": 0.5,
+        "loss": LossSettings(exponent=0.5, linear_below=0.02, z_loss=0.5, chunk=11),
         "dropout": 0.25,
         "bias": True,
         "tie_embeddings": True,
         "norm_eps": 0.1,
         "init_std": 0.5,
-        "loss_chunk": 11,
         "backend": "reference",
         "smoothing": 3,
         "smoothing_side": "centred",
@@ -101,6 +101,8 @@ def test_transformers_sees_no_sliding_layers():
         ({"head_decays": [[0.1] * 3] * 2}, r"head_decays must have .* got rows of \[3, 3\]"),
         ({"head_windows": [[4] * 4] * 2, "num_global_heads": 4}, "num_global_heads and local_window, or head_windows"),
         ({"head_windows": [[0] * 4] * 2}, r"windows\[0\] must be None"),
+        ({"score_exponent": 2.0}, "score_exponent must be a number from 0 to 1, got 2.0"),
+        ({"loss_chunk": 0}, "loss_chunk must be None or an integer >= 1, got 0"),
         ({"attention_backend": "fast"}, "attention_backend must be one of auto"),
     ],
 )

@@ -1,11 +1,13 @@
 """The classifier: padding changes nothing, two-sided attention sees both sides, and it learns."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from longshort import GPTConfig, HeadPlan
-from longshort.losses import transform_scores
+from longshort.losses import LossSettings, transform_scores
 from longshort.model import SequenceClassifier
 
 SMALL = {"vocab_size": 16, "context": 32, "n_layers": 2, "width": 32, "n_heads": 4}
@@ -152,7 +154,7 @@ def test_exponentiated_scores_are_what_the_loss_is_taken_of():
     model = SequenceClassifier(GPTConfig.preset("tiny", positions="none"), n_classes=5).double().eval()
     tokens, labels = torch.randint(256, (3, 20)), torch.tensor([0, 4, 2])
     plain = model(tokens, labels)
-    model.exponent = 0.5
+    model.config = replace(model.config, loss=LossSettings(exponent=0.5))
     damped = model(tokens, labels)
     torch.testing.assert_close(damped.logits, transform_scores(plain.logits, 0.5, 0.01))
     torch.testing.assert_close(damped.loss, torch.nn.functional.cross_entropy(damped.logits, labels))

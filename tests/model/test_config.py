@@ -1,11 +1,13 @@
 """The configuration: presets, ways to give the reach of the heads, JSON round trip, and every error."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from longshort import GPTConfig, HeadPlan
+from longshort.losses import LossSettings
 from longshort.model import PRESETS
 
 SMALL: dict[str, Any] = {"vocab_size": 50, "context": 32, "n_layers": 2, "width": 24, "n_heads": 4}
@@ -117,19 +119,34 @@ def test_config_is_frozen_hashable_and_keyword_only() -> None:
         ({"qk_norm": "rms"}, "qk_norm must be None or one of head, width, plain, got 'rms'"),
         ({"softcap": 0.0}, "softcap must be None or a finite number > 0, got 0.0"),
         ({"sigma_reparam": None}, "sigma_reparam must be True or False, got None"),
+        ({"loss": 0.5}, "loss must be a LossSettings, got 0.5"),
         ({"z_loss": -1e-4}, "z_loss must be a finite number >= 0, got -0.0001"),
+        (
+            {"z_loss": 1e-4, "loss": LossSettings(z_loss=1e-3)},
+            "z_loss=0.0001 and loss.z_loss=0.001 are one setting: give loss.z_loss alone",
+        ),
         ({"dropout": 1.0}, "dropout must be a number from 0 up to, not including, 1, got 1.0"),
         ({"bias": "no"}, "bias must be True or False, got 'no'"),
         ({"tie_embeddings": 0}, "tie_embeddings must be True or False, got 0"),
         ({"norm_eps": 0.0}, "norm_eps must be a finite number > 0, got 0.0"),
         ({"init_std": float("nan")}, "init_std must be a finite number > 0, got nan"),
-        ({"loss_chunk": 0}, "loss_chunk must be None or an integer >= 1, got 0"),
+        ({"loss_chunk": 0}, "chunk must be None or an integer >= 1, got 0"),
         ({"backend": "cuda"}, "backend must be one of auto, reference, blocked, triton, got 'cuda'"),
     ],
 )
 def test_wrong_value_is_an_error_that_names_field_and_value(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         GPTConfig(**(SMALL | change))
+
+
+def test_older_spellings_of_the_loss_are_taken_and_read() -> None:
+    config = GPTConfig(**SMALL, z_loss=1e-4, loss_chunk=9)
+    assert config.loss == LossSettings(z_loss=1e-4, chunk=9) and (config.z_loss, config.loss_chunk) == (1e-4, 9)
+    assert GPTConfig.from_dict(SMALL | {"z_loss": 1e-4, "loss_chunk": 9}) == config
+    assert GPTConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert replace(config, width=64).loss == config.loss
+    assert replace(config, loss=LossSettings(exponent=0.5)).loss == LossSettings(exponent=0.5)
+    assert replace(GPTConfig(**SMALL, loss=LossSettings(exponent=0.5)), z_loss=1e-3).loss.z_loss == 1e-3
 
 
 def test_unknown_key_is_an_error_that_names_the_nearest_field() -> None:

@@ -9,12 +9,12 @@ from torch.nn import functional as F
 
 from longshort.data.stream import TokenStream
 from longshort.data.tokens import TokenFile
-from longshort.losses import transform_scores
+from longshort.losses import LossSettings, transform_scores
 from longshort.train import ConfigError, load_model, train
-from longshort.train.calibration import calibrated_losses, fit_temperature, raw_scores
-from longshort.train.corpus import Corpus
-from longshort.train.evaluation import evaluate_split
-from longshort.train.scoring import evaluate_checkpoint
+from longshort.train.calibration import calibrated_losses, fit_temperature
+from longshort.train.checkpoint_scores import evaluate_checkpoint
+from longshort.train.held_out import evaluate_split, raw_scores
+from longshort.train.text import TextData
 
 from .tiny import losses, tiny_config
 
@@ -33,6 +33,7 @@ def test_a_run_with_an_exponent_learns_and_its_model_keeps_it(damped):
     found = losses(damped)
     assert found[30] < found[1] - 1
     model, _ = load_model(damped)
+    assert model.config.loss == LossSettings(exponent=0.5)
     assert (model.exponent, model.linear_below) == (0.5, 0.01)
 
 
@@ -41,14 +42,12 @@ def test_logits_are_those_that_the_loss_was_taken_of(damped, corpus):
     tokens = torch.randint(257, (2, 65))
     output = model(tokens[:, :-1], tokens[:, 1:], return_logits=True)
     torch.testing.assert_close(output.loss, F.cross_entropy(output.logits.flatten(0, 1), tokens[:, 1:].flatten()))
-    with raw_scores(model):
-        scores = model(tokens[:, :-1]).logits
+    scores = raw_scores(model, tokens[:, :-1], None, "fp32")
     torch.testing.assert_close(transform_scores(scores, 0.5, 0.01), output.logits)
-    assert model.exponent == 0.5
 
 
 def test_only_training_text_is_corrupted(corpus, tmp_path):
-    noisy, clean = (Corpus.open(tiny_config(corpus, tmp_path, f"data.corruption={share}")) for share in (0.5, 0.0))
+    noisy, clean = (TextData.open(tiny_config(corpus, tmp_path, f"data.corruption={share}")) for share in (0.5, 0.0))
     for split, equal in (("train", False), ("validation", True), ("test", True)):
         one, other = (c.stream(split, seed=0).batch(0).targets for c in (noisy, clean))
         assert torch.equal(one, other) is equal
@@ -74,8 +73,8 @@ def test_losses_on_clean_text_are_as_trained_and_by_both_temperatures(damped, co
     batches = [stream.batch(step) for step in range(2)]
     with torch.no_grad():
         trained = sum(model(b.tokens, b.targets).loss.item() for b in batches) / 2
-        with raw_scores(model):
-            scores = [model(b.tokens).logits.flatten(0, 1) / found["scores_temperature"] for b in batches]
+        scores = [raw_scores(model, b.tokens, None, "fp32").flatten(0, 1) for b in batches]
+        scores = [s / found["scores_temperature"] for s in scores]
     fitted = sum(F.cross_entropy(s, b.targets.flatten()).item() for s, b in zip(scores, batches, strict=True)) / 2
     assert found["loss"] == pytest.approx(trained, rel=1e-5)
     assert found["scores_loss"] == pytest.approx(fitted, rel=1e-5)
@@ -93,10 +92,9 @@ def test_evaluation_shows_the_untransformed_scores_at_their_temperature_too(damp
     found = evaluate_checkpoint(damped, device="cpu", limit=6)
     assert found["temperature_perplexity"] == pytest.approx(math.exp(found["temperature_loss"]))
     model, _ = load_model(damped)
-    with raw_scores(model):
-        split = TokenFile.open(corpus / "validation.tokens")
-        options = {"length": 64, "stride": 32, "limit": 6, "device": CPU, "temperature": found["temperature"]}
-        assert found["temperature_loss"] == evaluate_split(model, split, **options)["loss"] != found["loss"]
+    split = TokenFile.open(corpus / "validation.tokens")
+    options = {"length": 64, "stride": 32, "limit": 6, "device": CPU, "temperature": found["temperature"]}
+    assert found["temperature_loss"] == evaluate_split(model, split, **options)["loss"] != found["loss"]
     assert "temperature" not in evaluate_checkpoint(finished, device="cpu", limit=6)
 
 

@@ -9,6 +9,7 @@ import torch
 import yaml
 
 from longshort import GPT, HeadPlan
+from longshort.losses import LossSettings
 from longshort.train import ConfigError, TrainConfig
 
 SHIPPED = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
@@ -166,4 +167,37 @@ def test_every_shipped_configuration_parses_and_builds_its_model(path):
 def test_every_field_has_its_place_in_the_plain_form():
     config = TrainConfig.from_dict(TINY)
     for section, values in config.to_dict().items():
-        assert set(values) == {field.name for field in fields(getattr(config, section))}
+        expected = {field.name for field in fields(getattr(config, section))}
+        assert set(values) == expected - ({"loss"} if section == "model" else set())
+
+
+def test_the_section_loss_is_the_record_that_the_model_holds():
+    config = TrainConfig.from_dict(TINY).with_overrides(["loss.exponent=0.5", "loss.z_loss=1e-4", "loss.chunk=9"])
+    assert config.loss is config.model.loss
+    assert config.loss == LossSettings(exponent=0.5, z_loss=1e-4, chunk=9)
+    assert TrainConfig.from_dict({"model": config.model.to_dict()}).loss == config.loss
+    assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_older_spellings_of_the_loss_are_taken_from_files_and_the_command_line(tmp_path):
+    text = "model: {preset: tiny, z_loss: 1e-4, loss_chunk: 9}\nloss: {exponent: 0.5}"
+    config = TrainConfig.load(write(tmp_path, text))
+    assert config.loss == LossSettings(exponent=0.5, z_loss=1e-4, chunk=9)
+    assert config.with_overrides(["model.z_loss=0"]).loss == LossSettings(exponent=0.5, chunk=9)
+    assert TrainConfig.load(tmp_path / "config.yaml", ["loss.z_loss=0.0", "model.loss_chunk=null"]).loss.z_loss == 0.0
+    old = TrainConfig.from_dict(TINY | {"loss": {"z_loss": 1e-3}}).to_dict()
+    old["model"] |= {"z_loss": 0.0, "loss_chunk": None}  # as files of before have them, whatever the section says
+    assert TrainConfig.from_dict(old).loss.z_loss == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"z_loss": 1e-4}, "model.z_loss=0.0001 and loss.z_loss=0.001 are one setting: give loss.z_loss alone"),
+        ({"loss": {"z_loss": 1e-4}}, "model.loss.z_loss=0.0001 and loss.z_loss=0.001 are one setting"),
+        ({"loss": 0.5}, "model.loss must hold key: value pairs, got 0.5"),
+    ],
+)
+def test_two_spellings_that_differ_are_an_error(model, message):
+    with pytest.raises(ConfigError, match=message):
+        TrainConfig.from_dict({"model": {"preset": "tiny"} | model, "loss": {"z_loss": 1e-3}})

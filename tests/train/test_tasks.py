@@ -5,7 +5,7 @@ import torch
 
 from longshort import GPT
 from longshort.data.tasks import open_task
-from longshort.data.tasks.stream import ExampleStream
+from longshort.data.tasks.example_stream import ExampleStream
 from longshort.model import SequenceClassifier
 from longshort.train import ConfigError, TrainConfig, load_model, train
 from longshort.train.answers import answer_scores

@@ -42,7 +42,7 @@ def test_every_variant_builds_a_model_and_goes_to_json_and_back(config, name):
         ("qk-norm-plain", {"model.qk_norm": "plain"}),
         ("softcap", {"model.softcap": 50.0}),
         ("sigma-reparam", {"model.sigma_reparam": True}),
-        ("z-loss", {"model.z_loss": 1e-4}),
+        ("z-loss", {"loss.z_loss": 1e-4}),
         ("qk-clip", {"stability.qk_clip": 100.0}),
         ("adagc", {"stability.clip": "tensor"}),
         ("las", {"model.smoothing": 5}),

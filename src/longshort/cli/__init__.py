@@ -249,7 +249,7 @@ def evaluate(
     from rich.console import Console
 
     from longshort.files import write_json
-    from longshort.train.scoring import evaluate_checkpoint, evaluation_table
+    from longshort.train.checkpoint_scores import evaluate_checkpoint, evaluation_table
 
     console = Console()
     with one_line_errors(), console.status("evaluating") as status:

@@ -77,7 +77,7 @@ def save_as_run(model: GPT, out: Path, *, tokenizer: Tokenizer | None = None, so
     config = TrainConfig.from_dict({"model": model.config.to_dict(), "run": {"out": str(out)}})
     if tokenizer is not None:
         write_json(out / "tokenizer.json", tokenizer.to_dict())
-    sections = {"model": _set(config.model.to_dict()), "run": {"out": str(out)}}
+    sections = {"model": _set(config.to_dict()["model"]), "run": {"out": str(out)}}
     write_atomically(out / CONFIG, yaml.safe_dump(sections, sort_keys=False))
     state = {
         "config": config.to_dict(),

@@ -9,12 +9,12 @@ import platform
 from pathlib import Path
 
 from longshort.data.corpus import standard_library_corpus
-from longshort.data.prepare import Progress, prepare
+from longshort.data.prepare import PrepareProgress, prepare
 
 CACHE_VARIABLE = "LONGSHORT_CACHE"
 
 
-def default_data(cache_dir: Path | str | None = None, progress: Progress | None = None) -> Path:
+def default_data(cache_dir: Path | str | None = None, progress: PrepareProgress | None = None) -> Path:
     """The prepared default corpus; made on the first call, in a few seconds, and found again on later ones.
 
     It lies in `cache_dir`, else $LONGSHORT_CACHE, else ~/.cache/longshort, in a folder named after the Python.

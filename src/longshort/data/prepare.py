@@ -26,7 +26,7 @@ from longshort.files import write_json
 BPE_TRAINING_CHARACTERS = 1 << 28
 """A vocabulary is learned from the beginning of the training text: more changes it little and takes long."""
 
-Progress = Callable[[str, int, int | None], None]
+PrepareProgress = Callable[[str, int, int | None], None]
 """Called with the stage, the bytes done and the bytes in all (None: not known)."""
 
 Sources = str | Path | Sequence[str | Path]
@@ -56,7 +56,7 @@ def prepare(
     validation: Sources | None = None,
     test: Sources | None = None,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: PrepareProgress | None = None,
     seed: int = 0,
     force: bool = False,
 ) -> PreparedData:
@@ -110,7 +110,7 @@ class _Job:
     split: tuple[float, float, float]
     seed: int
     workers: int | None
-    report: Progress
+    report: PrepareProgress
 
     @property
     def source(self) -> str:

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from longshort.data.corpus import standard_library_corpus
-from longshort.data.prepare import PreparedData, prepare
-from longshort.data.prepare import Progress as Report
+from longshort.data.prepare import PreparedData, PrepareProgress, prepare
 
 
 def prepare_and_show(sources: Sequence[str], out: Path, *, console: Console, **options: Any) -> PreparedData:
@@ -27,7 +26,7 @@ def prepare_and_show(sources: Sequence[str], out: Path, *, console: Console, **o
 
 
 @contextlib.contextmanager
-def progress_bar(console: Console) -> Iterator[Report]:
+def progress_bar(console: Console) -> Iterator[PrepareProgress]:
     """A bar that follows the stages of `prepare`; it vanishes at the end, and is none where there is no terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

@@ -34,9 +34,9 @@ else:
     from longshort.hf.cache import LongShortCache
     from longshort.hf.config import LongShortConfig
     from longshort.hf.folder import write_folder
-    from longshort.hf.interface import use_head_plan, watch_logits
+    from longshort.hf.head_plans import use_head_plan, watch_logits
+    from longshort.hf.measure_reach import far_mass, plans_by_mass
     from longshort.hf.modeling import LongShortForCausalLM
-    from longshort.hf.reach import far_mass, plans_by_mass
     from longshort.hf.tokenizer import fast_tokenizer
 
     transformers.AutoConfig.register(LongShortConfig.model_type, LongShortConfig, exist_ok=True)

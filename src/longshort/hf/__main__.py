@@ -7,7 +7,7 @@ from longshort.hf import LongShortForCausalLM  # noqa: F401 (registers, or says 
 if __name__ == "__main__" and sys.argv[1:2] == ["reach"]:
     import typer
 
-    from longshort.hf.reach import command
+    from longshort.hf.measure_reach import command
 
     sys.argv = ["python -m longshort.hf reach", *sys.argv[2:]]
     typer.run(command)

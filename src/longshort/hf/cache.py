@@ -16,7 +16,7 @@ from longshort.nn import LSCache
 class LongShortCache(Cache):
     """Keys and values in which local heads keep a ring and only global heads keep everything.
 
-    `generate` makes one itself; make one to go on from it in a later call. It takes its batch size, dtype and device
+    `generate` makes one itself; make one to continue from it in a later call. It takes its batch size, dtype and device
     from the first tokens that go in.
 
     Args:
@@ -97,17 +97,17 @@ class LongShortCache(Cache):
             self.inner.reset()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Row i becomes a copy of row beam_idx[i]."""
+        """Sequence i becomes a copy of sequence beam_idx[i]."""
         if self.inner is not None:
             self.inner.reorder(beam_idx.to(self.inner.device, torch.long))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Each row `repeats` times, the copies side by side."""
+        """Each sequence `repeats` times, the copies side by side."""
         if self.inner is not None:
             self.inner.repeat(repeats)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep these rows of the batch, in this order."""
+        """Keep these sequences of the batch, in this order."""
         if self.inner is not None:
             rows = torch.arange(self.inner.batch_size, device=self.inner.device)
             self.inner.select(rows[indices.to(self.inner.device)])

@@ -13,6 +13,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from longshort.heads import HeadPlan
+from longshort.losses import LossSettings
 from longshort.model import GPTConfig
 
 _NAMES = {
@@ -32,20 +33,25 @@ _NAMES = {
     "qk_norm": "qk_norm",
     "softcap": "attn_logit_softcapping",
     "sigma_reparam": "sigma_reparam",
-    "z_loss": "z_loss",
     "dropout": "hidden_dropout",
     "bias": "use_bias",
     "tie_embeddings": "tie_word_embeddings",
     "norm_eps": "layer_norm_eps",
     "init_std": "initializer_range",
-    "loss_chunk": "loss_chunk",
     "backend": "attention_backend",
     "smoothing": "attention_smoothing",
     "smoothing_side": "attention_smoothing_side",
     "smoothing_stage": "attention_smoothing_stage",
     "attention_chunk": "attention_chunk",
 }
-"""Fields that mean the same in both; `ff_multiplier`, `plan` and `plans` are told in another way."""
+"""Fields that mean the same in both; `loss`, `ff_multiplier`, `plan` and `plans` are told in another way."""
+_LOSS_NAMES = {
+    "exponent": "score_exponent",
+    "linear_below": "score_linear_below",
+    "z_loss": "z_loss",
+    "chunk": "loss_chunk",
+}
+"""Fields of `LossSettings`, which stand side by side with the others here."""
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
@@ -81,7 +87,7 @@ class LongShortConfig(PreTrainedConfig):
     max_position_embeddings: int = 1024
 
     num_global_heads: int | None = None
-    """Global heads a layer; they come first."""
+    """Global heads per layer; they come first."""
     local_window: int | None = None
     """Keys that each other head sees, the current one included."""
     head_windows: list | None = None
@@ -138,6 +144,7 @@ class LongShortConfig(PreTrainedConfig):
         50
         """
         values = {theirs: getattr(config, ours) for ours, theirs in _NAMES.items()}
+        values |= {theirs: getattr(config.loss, ours) for ours, theirs in _LOSS_NAMES.items()}
         values["hidden_act"] = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}[config.activation]
         values["intermediate_size"] = config.ff_multiplier * config.width
         plans = config.plans if config.plan is None else (config.plan,) * config.n_layers
@@ -161,14 +168,15 @@ class LongShortConfig(PreTrainedConfig):
                 f"intermediate_size must be a multiple of hidden_size={self.hidden_size}, got {self.intermediate_size}"
             )
         try:
-            config = GPTConfig(**values)
+            loss = LossSettings(**{ours: getattr(self, theirs) for ours, theirs in _LOSS_NAMES.items()})
+            config = GPTConfig(**values, loss=loss)
             plans = self._plans(config)
             return config if plans is None else replace(config, n_global=None, window=None, plans=plans)
         except ValueError as error:
             raise ValueError(_in_these_terms(str(error))) from None
 
     def _plans(self, config: GPTConfig) -> tuple[HeadPlan, ...] | None:
-        """A plan a layer where `head_windows`, `head_decays` or `head_slopes` is given."""
+        """A plan per layer where `head_windows`, `head_decays` or `head_slopes` is given."""
         tables = {name: getattr(self, name) for name in ("head_windows", "head_decays", "head_slopes")}
         if all(rows is None for rows in tables.values()):
             return None
@@ -186,6 +194,6 @@ class LongShortConfig(PreTrainedConfig):
 
 
 def _in_these_terms(message: str) -> str:
-    """An error of `GPTConfig` with the names of `LongShortConfig`: the first word, and whatever begins with n_."""
-    names = {field.name: field.name for field in fields(GPTConfig)} | _NAMES
+    """An error of `GPTConfig` or of its loss in the names of this class: the first word, and what begins with n_."""
+    names = {field.name: field.name for field in fields(GPTConfig)} | _NAMES | _LOSS_NAMES
     return re.sub(r"^\w+|\bn_\w+", lambda word: names.get(word[0], word[0]), message)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Layout(NamedTuple):
-    """What stands where in the rows of a batch."""
+    """What stands where in the sequences of a batch."""
 
     positions: Tensor | None
     """(T,) or (B, T); None: as they come."""
@@ -23,9 +23,9 @@ class Layout(NamedTuple):
 def layout(mask: Tensor | None, position_ids: Tensor | None, *, batch_size: int, past: int, new: int) -> Layout:
     """Where the new tokens stand, given a mask (B, S) and position ids (T,), (1, T) or (B, T), or one of them, or none.
 
-    With the mask alone, positions count from the first token of each row that is no padding, so that a padded row gives
-    what it gives alone. With position ids alone, a position that does not follow the one before begins a new segment,
-    as transformers has it for rows packed without padding.
+    With the mask alone, positions count from the first token of each sequence that is no padding, so that a padded one
+    gives what it gives alone. With position ids alone, a position that does not follow the one before begins a new
+    segment, as transformers has it for sequences packed without padding.
 
     >>> layout(torch.tensor([[0, 0, 1, 1]]), None, batch_size=1, past=1, new=3)
     Layout(positions=tensor([[0, 0, 1]]), segments=tensor([[-1,  0,  0]]))
@@ -41,7 +41,7 @@ def layout(mask: Tensor | None, position_ids: Tensor | None, *, batch_size: int,
     if not isinstance(mask, Tensor) or mask.shape != (batch_size, past + new):
         came = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(
-            f"attention_mask must have shape ({batch_size}, {past + new}), rows x cached and new tokens, "
+            f"attention_mask must have shape ({batch_size}, {past + new}), sequences x cached and new tokens, "
             f"with 0 for padding; got {came}"
         )
     real = mask > 0

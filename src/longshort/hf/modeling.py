@@ -54,7 +54,6 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: LongShortConfig) -> None:
         super().__init__(config)
         self.model = GPT(config.to_gpt())
-        self.model.exponent, self.model.linear_below = config.score_exponent, config.score_linear_below
         self.post_init()
 
     @classmethod
@@ -62,8 +61,7 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
         """A shell around this very `GPT`, whose weights it shares; `more` are further fields of `LongShortConfig`."""
         if not gpt.blocks[0].attention.causal:  # type: ignore[union-attr]
             raise ValueError("gpt must be causal: transformers knows its class as a model that predicts what follows")
-        loss = {"score_exponent": gpt.exponent, "score_linear_below": gpt.linear_below}
-        config = LongShortConfig.from_gpt(gpt.config, dtype=gpt.embedding.weight.dtype, **loss, **more)
+        config = LongShortConfig.from_gpt(gpt.config, dtype=gpt.embedding.weight.dtype, **more)
         with torch.device("meta"):
             model = cls(config)
         model.model = gpt
@@ -91,9 +89,9 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
         Args:
             input_ids: (B, T) tokens; or give `inputs_embeds` (B, T, hidden_size).
             attention_mask: (B, cached + T), 0 for padding, on either side. Without `position_ids`, positions count
-                from the first token of each row that is none.
+                from the first token of each sequence that is none.
             position_ids: (T,) or (B, T). Where there is no mask, a position that does not follow the one before begins
-                a new segment (rows packed without padding).
+                a new segment (sequences packed without padding).
             past_key_values: a `LongShortCache`. Nothing has gradients then.
             labels: (B, T) the tokens themselves: the shift by one is done here. -100 is left out of the loss.
             use_cache: return a cache; if None, as the configuration says where no gradients are wanted. Never with

@@ -1,20 +1,14 @@
-"""Losses: cross-entropy of a linear head, a chunk of logits at a time, and the e-exponentiated loss."""
+"""Losses: their settings, cross-entropy of a linear head a chunk of logits at a time, and the e-exponentiated loss."""
 
-from longshort.losses.damped import (
-    BASES,
-    Loss,
-    exponentiated,
-    hinge,
-    logistic,
-    squared_error,
-    squared_hinge,
-    transform_scores,
-)
+from longshort.losses.bases import BASES, Loss, hinge, logistic, squared_error, squared_hinge
 from longshort.losses.linear import linear_cross_entropy
+from longshort.losses.settings import LossSettings
+from longshort.losses.transform import exponentiated, transform_scores
 
 __all__ = [
     "BASES",
     "Loss",
+    "LossSettings",
     "exponentiated",
     "hinge",
     "linear_cross_entropy",

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longshort.losses.damped import check_exponent, slope_of, transformed
+from longshort.losses.transform import check_exponent, slope_of, transformed
 
 _TRITON = find_spec("triton") is not None
 _CHUNK_BYTES = 64 * 2**20

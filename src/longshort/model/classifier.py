@@ -1,7 +1,7 @@
 """A classifier of whole sequences on the blocks of the GPT: mean of the last hidden states, then one linear layer.
 
 Attention is two-sided unless asked otherwise; padding, marked by negative segments, is seen by nothing and enters no
-mean. Shapes: B batch, T tokens in a row, L layers, H heads, C classes.
+mean. Shapes: B batch, T tokens per sequence, L layers, H heads, C classes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from longshort.losses import linear_cross_entropy, transform_scores
 from longshort.model.config import GPTConfig
 from longshort.model.gpt import GPT
 from longshort.nn import Block, SequenceBatchNorm
@@ -33,15 +32,13 @@ class ClassifierOutput(NamedTuple):
 
 
 class SequenceClassifier(nn.Module):
-    """Which class a row of tokens belongs to.
+    """Which class a sequence of tokens belongs to.
 
     Args:
-        config: sizes, plans and positions, as of a GPT; `tie_embeddings` has no meaning here.
+        config: sizes, plans, positions and loss, as of a GPT; `tie_embeddings` has no meaning here.
         n_classes: number of classes.
         causal: True keeps each token from seeing what follows it.
-        norm: "layer", or "batch", which takes the mean over rows and positions that are not padding.
-
-    `model.exponent` and `model.linear_below` are those of the e-exponentiated loss, as of a GPT.
+        norm: "layer", or "batch", which takes the mean over sequences and positions that are not padding.
 
     >>> model = SequenceClassifier(GPTConfig.preset("tiny", positions="none"), n_classes=10)
     >>> tokens, labels = torch.randint(256, (2, 100)), torch.tensor([3, 7])
@@ -59,7 +56,6 @@ class SequenceClassifier(nn.Module):
         self.config, self.n_classes, self.causal = config, n_classes, causal
         # A tied trunk has no head of its own, which nothing here would use.
         self.trunk = GPT(replace(config, tie_embeddings=True), causal=causal)
-        self.exponent, self.linear_below = 1.0, 0.01
         for block in self.blocks:
             assert isinstance(block, Block)
             if norm == "batch":
@@ -69,6 +65,16 @@ class SequenceClassifier(nn.Module):
             self.trunk.norm = SequenceBatchNorm(config.width, eps=config.norm_eps)  # type: ignore[assignment]
         self.head = nn.Linear(config.width, n_classes, bias=False)
         nn.init.normal_(self.head.weight, std=config.init_std)
+
+    @property
+    def exponent(self) -> float:
+        """Alias of `config.loss.exponent`."""
+        return self.config.loss.exponent
+
+    @property
+    def linear_below(self) -> float:
+        """Alias of `config.loss.linear_below`."""
+        return self.config.loss.linear_below
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -84,13 +90,15 @@ class SequenceClassifier(nn.Module):
 
     @property
     def gradient_checkpointing(self) -> bool:
-        """Recompute each block in the backward pass; not with batch norm, whose means would move twice a step."""
+        """Recompute each block in the backward pass; not with batch norm, whose means would move twice per step."""
         return self.trunk.gradient_checkpointing
 
     @gradient_checkpointing.setter
     def gradient_checkpointing(self, wanted: bool) -> None:
         if wanted and isinstance(self.trunk.norm, SequenceBatchNorm):
-            raise ValueError("gradient_checkpointing must be off with norm='batch': its means would move twice a step")
+            raise ValueError(
+                "gradient_checkpointing must be off with norm='batch', whose means would move twice per step"
+            )
         self.trunk.gradient_checkpointing = wanted
 
     def forward(
@@ -119,25 +127,16 @@ class SequenceClassifier(nn.Module):
                 raise ValueError(f"labels must be from 0 to {self.n_classes - 1}, got from {smallest} to {largest}")
         hidden, statistics = self.trunk.hidden(tokens, segments=segments, stats=stats)
         pooled = _mean_of_real(hidden, segments)
-        loss = None
+        settings, weight, loss = self.config.loss, self.head.weight, None
         if labels is not None:
-            z_weight = self.config.z_loss if self.training else 0.0
-            loss = linear_cross_entropy(
-                pooled,
-                self.head.weight,
-                labels,
-                z_weight=z_weight,
-                exponent=self.exponent,
-                linear_below=self.linear_below,
-            )
-        scores = F.linear(pooled, self.head.weight)
-        if self.exponent != 1:
-            scores = transform_scores(scores, self.exponent, self.linear_below)
-        return ClassifierOutput(scores, loss, statistics)
+            loss = settings.cross_entropy(pooled, weight, labels, training=self.training)
+        scores = F.linear(pooled, weight)
+        logits = scores if settings.exponent == 1 else settings.transform(scores)
+        return ClassifierOutput(logits, loss, statistics)
 
 
 def _mean_of_real(hidden: Tensor, segments: Tensor | None) -> Tensor:
-    """(B, width): the mean over positions that are not padding; zeros for a row of nothing else."""
+    """(B, width): the mean over positions that are not padding; zeros for a sequence of nothing else."""
     if segments is None:
         return hidden.mean(1)
     real = (segments >= 0).unsqueeze(-1)

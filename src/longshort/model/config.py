@@ -3,26 +3,46 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from longshort.heads import HeadPlan
+from longshort.losses import LossSettings
 from longshort.nn.block import ACTIVATIONS
 from longshort.nn.norms import QK_NORMS
 from longshort.ops.api import BACKENDS
 from longshort.ops.smoothing import SIDES, STAGES
 
 POSITIONS = ("learned", "rotary", "sinusoidal", "alibi", "none")
+LOSS_ALIASES = {"z_loss": "z_loss", "loss_chunk": "chunk"}
+"""Fields of `GPTConfig` in older files and code, and the fields of `loss` that they became."""
 
 
+def _taking_loss_aliases(cls: type[GPTConfig]) -> type[GPTConfig]:
+    """The class with an `__init__` that takes `LOSS_ALIASES` too.
+
+    Not as fields: `dataclasses.replace` would pass each old value on beside a new `loss`.
+    """
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def with_aliases(self: GPTConfig, **values: Any) -> None:
+        init(self, **_with_one_loss(values))
+
+    cls.__init__ = with_aliases  # type: ignore[method-assign]
+    return cls
+
+
+@_taking_loss_aliases
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
     """Every field by keyword; `GPTConfig.preset` gives named sizes.
 
     The reach of the heads is given in one of three ways: `n_global` and `window` for all layers, one `plan` for all
-    layers, or `plans`, one a layer. With none of them, every head is global: plain multi-head attention.
+    layers, or `plans`, one per layer. With none of them, every head is global: plain multi-head attention.
 
     >>> config = GPTConfig(vocab_size=256, context=512, n_layers=2, width=64, n_heads=4, n_global=1, window=32)
     >>> config.layer_plans[0].windows
@@ -40,15 +60,15 @@ class GPTConfig:
     width: int
     """Features of the residual stream."""
     n_heads: int
-    """Query heads a layer."""
+    """Query heads per layer."""
     n_kv_heads: int | None = None
-    """Key/value heads a layer, a divisor of n_heads (grouped queries); n_heads if None."""
+    """Key/value heads per layer, a divisor of n_heads (grouped queries); n_heads if None."""
     head_dim: int | None = None
     """Features per head; width / n_heads if None."""
     ff_multiplier: int = 4
     """Hidden features of the MLP, in widths."""
     n_global: int | None = None
-    """Global heads a layer; they come first."""
+    """Global heads per layer; they come first."""
     window: int | None = None
     """Keys that each other head sees, the current one included."""
     plan: HeadPlan | None = None
@@ -69,8 +89,8 @@ class GPTConfig:
     """Attention logits become softcap * tanh(logits / softcap)."""
     sigma_reparam: bool = False
     """Every linear layer of the blocks at spectral norm gamma; call `nn.update_sigma` after each optimizer step."""
-    z_loss: float = 0.0
-    """Weight of the mean squared log-sum-exp of the output logits in the training loss; evaluation leaves it out."""
+    loss: LossSettings = field(default_factory=LossSettings)
+    """What the loss is made of, which the logits match; `z_loss` and `loss_chunk` are other spellings of two of it."""
     dropout: float = 0.0
     """On the embeddings and on the output of each attention and MLP."""
     bias: bool = False
@@ -81,8 +101,6 @@ class GPTConfig:
     """Epsilon of the layer norms."""
     init_std: float = 0.02
     """Standard deviation of the initial weights; projections into the residual stream: / sqrt(2 n_layers)."""
-    loss_chunk: int | None = None
-    """Tokens whose output logits exist at one time in the loss; about 64 MB of them if None."""
     backend: str = "auto"
     """Backend of the attention op."""
     smoothing: int | None = None
@@ -92,7 +110,7 @@ class GPTConfig:
     smoothing_stage: str = "after"
     """after the softmax, or before it (pooled logits: an experiment, with backend reference)."""
     attention_chunk: int | None = None
-    """Attention within chunks of so many positions, which no cache serves; the whole row if None."""
+    """Attention within chunks of so many positions, which no cache serves; the whole sequence if None."""
 
     def __post_init__(self) -> None:
         if isinstance(self.plans, list):
@@ -118,6 +136,16 @@ class GPTConfig:
         return cls.from_dict(base | overrides)
 
     @property
+    def z_loss(self) -> float:
+        """Alias of `loss.z_loss`."""
+        return self.loss.z_loss
+
+    @property
+    def loss_chunk(self) -> int | None:
+        """Alias of `loss.chunk`."""
+        return self.loss.chunk
+
+    @property
     def layer_plans(self) -> tuple[HeadPlan, ...]:
         """The plan of each layer, with ALiBi's slopes where positions are alibi and the plan has none."""
         if self.plans is not None:
@@ -134,17 +162,18 @@ class GPTConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON or YAML."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values["loss"] = self.loss.to_dict()
         values["plan"] = self.plan and self.plan.to_dict()
         values["plans"] = self.plans and [plan.to_dict() for plan in self.plans]
         return values
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GPTConfig:
-        """The inverse of `to_dict`; plans may also be given as `HeadPlan`s."""
-        known = [field.name for field in fields(cls)]
+        """The inverse of `to_dict`; plans and the loss may also be given as their own records."""
+        known = [f.name for f in fields(cls)]
         for key in data:
-            if key not in known:
+            if key not in known and key not in LOSS_ALIASES:
                 near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)
                 raise ValueError(f"GPTConfig has no field {key!r}; the nearest is {near[0]!r}")
         missing = [name for name in _REQUIRED if name not in data]
@@ -183,19 +212,32 @@ GPT-2's vocabulary stays at 50,257, the tokenizer's and the checkpoints' size; `
 """
 
 
+def _with_one_loss(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with the loss as one record; an alias at its default, which older files spell out, says nothing."""
+    loss = values.get("loss", LossSettings())
+    loss = LossSettings.from_dict(loss) if isinstance(loss, Mapping) else loss
+    _check("loss", loss, "a LossSettings", isinstance(loss, LossSettings))
+    for alias, name in LOSS_ALIASES.items():
+        default, own = getattr(LossSettings(), name), getattr(loss, name)
+        value = values.get(alias, default)
+        if value != default and own not in (default, value):
+            raise ValueError(f"{alias}={value!r} and loss.{name}={own!r} are one setting: give loss.{name} alone")
+        loss = loss if value == default else replace(loss, **{name: value})
+    return {name: value for name, value in values.items() if name not in LOSS_ALIASES} | {"loss": loss}
+
+
 def _check_numbers(config: GPTConfig) -> None:
     for name in (*_REQUIRED, "ff_multiplier"):
         _check(name, getattr(config, name), "an integer >= 1", _is_count(getattr(config, name)))
-    for name in ("n_kv_heads", "head_dim", "window", "loss_chunk", "smoothing", "attention_chunk"):
+    for name in ("n_kv_heads", "head_dim", "window", "smoothing", "attention_chunk"):
         value = getattr(config, name)
         _check(name, value, "None or an integer >= 1", value is None or _is_count(value))
     for name in ("rope_theta", "norm_eps", "init_std"):
         value = getattr(config, name)
         _check(name, value, "a finite number > 0", _is_real(value) and value > 0)
-    softcap, dropout, z_loss = config.softcap, config.dropout, config.z_loss
+    softcap, dropout = config.softcap, config.dropout
     _check("softcap", softcap, "None or a finite number > 0", softcap is None or (_is_real(softcap) and softcap > 0))
     _check("dropout", dropout, "a number from 0 up to, not including, 1", _is_real(dropout) and 0 <= dropout < 1)
-    _check("z_loss", z_loss, "a finite number >= 0", _is_real(z_loss) and z_loss >= 0)
 
 
 def _check_choices(config: GPTConfig) -> None:

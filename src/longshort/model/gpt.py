@@ -1,6 +1,6 @@
 """The model: a GPT-2-style pre-LN decoder whose attention heads each have their own reach.
 
-Shapes: B batch, T tokens in a row, L layers, H heads, V vocabulary.
+Shapes: B batch, T tokens per sequence, L layers, H heads, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from longshort.losses import linear_cross_entropy, transform_scores
 from longshort.model.config import GPTConfig
 from longshort.nn import (
     MLP,
@@ -50,8 +49,7 @@ class GPT(nn.Module):
 
     `causal=False` lets each token see both sides, for models that do not predict what follows.
     `model.gradient_checkpointing = True` recomputes each block in the backward pass instead of keeping its activations.
-    `model.exponent = 0.5` passes the output scores through `losses.transform_scores`, linear below
-    `model.linear_below`: the e-exponentiated loss, and logits to match it.
+    Loss and logits are those of `config.loss`: see `losses.LossSettings`.
 
     >>> model = GPT(GPTConfig.preset("tiny"))
     >>> tokens = torch.randint(256, (2, 100))
@@ -68,7 +66,6 @@ class GPT(nn.Module):
             raise ValueError(f"config must be a GPTConfig, got {type(config).__name__}")
         self.config = config
         self.gradient_checkpointing = False
-        self.exponent, self.linear_below = 1.0, 0.01
         learned = config.positions == "learned"
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.position_embedding = nn.Embedding(config.context, config.width) if learned else None
@@ -124,6 +121,16 @@ class GPT(nn.Module):
         """(V, width): the matrix that turns the last hidden state into logits; the embedding's if tied."""
         return self.embedding.weight if self.head is None else self.head.weight
 
+    @property
+    def exponent(self) -> float:
+        """Alias of `config.loss.exponent`."""
+        return self.config.loss.exponent
+
+    @property
+    def linear_below(self) -> float:
+        """Alias of `config.loss.linear_below`."""
+        return self.config.loss.linear_below
+
     def forward(
         self,
         tokens: Tensor | None = None,
@@ -144,14 +151,14 @@ class GPT(nn.Module):
             targets: (B, T) the ids to predict, already shifted: targets[:, t] follows tokens[:, t]. -100 is left out.
             embeddings: (B, T, width) in place of the tokens' embeddings; positions are added to them all the same.
             segments: (B, T) integers; a token sees its own segment only. A negative id is padding.
-            positions: (T,) or (B, T) integers; 0, 1, ... in the row if None, or in each segment with
+            positions: (T,) or (B, T) integers; 0, 1, ... if None, or in each segment with
                 `config.restart_positions`. ALiBi and "none" do not look at them.
-            cache: from `new_cache`: the tokens are appended to it and see what it holds; positions and segments go on
-                from the last cached token if None. No gradients then.
+            cache: from `new_cache`: the tokens are appended to it and see what it holds; positions and segments
+                continue from the last cached token if None. No gradients then.
             stats: also return the extremes of the attention logits.
             return_logits: logits of all positions; if None, only without targets. With targets the loss is computed in
                 chunks, and the (B, T, V) logits never exist unless asked for.
-            last_logits: logits of so many positions at the end of the row only; all if None.
+            last_logits: logits of so many positions at the end of the sequence only; all if None.
         """
         if last_logits is not None and last_logits < 1:
             raise ValueError(f"last_logits must be None or at least 1, got {last_logits}")
@@ -251,25 +258,24 @@ class GPT(nn.Module):
             return checkpoint(block, x, use_reentrant=False, **options)
         return block(x, **options)
 
+    def scores(self, hidden: Tensor) -> Tensor:
+        """(..., V): what the head makes of hidden states (..., width); the logits, unless `config.loss` damps them."""
+        return F.linear(hidden, self.head_weight.to(hidden.device)) if self.head is None else self.head(hidden)
+
     def _logits(self, hidden: Tensor) -> Tensor:
-        scores = F.linear(hidden, self.head_weight.to(hidden.device)) if self.head is None else self.head(hidden)
-        if self.exponent == 1:
-            return scores
-        return transform_scores(scores, self.exponent, self.linear_below).to(scores.dtype)
+        scores, loss = self.scores(hidden), self.config.loss
+        return scores if loss.exponent == 1 else loss.transform(scores).to(scores.dtype)
 
     def _loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         targets = targets.to(hidden.device)
         if self.head is not None and not (type(self.head) is nn.Linear and self.head.weight.device == hidden.device):
             return self._loss_of_logits(self._logits(hidden), targets)
-        return linear_cross_entropy(
+        return self.config.loss.cross_entropy(
             hidden.flatten(0, 1),
             self.head_weight.to(hidden.device),
             targets.flatten(),
+            training=self.training,
             ignore_index=IGNORED_TARGET,
-            z_weight=self.config.z_loss if self.training else 0.0,
-            chunk=self.config.loss_chunk,
-            exponent=self.exponent,
-            linear_below=self.linear_below,
         )
 
     def _loss_of_logits(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -277,8 +283,8 @@ class GPT(nn.Module):
         logits = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
         counted = targets.flatten() != IGNORED_TARGET
         total = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED_TARGET, reduction="sum")
-        if self.training and self.config.z_loss:
-            total = total + self.config.z_loss * logits.logsumexp(-1)[counted].square().sum()
+        if self.training and self.config.loss.z_loss:
+            total = total + self.config.loss.z_loss * logits.logsumexp(-1)[counted].square().sum()
         return total / counted.sum().clamp_min(1)
 
     def _check_inputs(
@@ -337,8 +343,8 @@ class GPT(nn.Module):
             _check_range("positions", positions, self.config.context)
         elif held is not None and held + shape[1] > self.config.context:
             raise ValueError(
-                f"rows must be no longer than the context of {self.config.context} that positions are learned for, "
-                f"got length {held + shape[1]}"
+                f"sequences must be no longer than the context of {self.config.context} that positions are learned "
+                f"for, got length {held + shape[1]}"
             )
 
 

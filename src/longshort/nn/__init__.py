@@ -6,7 +6,7 @@ from longshort.nn.cache import LSCache
 from longshort.nn.layer_cache import LayerCache
 from longshort.nn.norms import QKNorm, RMSNorm, SequenceBatchNorm
 from longshort.nn.positions import rotary, segment_positions, sinusoidal
-from longshort.nn.reparam import SigmaLinear, update_sigma
+from longshort.nn.sigma_reparam import SigmaLinear, update_sigma
 from longshort.nn.static_cache import StaticCache
 
 __all__ = [

@@ -12,7 +12,7 @@ from longshort.nn.chunks import attend_within_chunks
 from longshort.nn.layer_cache import LayerCache, check_smoothing
 from longshort.nn.norms import QKNorm
 from longshort.nn.positions import rotary
-from longshort.nn.reparam import linear
+from longshort.nn.sigma_reparam import linear
 from longshort.ops import LogitStats, Smoothing, attention
 
 _ENCODINGS = ("rotary", "alibi", "none")
@@ -53,7 +53,7 @@ class LSAttention(nn.Module):
         smoothing_side: "causal", or "centred" where the attention is two-sided or `lookahead` is set.
         smoothing_stage: "after" the softmax, or "before" it, an experiment with backend="reference".
         lookahead: allow centred smoothing in causal attention, where it leaks the future.
-        chunk: attention within chunks of so many positions, without a cache; the whole row if None.
+        chunk: attention within chunks of so many positions, without a cache; the whole sequence if None.
 
     >>> layer = LSAttention(64, HeadPlan.long_short(n_heads=4, n_global=1, window=16), positions="rotary")
     >>> layer(torch.randn(2, 50, 64)).out.shape
@@ -120,10 +120,10 @@ class LSAttention(nn.Module):
 
         Args:
             positions: (T,) or (B, T) integers for the rotary angles; 0, 1, ... if None. Windows and ALiBi go by the
-                distance in the row, whatever the positions.
+                distance in the sequence, whatever the positions.
             segments: (B, T) integers; a token sees its own segment only, and a negative id is padding. With a cache,
                 of the cached positions too: (B, cache.length + T).
-            cache: one of `LSCache.layers`: x is appended to it, and positions go on from it. No gradients then.
+            cache: one of `LSCache.layers`: x is appended to it, and positions continue from it. No gradients then.
             stats: also return the extremes of the logits.
         """
         if cache is not None:
@@ -160,10 +160,12 @@ class LSAttention(nn.Module):
     def check_cacheable(self) -> None:
         """Raise where what is cached of a token would not stay as it is, or not stay in sight."""
         if not self.causal:
-            raise ValueError("causal must be True for decoding with a cache, got False: run the whole row without one")
+            raise ValueError(
+                "causal must be True for decoding with a cache, got False: run whole sequences without one"
+            )
         if self.chunk is not None:
             raise ValueError(
-                f"chunk must be None for decoding with a cache, got {self.chunk}: run the whole row without one, or "
+                f"chunk must be None for decoding with a cache, got {self.chunk}: run whole sequences without one, or "
                 "give the heads windows, which a cache serves"
             )
         check_smoothing(self.smoothing)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from longshort.nn.attention import LSAttention, LSAttentionResult
 from longshort.nn.layer_cache import LayerCache
 from longshort.nn.norms import SequenceBatchNorm
-from longshort.nn.reparam import linear
+from longshort.nn.sigma_reparam import linear
 
 ACTIVATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 

@@ -59,7 +59,7 @@ class QKNorm(nn.Module):
 
 
 class SequenceBatchNorm(nn.Module):
-    """Batch norm of x (B, T, width) over rows and positions, padding left out of the means; computed in fp32.
+    """Batch norm of x (B, T, width) over sequences and positions, padding left out of the means; computed in fp32.
 
     Which positions are padding is said by segments (B, T), negative there. Models on Long Range Arena have batch norm
     (S4, arXiv 2111.00396); torch's own would average over the padding too.

@@ -13,7 +13,7 @@ MAY_CHANGE: dict[str, set[str]] = {
     "telemetry": {"logits_every", "entropy_every", "layer_gradients"},
     "data": {"path"},
     "task": {"path"},
-    "model": {"backend", "loss_chunk"},
+    "model": {"backend"},
     "loss": {"chunk"},
 }
 """Keys that a resumed run may set anew; any other would make it a different run."""

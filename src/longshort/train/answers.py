@@ -12,18 +12,17 @@ from torch import Tensor
 
 from longshort.data.stream import Batch
 from longshort.data.tasks import IGNORED, Task, open_task, task_vocabulary
-from longshort.data.tasks.stream import ExampleStream
-from longshort.losses import transform_scores
+from longshort.data.tasks.example_stream import ExampleStream
 from longshort.model import GPT
 from longshort.train.config import ConfigError, TrainConfig
 from longshort.train.distributed import World
-from longshort.train.evaluation import autocast
 from longshort.train.models import Model
+from longshort.train.precision import autocast
 
 
 @dataclass(frozen=True)
 class TaskData:
-    """A task and how a run cuts it into batches; stands where a corpus stands for text."""
+    """A task and how a run cuts it into batches; `TextData` is the same for text."""
 
     task: Task
     batch_size: int
@@ -97,7 +96,7 @@ def _answers(model: Model, tokens: Tensor, targets: Tensor, segments: Tensor | N
         return model(tokens, segments=segments).logits, targets
     asked = targets != IGNORED
     hidden, _ = model.hidden(tokens, segments=segments)
-    scores = transform_scores(F.linear(hidden[asked], model.head_weight), model.exponent, model.linear_below)
+    scores = model.config.loss.transform(model.scores(hidden[asked]))
     return scores, targets[asked]
 
 

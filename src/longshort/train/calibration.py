@@ -7,32 +7,18 @@ number mends: a temperature, fitted on held-out text. A model of plain cross-ent
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from longshort.data.stream import TokenStream
-from longshort.losses import transform_scores
 from longshort.model import GPT
-from longshort.train.evaluation import autocast
+from longshort.train.held_out import raw_scores
 
 FITTED_ROWS = 4096
 """Positions that a temperature is fitted on, at most."""
 _HALVINGS = 50
-
-
-@contextmanager
-def raw_scores(model: GPT) -> Iterator[None]:
-    """Within it, the model's logits are its scores s, without the transform."""
-    exponent, model.exponent = model.exponent, 1.0
-    try:
-        yield
-    finally:
-        model.exponent = exponent
 
 
 @torch.no_grad()
@@ -57,12 +43,13 @@ def fit_temperature(scores: Tensor, targets: Tensor, *, lowest: float = 1e-3, hi
 
 
 @torch.no_grad()
-def score_sample(model: GPT, tokens: Tensor, targets: Tensor, precision: str, **options: Any) -> tuple[Tensor, Tensor]:
+def score_sample(
+    model: GPT, tokens: Tensor, targets: Tensor, segments: Tensor | None, precision: str
+) -> tuple[Tensor, Tensor]:
     """Scores s (N, V) and targets (N,) at evenly spread positions of a batch, at most `FITTED_ROWS` of them."""
-    with raw_scores(model), autocast(precision, tokens.device):
-        scores = model(tokens, **options).logits.flatten(0, 1)
+    scores = raw_scores(model, tokens, segments, precision).flatten(0, 1)
     kept = torch.linspace(0, len(scores) - 1, min(FITTED_ROWS, len(scores)), device=scores.device).long()
-    return scores[kept].float(), targets.flatten()[kept]
+    return scores[kept], targets.flatten()[kept]
 
 
 @torch.no_grad()
@@ -75,22 +62,18 @@ def calibrated_losses(
     softmax(h(s) / transformed_temperature). Without a transform h(s) = s and the last two are one.
     """
     model.eval()
+    h = model.config.loss.transform
 
-    def h(scores: Tensor) -> Tensor:
-        return transform_scores(scores, model.exponent, model.linear_below)
-
-    def batch(number: int) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    def batch(number: int) -> tuple[Tensor, Tensor, Tensor | None]:
         tokens, targets, segments = (None if x is None else x.to(device) for x in stream.batch(number)[:3])
-        return tokens, targets, {"segments": segments}  # type: ignore[return-value]
+        return tokens, targets, segments  # type: ignore[return-value]
 
-    tokens, targets, options = batch(batches)
-    scores, answers = score_sample(model, tokens, targets, precision, **options)
+    scores, answers = score_sample(model, *batch(batches), precision)
     temperatures = {"scores": fit_temperature(scores, answers), "transformed": fit_temperature(h(scores), answers)}
     totals = dict.fromkeys(("loss", "scores_loss", "transformed_loss"), 0.0)
     for number in range(batches):
-        tokens, targets, options = batch(number)
-        with raw_scores(model), autocast(precision, device):
-            scores = model(tokens, **options).logits.flatten(0, 1).float()
+        tokens, targets, segments = batch(number)
+        scores = raw_scores(model, tokens, segments, precision).flatten(0, 1)
         for name, logits in (
             ("loss", h(scores)),
             ("scores_loss", scores / temperatures["scores"]),

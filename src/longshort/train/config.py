@@ -18,9 +18,10 @@ from typing import Any
 import yaml
 
 from longshort.data.tasks import TASKS, TaskSettings, classes_of, task_length
-from longshort.losses.damped import check_exponent
+from longshort.losses import LossSettings
 from longshort.model import GPTConfig
 from longshort.model.classifier import NORMS
+from longshort.model.config import LOSS_ALIASES
 
 
 class ConfigError(ValueError):
@@ -41,16 +42,6 @@ class DataConfig:
     """Attention stays within a document, and the documents packed in a row do not see each other."""
     corruption: float = 0.0
     """Share of training tokens that random ones replace, the same in every epoch; validation text stays clean."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossConfig:
-    """The e-exponentiated loss (arXiv 1902.06127): cross-entropy of damped output scores."""
-
-    exponent: float = 1.0
-    """From 0 to 1; scores s become sign(s) |s|^exponent. 1: plain cross-entropy."""
-    linear_below: float = 0.01
-    """The size of a score below which the transform is linear."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +160,7 @@ class StabilityConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """A whole run.
+    """A whole run. Its section `loss` is a record of the model's: `loss.exponent=0.5` sets `model.loss.exponent`.
 
     >>> config = TrainConfig.from_dict({"model": {"preset": "tiny"}, "run": {"steps": 10}})
     >>> config.with_overrides(["optimizer.lr=3e-3", "model.window=16"]).optimizer.lr
@@ -178,7 +169,6 @@ class TrainConfig:
 
     model: GPTConfig
     data: DataConfig = field(default_factory=DataConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     run: RunConfig = field(default_factory=RunConfig)
@@ -211,10 +201,6 @@ class TrainConfig:
                 raise ConfigError(f"{name} must be > 0, got {rate}")
         if not 0 <= data.corruption <= 1:
             raise ConfigError(f"data.corruption must be from 0 to 1, got {data.corruption}")
-        try:
-            check_exponent("loss.exponent", self.loss.exponent, "loss.linear_below", self.loss.linear_below)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
         if run.cuda_graphs and not (run.compile and run.accumulate == 1):
             got = f"run.compile={run.compile} and run.accumulate={run.accumulate}".lower()
             raise ConfigError(f"run.cuda_graphs needs run.compile=true and run.accumulate=1, got {got}")
@@ -223,6 +209,11 @@ class TrainConfig:
                 f"data.batch_size must be a multiple of run.accumulate={run.accumulate}, got {data.batch_size}"
             )
         _check_task(self)
+
+    @property
+    def loss(self) -> LossSettings:
+        """The section `loss`."""
+        return self.model.loss
 
     @property
     def length(self) -> int:
@@ -235,10 +226,11 @@ class TrainConfig:
     def from_dict(cls, data: Mapping[str, Any]) -> TrainConfig:
         """From nested plain values; `model` may name a `preset`, whose fields the others override."""
         sections = typing.get_type_hints(cls)
-        _known("section", data, sections)
+        _known("section", data, [*sections, "loss"])
         if "model" not in data:
             raise ConfigError("the section model is missing; for example model: {preset: tiny}")
-        values: dict[str, Any] = {"model": _model(_mapping("model", data["model"]))}
+        data = _loss_in_its_section(data)
+        values: dict[str, Any] = {"model": _model(data["model"], data["loss"])}
         for name, kind in sections.items():
             if name != "model" and data.get(name) is not None:
                 values[name] = _section(name, kind, _named_values(name, data[name]))
@@ -263,6 +255,7 @@ class TrainConfig:
         """Nested plain values, ready for JSON or YAML."""
         values = {name: dataclasses.asdict(getattr(self, name)) for name in typing.get_type_hints(type(self))}
         values["model"] = self.model.to_dict()
+        values["loss"] = values["model"].pop("loss")
         values["optimizer"]["betas"] = list(self.optimizer.betas)
         return values
 
@@ -281,10 +274,13 @@ _Loader.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|TRUE|false|False
 
 def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     result = {name: {} if section is None else _named_values(name, section) for name, section in data.items()}
+    result = _loss_in_its_section(result) if "model" in result else result
     for override in overrides:
         name, separator, text = override.partition("=")
         name = "task.name" if name == "task" else name
         section, dot, key = name.partition(".")
+        if section == "model" and key in LOSS_ALIASES:
+            section, key = "loss", LOSS_ALIASES[key]
         if not (separator and dot and key):
             raise ConfigError(f"an override looks like section.key=value, got {override!r}")
         try:
@@ -293,6 +289,23 @@ def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, 
             raise ConfigError(f"the value of {name} is not YAML: {text!r}") from None
         result.setdefault(section, {})[key] = value
     return result
+
+
+def _loss_in_its_section(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The data with what `model` says of the loss in the section `loss`; a default, which older files spell out, says
+    nothing.
+    """
+    model, loss = _mapping("model", data["model"]), _mapping("loss", data.get("loss") or {})
+    own = _mapping("model.loss", model.pop("loss", None) or {})
+    found = {f"model.loss.{name}": (name, value) for name, value in own.items()}
+    found |= {f"model.{alias}": (name, model.pop(alias)) for alias, name in LOSS_ALIASES.items() if alias in model}
+    for where, (name, value) in found.items():
+        default = getattr(LossSettings(), name, None)
+        given = loss.get(name, default)
+        if value != default and given not in (default, value):
+            raise ConfigError(f"{where}={value!r} and loss.{name}={given!r} are one setting: give loss.{name} alone")
+        loss[name] = given if value == default else value
+    return {**data, "model": model, "loss": loss}
 
 
 def _named_values(name: str, section: Any) -> dict[str, Any]:
@@ -325,15 +338,15 @@ def _check_task(config: TrainConfig) -> None:
         )
 
 
-def _model(values: dict[str, Any]) -> GPTConfig:
+def _model(values: dict[str, Any], loss: dict[str, Any]) -> GPTConfig:
     preset = values.pop("preset", None)
-    fields = {f.name: f for f in dataclasses.fields(GPTConfig)}
-    _known("model", values, [*fields, "preset"])
     hints = typing.get_type_hints(GPTConfig)
+    _known("model", values, [*hints, "preset"])
     plain = {
         key: value if key in ("plan", "plans") else _typed(f"model.{key}", value, hints[key])
         for key, value in values.items()
     }
+    plain["loss"] = _section("loss", LossSettings, loss)
     try:
         return GPTConfig.from_dict(plain) if preset is None else GPTConfig.preset(preset, **plain)
     except ValueError as error:
@@ -343,7 +356,11 @@ def _model(values: dict[str, Any]) -> GPTConfig:
 def _section(name: str, kind: type, values: Mapping[str, Any]) -> Any:
     hints = typing.get_type_hints(kind)
     _known(name, values, hints)
-    return kind(**{key: _typed(f"{name}.{key}", value, hints[key]) for key, value in values.items()})
+    typed = {key: _typed(f"{name}.{key}", value, hints[key]) for key, value in values.items()}
+    try:
+        return kind(**typed)
+    except ValueError as error:
+        raise ConfigError(f"{name}.{error}") from None
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:

@@ -19,13 +19,9 @@ def build_model(config: TrainConfig) -> Model:
     """A classifier where the task has classes; else a language model, for text and for tasks with marked positions."""
     task = config.task
     n_classes = None if task.name is None else classes_of(task.name)
-    model: Model
     if n_classes is None:
-        model = GPT(config.model)
-    else:
-        model = SequenceClassifier(config.model, n_classes=n_classes, causal=task.causal, norm=task.norm)
-    model.exponent, model.linear_below = config.loss.exponent, config.loss.linear_below
-    return model
+        return GPT(config.model)
+    return SequenceClassifier(config.model, n_classes=n_classes, causal=task.causal, norm=task.norm)
 
 
 def load_model(path: Path, device: torch.device | str = "cpu") -> tuple[GPT, Checkpoint]:

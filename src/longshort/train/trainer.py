@@ -38,16 +38,17 @@ from longshort.train.checkpoint import (
     save_checkpoint,
 )
 from longshort.train.config import ConfigError, TrainConfig
-from longshort.train.corpus import Corpus
 from longshort.train.distributed import World, joined
-from longshort.train.evaluation import autocast, eagerly, validation_scores
 from longshort.train.flops import flops_per_token, peak_flops
+from longshort.train.held_out import eagerly, validation_scores
 from longshort.train.identity import check_nothing_is_lost, check_same_run, open_log, run_description
 from longshort.train.models import Model, build_model
 from longshort.train.optimizer import build_optimizer, load_optimizer_tensors, optimizer_tensors
+from longshort.train.precision import autocast
 from longshort.train.progress import Reporter, Silent
 from longshort.train.schedule import learning_rate
 from longshort.train.state import Progress, RunResult
+from longshort.train.text import TextData
 
 
 class TrainingStopped(RuntimeError):
@@ -74,10 +75,10 @@ class Trainer:
             raise ConfigError(f"run.cuda_graphs must be false with several processes, got {world.size}")
         self.out = Path(config.run.out)
         self.checkpoints = self.out / "checkpoints"
-        kind = Corpus if config.task.name is None else TaskData
-        self.corpus: Corpus | TaskData = kind.open(config, message=reporter.message)
-        self.stream = self.corpus.stream("train", seed=config.run.seed)
-        self.validation = self.corpus.stream("validation", seed=0)
+        kind = TextData if config.task.name is None else TaskData
+        self.data: TextData | TaskData = kind.open(config, message=reporter.message)
+        self.stream = self.data.stream("train", seed=config.run.seed)
+        self.validation = self.data.stream("validation", seed=0)
         torch.manual_seed(config.run.seed)
         self.model: Model = build_model(config).to(world.device)
         self.model.gradient_checkpointing = config.run.checkpoint_activations
@@ -321,7 +322,7 @@ class Trainer:
         if self.world.is_writer:
             trainer = optimizer_tensors(self.optimizer, self.model)
             state: dict[str, Any] = {"config": self.config.to_dict(), "progress": asdict(self.progress)}
-            state |= {"guard": self.guard.state_dict(), "vocabulary": self.corpus.fingerprint}
+            state |= {"guard": self.guard.state_dict(), "vocabulary": self.data.fingerprint}
             if self.tensor_clip is not None:
                 clip = self.tensor_clip.state_dict()
                 trainer["tensor_clip/means"] = clip["means"]
@@ -338,7 +339,7 @@ class Trainer:
         if newest is None:
             check_nothing_is_lost(self.out)
             return False
-        check_same_run(self.config, newest, self.corpus.fingerprint)
+        check_same_run(self.config, newest, self.data.fingerprint)
         self._restore(newest)
         imported = newest.state.get("imported")
         self.reporter.message(f"resuming {self.out} at step {newest.step}" if imported is None else f"from {imported}")
@@ -360,7 +361,7 @@ class Trainer:
             rewind_log(self.out, self.progress.step if resumed else -1, dropped=self.progress.dropped)
             discard_after(self.checkpoints, self.progress.step)
             self._log = open_log(self.config, self.out)
-            self.corpus.keep_tokenizer(self.out)
+            self.data.keep_tokenizer(self.out)
         if resumed:
             self._record("resume", step=self.progress.step)
         else:

@@ -79,6 +79,10 @@ def _plain_with(**model: object) -> Callable[[TrainConfig], TrainConfig]:
     return change
 
 
+def _plain_with_z_loss(config: TrainConfig) -> TrainConfig:
+    return _plain_with(loss=replace(config.loss, z_loss=1e-4))(config)
+
+
 def _plain_and(**stability: object) -> Callable[[TrainConfig], TrainConfig]:
     def change(config: TrainConfig) -> TrainConfig:
         config = plain(config)
@@ -97,7 +101,7 @@ VARIANTS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
     "qk-norm-plain": _plain_with(qk_norm="plain"),
     "softcap": _plain_with(softcap=50.0),
     "sigma-reparam": _plain_with(sigma_reparam=True),
-    "z-loss": _plain_with(z_loss=1e-4),
+    "z-loss": _plain_with_z_loss,
     "qk-clip": _plain_and(qk_clip=100.0),
     "adagc": _plain_and(clip="tensor"),
     "las": las,

@@ -12,7 +12,7 @@ from typing import Any
 from longshort.data.errors import DataError
 from longshort.data.tasks import listops, loaders, passkey, pathfinder, recall
 from longshort.data.tasks.examples import SPLITS, Examples, Task
-from longshort.data.tasks.generated import Draw, Progress, generated
+from longshort.data.tasks.generated import Draw, DrawProgress, generated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ def open_task(
     *,
     cache: Path | None = None,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: DrawProgress | None = None,
 ) -> Task:
     """The task of this name: generated, or found in the cache, or read from its files.
 

@@ -1,6 +1,6 @@
 """What a task is: splits of examples, each a row of tokens with one label, or with a target at some of its positions.
 
-Pure data on NumPy: generators and loaders make it, `longshort.data.tasks.stream` cuts it into batches.
+Pure data on NumPy: generators and loaders make it, `longshort.data.tasks.example_stream` cuts it into batches.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _PATIENCE = 10_000
 """Doubles in a row: there is hardly another row to be found then."""
 
 Draw = Callable[..., tuple[Any, Any]]
-Progress = Callable[[int, int], None]
+DrawProgress = Callable[[int, int], None]
 
 
 def generated(
@@ -52,7 +52,7 @@ def generated(
     vocab_size: int,
     workers: int | None = None,
     cache: Path | None = None,
-    progress: Progress | None = None,
+    progress: DrawProgress | None = None,
 ) -> tuple[dict[str, Examples], str]:
     """The splits of a generated task, drawn or found in the cache, and their fingerprint.
 
@@ -75,7 +75,7 @@ def _drawn(
     seed: int,
     vocab_size: int,
     workers: int | None,
-    progress: Progress | None,
+    progress: DrawProgress | None,
 ) -> dict[str, Examples]:
     total = sum(counts.values())
     if workers is None:

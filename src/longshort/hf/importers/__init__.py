@@ -1,4 +1,4 @@
-"""Models of others as a `GPT`: GPT-2 in the Hugging Face format, and checkpoints of the LS-attention paper's author.
+"""Third-party models as a `GPT`: GPT-2 in the Hugging Face format, and checkpoints of the LS-attention paper's author.
 
 Each importer returns a model in evaluation mode, in float32 on the CPU, without dropout. Every tensor of the source has
 a place in it, or the import fails and names the tensor.

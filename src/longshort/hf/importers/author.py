@@ -42,7 +42,7 @@ def from_author(
 
     Args:
         path: a `.pt` file with `model` and `model_args` or `config`; it is read without running any code in it.
-        n_heads: heads a layer.
+        n_heads: heads per layer.
         n_global: how many of them are global.
         window: keys that each local head sees, the current one included.
         span: or, as the later form counts, the keys before the current one.

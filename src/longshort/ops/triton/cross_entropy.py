@@ -60,7 +60,7 @@ def cross_entropy_kernel(
 
 @triton.jit
 def damped(x, exponent, linear_below):
-    """`longshort.losses.damped.transformed`."""
+    """`longshort.losses.transform.transformed`."""
     size = tl.abs(x)
     logarithm = tl.log2(tl.maximum(size, linear_below))
     power = tl.exp2(tl.where(exponent == 0.0, 0.0, exponent * logarithm))  # 0 times infinity is 0 here
@@ -70,7 +70,7 @@ def damped(x, exponent, linear_below):
 
 @triton.jit
 def damped_slope(x, exponent, linear_below):
-    """`longshort.losses.damped.slope_of`."""
+    """`longshort.losses.transform.slope_of`."""
     size = tl.abs(x)
     power = tl.exp2((exponent - 1.0) * tl.log2(tl.maximum(size, linear_below)))
     return tl.where(size < linear_below, power, exponent * power)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any
 
@@ -14,19 +14,14 @@ from torch import Tensor, nn
 
 from longshort.data.stream import Batch, Window, document_numbers, windows
 from longshort.data.tokens import TokenFile
+from longshort.model import GPT
 from longshort.train.distributed import World
+from longshort.train.precision import autocast
 
 
 def eagerly() -> AbstractContextManager[Any]:
     """Blocks that are compiled for training would be compiled once more for every other use; it is not worth it."""
     return torch.compiler.set_stance("force_eager")
-
-
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """bf16 autocast, or nothing for fp32; auto is bf16 on CUDA and fp32 elsewhere."""
-    if precision == "bf16" or (precision == "auto" and device.type == "cuda"):
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return nullcontext()
 
 
 @torch.no_grad()
@@ -46,7 +41,7 @@ def validation_scores(model: nn.Module, batches: Iterable[Batch], *, world: Worl
 
 @torch.no_grad()
 def evaluate_split(
-    model: nn.Module,
+    model: GPT,
     tokens: TokenFile,
     *,
     length: int,
@@ -57,14 +52,15 @@ def evaluate_split(
     limit: int | None = None,
     batch_size: int = 8,
     segments: bool = False,
-    temperature: float = 1.0,
+    temperature: float | None = None,
     progress: Callable[[int], None] = lambda windows_done: None,
 ) -> dict[str, Any]:
     """Perplexity over a whole split by a sliding window, and by bucket of positions in the window.
 
     Windows of `length` tokens start every `stride`; each token's loss counts once, in the first window that holds it.
     Buckets count every position of every window instead, since they ask what context is worth. With `segments`, tokens
-    see their own document only, as in training with data.segments. Logits are divided by `temperature`.
+    see their own document only, as in training with data.segments. Losses are of the model's logits; with a
+    `temperature`, of its scores, untransformed, divided by that.
     """
     model.eval()
     n_buckets = math.ceil(length / bucket)
@@ -105,11 +101,18 @@ def batched(items: Iterable[Window], size: int) -> Iterator[list[Window]]:
         yield group
 
 
+def raw_scores(model: GPT, tokens: Tensor, segments: Tensor | None, precision: str) -> Tensor:
+    """(B, T, V) fp32: the model's scores, which are its logits before the transform of its loss."""
+    with autocast(precision, tokens.device):
+        return model.scores(model.hidden(tokens, segments=segments)[0]).float()
+
+
 def _token_losses(
-    model: nn.Module, rows: Tensor, targets: Tensor, segments: Tensor | None, precision: str, temperature: float
+    model: GPT, rows: Tensor, targets: Tensor, segments: Tensor | None, precision: str, temperature: float | None
 ) -> Tensor:
-    with autocast(precision, rows.device):
-        logits = model(rows, segments=segments).logits
-    if temperature != 1:
-        logits = logits.float() / temperature
-    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+    if temperature is None:
+        with autocast(precision, rows.device):
+            logits = model(rows, segments=segments).logits.float()
+    else:
+        logits = raw_scores(model, rows, segments, precision) / temperature
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)

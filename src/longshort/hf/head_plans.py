@@ -1,7 +1,7 @@
 """Head plans for transformers' own decoders: Llama, Qwen, Mistral, GPT-2 and others that ask its attention interface.
 
 Importing this registers the attention `longshort` with transformers; which head sees how far stands in the model's
-configuration, as `head_plans`, and is saved with it. Calls can be looked at while a model runs.
+configuration, as `head_plans`, and is saved with it. Calls can be observed while a model runs.
 
 Shapes: B batch, H query heads, T new tokens, S cached and new ones, D head dimension.
 """
@@ -21,14 +21,14 @@ from transformers.masking_utils import AttentionMaskInterface, causal_mask_funct
 from longshort.heads import HeadPlan
 from longshort.ops import AttentionResult, LogitStats, attention
 
-NAME = "longshort"
+ATTENTION_NAME = "longshort"
 """Of the attention, for `attn_implementation`."""
 _UNKNOWN = ("s_aux", "position_bias", "cache", "head_mask", "indices", "block_indices")
 """What some models ask of their attention, and the op does not have: sinks, biases, paged caches, chosen keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class LayerCall:
     """One layer's attention, as it was computed."""
 
     layer: int
@@ -40,8 +40,8 @@ class Call:
     result: AttentionResult
 
 
-Looker = Callable[[Call], None]
-_lookers: list[Looker] = []
+Observer = Callable[[LayerCall], None]
+_observers: list[Observer] = []
 """Told of every call while they are here; with one, calls have statistics."""
 
 
@@ -70,14 +70,14 @@ def use_head_plan(model: PreTrainedModel, plan: HeadPlan | Sequence[HeadPlan]) -
             f"model must attend to all keys; {type(model).__name__} chooses index_topk={config.index_topk}"
         )
     text = [name for name in model.config.sub_configs if getattr(model.config, name) is config]
-    model.set_attn_implementation(dict.fromkeys(text, NAME) if text else NAME)
+    model.set_attn_implementation(dict.fromkeys(text, ATTENTION_NAME) if text else ATTENTION_NAME)
     config.head_plans = [own.to_dict() for own in plans]
 
 
-def cut(plan: HeadPlan, window: int) -> HeadPlan:
+def with_windows_up_to(plan: HeadPlan, window: int) -> HeadPlan:
     """The plan with no window longer than this.
 
-    >>> cut(HeadPlan(windows=(None, 8)), 64).windows
+    >>> with_windows_up_to(HeadPlan(windows=(None, 8)), 64).windows
     (64, 8)
     """
     windows = tuple(window if w is None else min(w, window) for w in plan.windows)
@@ -99,18 +99,18 @@ def watch_logits() -> Iterator[dict[int, LogitStats]]:
     """
     seen: dict[int, LogitStats] = {}
 
-    def look(call: Call) -> None:
+    def observe(call: LayerCall) -> None:
         found = call.result.logits
         assert found is not None
         if (before := seen.get(call.layer)) is not None:
             found = LogitStats(torch.maximum(before.max, found.max), torch.minimum(before.min, found.min))
         seen[call.layer] = found
 
-    with looked_at_by(look):
+    with observed_by(observe):
         yield seen
 
 
-def attend(
+def head_plan_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -124,26 +124,26 @@ def attend(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in every layer; the mask is what `mask` made. Returns (B, T, H, D)."""
+    """What transformers calls in every layer; the mask is what `head_plan_mask` made. Returns (B, T, H, D)."""
     if dropout:
-        raise ValueError(f"{NAME} attention has no dropout: set attention_dropout=0.0, got {dropout}")
+        raise ValueError(f"{ATTENTION_NAME} attention has no dropout: set attention_dropout=0.0, got {dropout}")
     if unknown := [name for name in _UNKNOWN if others.get(name) is not None]:
-        raise ValueError(f"{NAME} attention does not know {', '.join(unknown)}, which this model asks for")
-    segments, window = _read(attention_mask)
+        raise ValueError(f"{ATTENTION_NAME} attention does not know {', '.join(unknown)}, which this model asks for")
+    segments, window = _segments_and_window(attention_mask)
     if window is not None and (sliding_window is None or window < sliding_window):
         sliding_window = window
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
-        raise ValueError(f"{NAME} attention is causal; {type(module).__name__} asks for one to both sides")
+        raise ValueError(f"{ATTENTION_NAME} attention is causal; {type(module).__name__} asks for one to both sides")
     plan = _plan_of(module, query.shape[1], sliding_window)
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "segments": segments}
-    result = attention(query, key, value, plan, stats=bool(_lookers), **options)
-    for look in _lookers:
+    result = attention(query, key, value, plan, stats=bool(_observers), **options)
+    for observe in _observers:
         layer = _layer(module)
-        look(Call(layer=layer, q=query, k=key, v=value, plan=plan, options=options, result=result))
+        observe(LayerCall(layer=layer, q=query, k=key, v=value, plan=plan, options=options, result=result))
     return result.out.transpose(1, 2).contiguous(), None
 
 
-def mask(
+def head_plan_mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
@@ -157,12 +157,12 @@ def mask(
     **_: Any,
 ) -> Tensor | None:
     """What a layer needs to know of other tokens, in four dimensions, by which transformers tells a mask that is made
-    from one that is asked for: (B, 1, 1 + the layer's window or 0, S) of which packed row each token belongs to, -1 for
-    padding; S is 0 where there is one row and no padding. None if there is no window either.
+    from one that is asked for: (B, 1, 1 + the layer's window or 0, S) of which packed sequence each token belongs to,
+    -1 for padding; S is 0 where there is one sequence and no padding. None if there is no window either.
     """
     if isinstance(q_offset, Tensor) or q_offset + q_length != kv_offset + kv_length:
         raise ValueError(
-            f"{NAME} attention takes caches that grow and masks of the cached and the new tokens: leave "
+            f"{ATTENTION_NAME} attention takes caches that grow and masks of the cached and the new tokens: leave "
             "cache_implementation out, and give attention_mask that length"
         )
     traced = torch.compiler.is_compiling()  # then nothing is looked at, and what may be there counts as there
@@ -171,7 +171,9 @@ def mask(
         at = kv_offset + torch.arange(1, kv_length, device=device)
         row, head = torch.arange(batch_size, device=device)[:, None], torch.zeros((), dtype=torch.long, device=device)
         if use_vmap or (not traced and torch.any(mask_function(row, head, at - 1, at))):
-            raise ValueError(f"{NAME} attention takes causal masks, windows, padding and packed rows, no other masks")
+            raise ValueError(
+                f"{ATTENTION_NAME} attention takes causal masks, windows, padding and packed sequences, no other masks"
+            )
         apart = ~mask_function(row, head, at, at - 1).expand(batch_size, -1)
         ids = nn.functional.pad(apart.long().cumsum(dim=1), (1, 0)) if traced or apart.any() else None
     if attention_mask is not None:
@@ -190,8 +192,8 @@ def mask(
     return ids[:, None, None].expand(-1, 1, 1 + (local_size or 0), -1)
 
 
-def _read(made: Tensor | None) -> tuple[Tensor | None, int | None]:
-    """Segments (B, S) and the layer's window, of what `mask` returned."""
+def _segments_and_window(made: Tensor | None) -> tuple[Tensor | None, int | None]:
+    """Segments (B, S) and the layer's window, of what `head_plan_mask` returned."""
     if made is None:
         return None, None
     if made.ndim != 4 or made.shape[1] != 1 or made.dtype != torch.long:
@@ -200,13 +202,13 @@ def _read(made: Tensor | None) -> tuple[Tensor | None, int | None]:
 
 
 @contextmanager
-def looked_at_by(look: Looker) -> Iterator[None]:
-    """Show every call within to `look`."""
-    _lookers.append(look)
+def observed_by(observe: Observer) -> Iterator[None]:
+    """Show every call within to `observe`."""
+    _observers.append(observe)
     try:
         yield
     finally:
-        _lookers.remove(look)
+        _observers.remove(observe)
 
 
 def _layer(module: nn.Module) -> int:
@@ -223,8 +225,8 @@ def _plan_of(module: nn.Module, n_heads: int, sliding_window: int | None) -> Hea
     if plans and layer >= len(plans):
         raise ValueError(f"head_plans of the configuration must have a plan for every layer; got {len(plans)}")
     plan = HeadPlan.from_dict(plans[layer]) if plans else HeadPlan.full(n_heads)
-    return plan if sliding_window is None else cut(plan, sliding_window)
+    return plan if sliding_window is None else with_windows_up_to(plan, sliding_window)
 
 
-AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, mask)
+AttentionInterface.register(ATTENTION_NAME, head_plan_attention)
+AttentionMaskInterface.register(ATTENTION_NAME, head_plan_mask)

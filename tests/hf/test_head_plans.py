@@ -26,7 +26,7 @@ from transformers import (
 
 from longshort import HeadPlan
 from longshort.hf import use_head_plan, watch_logits
-from longshort.hf.interface import attend
+from longshort.hf.head_plans import head_plan_attention
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"vocab_size": 61, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
@@ -176,7 +176,7 @@ def test_a_mask_of_the_new_tokens_alone_is_refused():
 
 def test_keys_that_a_model_chose_are_refused():
     with pytest.raises(ValueError, match="does not know block_indices"):
-        attend(torch.nn.Identity(), *torch.zeros(3, 1, 4, 5, 8), None, block_indices=torch.zeros(1))
+        head_plan_attention(torch.nn.Identity(), *torch.zeros(3, 1, 4, 5, 8), None, block_indices=torch.zeros(1))
 
 
 def test_the_tower_of_a_multimodal_model_keeps_its_own_attention():

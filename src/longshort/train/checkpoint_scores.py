@@ -15,12 +15,12 @@ from longshort.data.tokens import TokenFile
 from longshort.model import GPT
 from longshort.train import ConfigError, TrainConfig, load_model
 from longshort.train.answers import TaskData, answer_scores
-from longshort.train.calibration import fit_temperature, raw_scores, score_sample
+from longshort.train.calibration import fit_temperature, score_sample
 from longshort.train.checkpoint import load_checkpoint
-from longshort.train.corpus import Corpus
 from longshort.train.distributed import World, choose_device
-from longshort.train.evaluation import evaluate_split
+from longshort.train.held_out import evaluate_split
 from longshort.train.models import load_trained
+from longshort.train.text import TextData
 
 
 def evaluate_checkpoint(
@@ -50,7 +50,7 @@ def evaluate_checkpoint(
                 raise ConfigError(f"{name} is for text; {checkpoint} was trained on the task {config.task.name}")
         return evaluate_task(checkpoint, split=split, device=chosen, progress=progress)
     model, loaded = load_model(checkpoint, chosen)
-    folder = data if data is not None else Corpus.open(config).folder
+    folder = data if data is not None else TextData.open(config).folder
     tokens = TokenFile.open(folder / f"{split}.tokens", fingerprint=loaded.state["vocabulary"])
     length = length or config.length
     if config.model.positions == "learned" and length > config.model.context:
@@ -69,11 +69,10 @@ def evaluate_checkpoint(
         progress=progress,
     )
     numbers = score()
-    if model.exponent < 1:
+    if (exponent := model.config.loss.exponent) < 1:
         temperature = _temperature(model, tokens, length=length, config=config, device=chosen)
-        with raw_scores(model):
-            plain = score(temperature=temperature)
-        numbers |= {"exponent": model.exponent, "temperature": temperature}
+        plain = score(temperature=temperature)
+        numbers |= {"exponent": exponent, "temperature": temperature}
         numbers |= {f"temperature_{key}": plain[key] for key in ("loss", "perplexity")}
     return {"checkpoint": str(loaded.path), "step": loaded.step, "data": str(folder), "split": split, **numbers}
 
@@ -85,7 +84,7 @@ def _temperature(
     first = list(windows(tokens, length, length, count))
     inputs, targets = (torch.stack(rows).to(device) for rows in zip(*(w[:2] for w in first), strict=True))
     documents = document_numbers(inputs, tokens.end_of_document) if config.data.segments else None
-    return fit_temperature(*score_sample(model, inputs, targets, config.run.precision, segments=documents))
+    return fit_temperature(*score_sample(model, inputs, targets, documents, config.run.precision))
 
 
 def evaluate_task(

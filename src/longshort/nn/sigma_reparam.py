@@ -1,6 +1,6 @@
 """Sigma-reparametrisation (arXiv 2303.06296): W_hat = gamma / sigma(W) * W, which bounds how fast logits can grow.
 
-sigma is tracked by power iteration: one step of it an optimizer step, by `update_sigma`, outside the forward pass. So
+sigma is tracked by power iteration: one step of it per optimizer step, by `update_sigma`, outside the forward pass. So
 the forward pass changes no state: recomputation under gradient checkpointing, gradient accumulation and compilation
 see the same W_hat, and evaluation leaves the model as it was.
 """

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from longshort.files import write_json
 from longshort.heads import HeadPlan
-from longshort.hf.interface import NAME, Call, cut, looked_at_by, use_head_plan
+from longshort.hf.head_plans import ATTENTION_NAME, LayerCall, observed_by, use_head_plan, with_windows_up_to
 from longshort.ops import attention
 
 SHARES = (0.0, 0.01, 0.05, 0.1, 0.2, 0.35, 0.5, 1.0)
@@ -26,25 +26,25 @@ SHARES = (0.0, 0.01, 0.05, 0.1, 0.2, 0.35, 0.5, 1.0)
 
 
 def far_mass(model: PreTrainedModel, input_ids: Tensor, *, window: int) -> Tensor:
-    """(layers, H): the share of each head's attention that lies beyond `window` keys, in rows (B, T) without padding;
-    the mean over the queries that have keys beyond it.
+    """(layers, H): the share of each head's attention that lies beyond `window` keys, in sequences (B, T) without
+    padding; the mean over the queries that have keys beyond it.
 
     No matrix of probabilities is formed: the sum within the window over the whole sum is exp of the difference of
-    their log-sum-exps, so one more call of the op a layer gives it.
+    their log-sum-exps, so one more call of the op per layer gives it.
     """
     if input_ids.ndim != 2 or input_ids.shape[1] <= window:
         shape = tuple(input_ids.shape)
-        raise ValueError(f"input_ids must be rows (B, T) of more than window={window} tokens, got shape {shape}")
-    if model.config.get_text_config()._attn_implementation != NAME:
-        raise ValueError(f"model must have the attention {NAME!r}: call use_head_plan first")
+        raise ValueError(f"input_ids must be sequences (B, T) of more than window={window} tokens, got shape {shape}")
+    if model.config.get_text_config()._attn_implementation != ATTENTION_NAME:
+        raise ValueError(f"model must have the attention {ATTENTION_NAME!r}: call use_head_plan first")
     sums: dict[int, Tensor] = {}
 
-    def look(call: Call) -> None:
-        near = attention(call.q, call.k, call.v, cut(call.plan, window), **call.options)
+    def observe(call: LayerCall) -> None:
+        near = attention(call.q, call.k, call.v, with_windows_up_to(call.plan, window), **call.options)
         within = torch.exp(near.lse - call.result.lse)[:, :, window:].mean(dim=2).sum(dim=0)
         sums[call.layer] = sums.get(call.layer, 0) + within
 
-    with looked_at_by(look), torch.no_grad():
+    with observed_by(observe), torch.no_grad():
         for row in input_ids:
             model(row[None], use_cache=False)
     layers = model.config.get_text_config().num_hidden_layers
@@ -68,7 +68,7 @@ def plans_by_mass(mass: Tensor, *, window: int, most: float) -> list[HeadPlan]:
 def costs(
     model: PreTrainedModel, input_ids: Tensor, mass: Tensor, *, window: int, shares: Sequence[float] = SHARES
 ) -> list[dict[str, Any]]:
-    """How many heads each share makes local, and the model's loss on the rows then. The last plan stays."""
+    """How many heads each share makes local, and the model's loss on the sequences then. The last plan stays."""
     rows = []
     for most in shares:
         plans = plans_by_mass(mass, window=window, most=most)
@@ -84,8 +84,8 @@ def command(
     folder: Annotated[Path, typer.Argument(help="Folder of a transformers model and its tokenizer.")],
     text: Annotated[Path, typer.Option(help="Plain text that the model is measured on.")],
     window: Annotated[int, typer.Option(min=1, help="Keys that a local head sees, its own among them.")] = 64,
-    length: Annotated[int, typer.Option(min=2, help="Tokens in a row.")] = 512,
-    rows: Annotated[int, typer.Option(min=1, help="Rows, from the beginning of the text.")] = 16,
+    length: Annotated[int, typer.Option(min=2, help="Tokens in a sequence.")] = 512,
+    rows: Annotated[int, typer.Option(min=1, help="Sequences, from the beginning of the text.")] = 16,
     out: Annotated[Path | None, typer.Option(help="JSON file for the result.")] = None,
 ) -> None:
     """Share of each head's attention beyond a window, and the loss when heads with little there become local."""
@@ -93,8 +93,8 @@ def command(
     tokens = tokenizer(text.read_text(encoding="utf-8"), return_tensors="pt", verbose=False).input_ids[0]
     if length <= window or len(tokens) < rows * length:
         raise typer.BadParameter(
-            f"--text must have at least {rows} rows of --length {length} tokens, more than --window {window} each; "
-            f"it has {len(tokens)} tokens"
+            f"--text must have at least {rows} sequences of --length {length} tokens, more than --window {window} "
+            f"each; it has {len(tokens)} tokens"
         )
     input_ids = tokens[: rows * length].view(rows, length)
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()

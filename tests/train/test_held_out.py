@@ -10,7 +10,7 @@ from longshort.data.stream import TokenStream
 from longshort.data.tokens import TokenFile
 from longshort.train import load_model
 from longshort.train.distributed import World
-from longshort.train.evaluation import evaluate_split, validation_scores
+from longshort.train.held_out import evaluate_split, validation_scores
 
 CPU = torch.device("cpu")
 

@@ -79,4 +79,4 @@ def test_the_command_shows_what_cutting_heads_costs(tmp_path, monkeypatch, capsy
     assert abs(data["costs"][-1]["loss"] - data["costs"][0]["loss"]) > 0.01
     assert f"8 of 8  {data['costs'][-1]['loss']:.4f}" in capsys.readouterr().out
     assert run(monkeypatch, *common, "--window", 8, "--rows", 300) == 2
-    assert "at least 300 rows of --length 40" in " ".join(capsys.readouterr().err.split())
+    assert "at least 300 sequences of --length 40" in " ".join(capsys.readouterr().err.split())

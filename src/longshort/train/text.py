@@ -14,7 +14,7 @@ from longshort.train.config import ConfigError, TrainConfig
 
 
 @dataclass(frozen=True)
-class Corpus:
+class TextData:
     """A prepared data folder and how a run cuts it into rows."""
 
     folder: Path
@@ -25,7 +25,7 @@ class Corpus:
     fingerprint: str
 
     @classmethod
-    def open(cls, config: TrainConfig, message: Callable[[str], None] = lambda text: None) -> Corpus:
+    def open(cls, config: TrainConfig, message: Callable[[str], None] = lambda text: None) -> TextData:
         """The folder that the configuration names, or the standard library's, which is prepared once."""
         if config.data.path is None:
             message("no data.path given: using the source text of this Python's standard library, as bytes")

@@ -1,0 +1,86 @@
+"""Base losses by name, which the e-exponentiated loss may be built on; each is the mean over rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""From scores and targets to a loss."""
+
+
+def logistic(scores: Tensor, targets: Tensor) -> Tensor:
+    """Mean of log(1 + exp(-y s)) over rows.
+
+    Targets of this and of the hinge losses are signs y of the scores' shape, +1 or -1; or, for scores (N, V), (N,)
+    class indices: each class against the rest, summed over classes.
+
+    >>> logistic(torch.zeros(3), torch.tensor([1.0, -1.0, 1.0]))
+    tensor(0.6931)
+    """
+    return _mean_over_rows(F.softplus(-_signs(scores, targets) * scores), scores, targets)
+
+
+def hinge(scores: Tensor, targets: Tensor) -> Tensor:
+    """Mean of max(0, 1 - y s) over rows; targets as in `logistic`.
+
+    >>> hinge(torch.tensor([[2.0, -0.5]]), torch.tensor([0]))
+    tensor(0.5000)
+    """
+    return _mean_over_rows((1 - _signs(scores, targets) * scores).relu(), scores, targets)
+
+
+def squared_hinge(scores: Tensor, targets: Tensor) -> Tensor:
+    """Mean of max(0, 1 - y s)^2 over rows; targets as in `logistic`.
+
+    >>> squared_hinge(torch.tensor([[2.0, -0.5]]), torch.tensor([0]))
+    tensor(0.2500)
+    """
+    return _mean_over_rows((1 - _signs(scores, targets) * scores).relu().square(), scores, targets)
+
+
+def squared_error(scores: Tensor, targets: Tensor) -> Tensor:
+    """Mean of (s - y)^2 over rows; targets of the scores' shape, or (N,) class indices, which count as one-hot.
+
+    >>> squared_error(torch.tensor([[1.0, 0.5]]), torch.tensor([0]))
+    tensor(0.2500)
+    """
+    y = targets if targets.shape == scores.shape else _one_hot(scores, targets)
+    return _mean_over_rows((scores - y).square(), scores, targets)
+
+
+BASES: dict[str, Loss] = {
+    "cross_entropy": F.cross_entropy,
+    "logistic": logistic,
+    "hinge": hinge,
+    "squared_hinge": squared_hinge,
+    "squared_error": squared_error,
+}
+"""Base losses by name; each is the mean over rows."""
+
+
+def _signs(scores: Tensor, targets: Tensor) -> Tensor:
+    if targets.shape == scores.shape:
+        checked = targets.device.type == "cpu" and not torch.compiler.is_compiling()
+        if checked and not ((targets == 1) | (targets == -1)).all():
+            raise ValueError("targets of the scores' shape must be +1 or -1")
+        return targets
+    return 2 * _one_hot(scores, targets) - 1
+
+
+def _one_hot(scores: Tensor, targets: Tensor) -> Tensor:
+    n_classes = scores.shape[-1]
+    if targets.shape != scores.shape[:-1] or targets.dtype != torch.int64:
+        expected = f"{tuple(scores.shape)}, or int64 class indices of shape {tuple(scores.shape[:-1])}"
+        raise ValueError(f"targets must have shape {expected}, got {targets.dtype} of shape {tuple(targets.shape)}")
+    try:
+        return F.one_hot(targets, n_classes).to(scores.dtype)
+    except RuntimeError as error:
+        raise ValueError(f"targets must be classes from 0 to {n_classes - 1}: {error}") from None
+
+
+def _mean_over_rows(losses: Tensor, scores: Tensor, targets: Tensor) -> Tensor:
+    return losses.mean() if targets.shape == scores.shape else losses.sum(-1).mean()

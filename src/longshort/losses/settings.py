@@ -1,0 +1,80 @@
+"""What the loss of a model is made of: one frozen record, which the model's configuration holds.
+
+Whatever has to match the loss (logits, a classifier's scores, calibration, exports) reads it there.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from torch import Tensor
+
+from longshort.losses.linear import linear_cross_entropy
+from longshort.losses.transform import check_exponent, transform_scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSettings:
+    """Cross-entropy of damped output scores (the e-exponentiated loss, arXiv 1902.06127), with a z-loss.
+
+    >>> settings = LossSettings(exponent=0.5, z_loss=1e-4)
+    >>> LossSettings.from_dict(settings.to_dict()) == settings
+    True
+    >>> import torch
+    >>> settings.transform(torch.tensor([4.0, -9.0]))
+    tensor([ 2., -3.])
+    """
+
+    exponent: float = 1.0
+    """From 0 to 1; scores s become sign(s) |s|^exponent. 1: plain cross-entropy."""
+    linear_below: float = 0.01
+    """The size of a score below which the transform is linear."""
+    z_loss: float = 0.0
+    """Weight of the mean squared log-sum-exp of the output logits in the training loss; evaluation leaves it out."""
+    chunk: int | None = None
+    """Tokens whose output logits exist at one time in the loss; about 64 MB of them if None."""
+
+    def __post_init__(self) -> None:
+        check_exponent("exponent", self.exponent, "linear_below", self.linear_below)
+        z_loss, chunk = self.z_loss, self.chunk
+        if isinstance(z_loss, bool) or not isinstance(z_loss, int | float) or not 0 <= z_loss < math.inf:
+            raise ValueError(f"z_loss must be a finite number >= 0, got {z_loss!r}")
+        if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+            raise ValueError(f"chunk must be None or an integer >= 1, got {chunk!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON or YAML."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> LossSettings:
+        """The inverse of `to_dict`."""
+        known = [field.name for field in fields(cls)]
+        for key in data:
+            if key not in known:
+                near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)
+                raise ValueError(f"LossSettings has no field {key!r}; the nearest is {near[0]!r}")
+        return cls(**data)
+
+    def transform(self, scores: Tensor) -> Tensor:
+        """The logits that the loss is taken of: `transform_scores` of the head's scores, in fp32 or float64."""
+        return transform_scores(scores, self.exponent, self.linear_below)
+
+    def cross_entropy(
+        self, hidden: Tensor, weight: Tensor, targets: Tensor, *, training: bool, ignore_index: int = -100
+    ) -> Tensor:
+        """`linear_cross_entropy` with these settings; the z-loss only where `training`."""
+        return linear_cross_entropy(
+            hidden,
+            weight,
+            targets,
+            ignore_index=ignore_index,
+            z_weight=self.z_loss if training else 0.0,
+            chunk=self.chunk,
+            exponent=self.exponent,
+            linear_below=self.linear_below,
+        )
