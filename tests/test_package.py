@@ -1,4 +1,4 @@
-"""The package as a user meets it: names, imports, command line."""
+"""The package as a user meets it: names and imports."""
 
 import importlib.resources
 import re
@@ -6,14 +6,11 @@ import subprocess
 import sys
 
 import pytest
-import torch
-from typer.testing import CliRunner
 
 import longshort
-from longshort.cli import app, selfcheck
 
 PUBLIC_NAMES = ["HeadPlan", "attention", "LSAttention", "GPT", "GPTConfig", "LSCache", "generate"]
-LOADED_ON_DEMAND = ["triton", "transformers", "tokenizers", "typer", "rich", "yaml", "altair", "longshort.lab"]
+LOADED_ON_DEMAND = ["triton", "transformers", "tokenizers", "typer", "rich", "yaml", "altair", "longshort.report"]
 
 
 @pytest.mark.parametrize("name", PUBLIC_NAMES)
@@ -46,50 +43,3 @@ print(sorted((set(sys.modules) - before) & set({LOADED_ON_DEMAND!r})))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_command_line_module_runs_as_the_installed_script_does():
-    code = "from longshort.cli import app; app(['--help'])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "demo" in done.stdout
-
-
-def test_help_of_each_verb_shows_an_example():
-    for command in app.registered_commands:
-        name = command.name or command.callback.__name__
-        shown = CliRunner().invoke(app, [name, "--help"])
-        assert shown.exit_code == 0
-        assert f"Example: longshort {name}" in shown.output
-
-
-def test_version_option_prints_the_version():
-    assert CliRunner().invoke(app, ["--version"]).output.strip() == longshort.__version__
-
-
-def test_unknown_verb_exits_non_zero():
-    assert CliRunner().invoke(app, ["no-such-verb"]).exit_code != 0
-
-
-def test_self_check_passes():
-    shown = CliRunner().invoke(app, ["check"])
-    assert shown.exit_code == 0, shown.output
-    assert "FAIL" not in shown.output
-
-
-def test_self_check_exits_non_zero_and_names_the_error_when_one_fails(monkeypatch):
-    def broken(case, backend):
-        raise RuntimeError("kernel went missing")
-
-    monkeypatch.setattr(selfcheck, "deviation", broken)
-    shown = CliRunner().invoke(app, ["check"])
-    assert shown.exit_code == 1
-    assert "FAIL" in shown.output
-    assert "kernel went missing" in shown.output
-
-
-def test_self_check_counts_nan_and_wrong_infinities_as_errors():
-    good = torch.tensor([1.0, -torch.inf])
-    assert selfcheck._distance(good, good) == 0
-    assert selfcheck._distance(torch.tensor([torch.nan, -torch.inf]), good) == torch.inf
-    assert selfcheck._distance(torch.tensor([1.0, 0.0]), good) == torch.inf
-    assert selfcheck._distance(torch.tensor([1.5, -torch.inf]), good) == 0.5

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from longshort import GPT, GPTConfig
 from longshort.cli import app
-from longshort.cli.importing import save_as_run
 from longshort.data.tokenizer import ByteTokenizer
+from longshort.hf.importers.run import save_as_run
 from longshort.runs.log import read_log
 from longshort.train import load_model
 from longshort.train.checkpoint import CheckpointError

@@ -1,0 +1,50 @@
+"""`longshort compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def compare(
+    config: Annotated[Path, typer.Argument(help="YAML file of LS-attention; the other variants are changes to it.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ...")] = None,
+    variants: Annotated[str, typer.Option(help="Comma-separated names, or `all`.")] = "plain,ls",
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, from run.seed on.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; CPU threads are shared out among them.")] = 2,
+    out: Annotated[Path, typer.Option(help="Folder for the runs, the table and the report.")] = Path("runs/compare"),
+) -> None:
+    """Train attention variants on the same data, seeds and steps. Ends in a table and a report. Resumable.
+
+    Example: longshort compare configs/tiny.yaml --variants plain,ls,qk-norm-head --seeds 3
+    """
+    from rich.console import Console
+
+    from longshort.report import compare as comparison
+    from longshort.report import write_report
+    from longshort.report.live import live_table, result_table
+    from longshort.train import ConfigError, TrainConfig
+    from longshort.train.answers import draw_tasks
+    from longshort.train.processes import run_all
+    from longshort.train.variants import EXPERIMENTAL, VARIANTS
+
+    if any(override.startswith("run.out=") for override in overrides or []):
+        raise ConfigError("run.out is the folder of one run; expected --out FOLDER for those of a comparison")
+    console, settings = Console(), TrainConfig.load(config, overrides or [])
+    every = [name for name in VARIANTS if name not in EXPERIMENTAL]
+    names = every if variants == "all" else [name.strip() for name in variants.split(",")]
+    trials = comparison.plan_trials(settings, names, range(settings.run.seed, settings.run.seed + seeds), out)
+    left = [trial.config for trial in trials if not trial.is_finished]
+    draw_tasks(left, typer.echo)
+    with live_table(trials, console) as watch:
+        finished = not left or run_all(left, jobs=min(jobs, len(left)), watch=watch)
+    if not finished:
+        typer.echo("interrupted; run the same command again to resume")
+        raise typer.Exit(130)
+    rows = comparison.save_summary(trials, out)
+    title = "Comparison of attention variants"
+    files = write_report([trial.out for trial in trials], out / "report.html", title=title)
+    console.print(result_table(rows))
+    typer.echo(f"wrote {out / comparison.SUMMARY}\nwrote {files.html}")

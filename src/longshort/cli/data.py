@@ -1,0 +1,48 @@
+"""`longshort data`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def data(
+    out: Annotated[Path, typer.Option(help="Folder for the token files.")],
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(help="Files or folders of .txt, .jsonl, .gz, .xz, .zst; or hf:OWNER/NAME."),
+    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="bytes (the default), a tokenizer.json or its folder.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Learn a byte-level BPE of this size from the text.")] = None,
+    validation: Annotated[list[str] | None, typer.Option(help="Source of the validation split; repeatable.")] = None,
+    test: Annotated[list[str] | None, typer.Option(help="Source of the test split; repeatable.")] = None,
+    split: Annotated[
+        tuple[float, float, float], typer.Option(help="Shares of train, validation and test, where none is named.")
+    ] = (0.9, 0.05, 0.05),
+    workers: Annotated[int | None, typer.Option(help="Processes (default: 1 for bytes, every core for BPE).")] = None,
+    seed: Annotated[int, typer.Option(help="Chooses which documents go to which split.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is in the folder.")] = False,
+) -> None:
+    """Turn text into token files for training. Without SOURCES, the standard library of the running Python.
+
+    Example: longshort data --out data/books books/ --vocab-size 8192
+    """
+    from rich.console import Console
+
+    from longshort.data.show import prepare_and_show
+
+    prepare_and_show(
+        sources or [],
+        out,
+        console=Console(),
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        validation=validation or None,
+        test=test or None,
+        split=split,
+        workers=workers,
+        seed=seed,
+        force=force,
+    )

@@ -1,0 +1,46 @@
+"""`longshort import`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def import_(
+    source: Annotated[Path, typer.Argument(help="Folder or file of GPT-2's safetensors; or the author's .pt file.")],
+    out: Annotated[Path, typer.Option(help="Folder of the run that is made; it must not hold one.")],
+    tokenizer: Annotated[
+        str | None, typer.Option(help="tokenizer.json or its folder, or bytes (default: the one beside SOURCE).")
+    ] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="Of a .pt file that does not say: heads a layer.")] = None,
+    global_heads: Annotated[int | None, typer.Option(min=0, help="Likewise: how many of them are global.")] = None,
+    window: Annotated[int | None, typer.Option(min=1, help="Likewise: keys a local head sees, its own too.")] = None,
+    span: Annotated[int | None, typer.Option(min=0, help="Likewise: or the keys before its own.")] = None,
+    activation: Annotated[
+        str | None, typer.Option(help="Of a .pt file: gelu (default), or gelu_tanh of older code.")
+    ] = None,
+) -> None:
+    """Make a run at step 0 of GPT-2's or the paper author's weights. For generate, evaluate, train, export.
+
+    Example: longshort import gpt2/ --out runs/gpt2 && longshort generate runs/gpt2 --prompt "Once"
+    """
+    from longshort.hf.importers.run import import_as_run
+
+    made = import_as_run(
+        source,
+        out,
+        tokenizer=tokenizer,
+        n_heads=heads,
+        n_global=global_heads,
+        window=window,
+        span=span,
+        activation=activation,
+    )
+    typer.echo(f"{made.model.n_parameters():,} parameters, {made.model.config.layer_plans[0]}")
+    typer.echo(
+        f"wrote {made.checkpoint}\nwrote {made.config}: longshort train {made.config} data.path=... starts from it"
+    )
+    if made.tokenizer is None:
+        typer.echo("no tokenizer: generate, export and train need one, which import takes with --tokenizer", err=True)

@@ -1,0 +1,32 @@
+"""`longshort train`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="YAML file; see configs/ for examples.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ..., or task=NAME.")] = None,
+) -> None:
+    """Train a model, or resume the run in run.out. Under torchrun, on several processes.
+
+    Example: longshort train configs/tiny.yaml optimizer.lr=3e-3 run.out=runs/mine
+
+    With task=NAME, on examples with answers: longshort train configs/listops.yaml
+    """
+    from longshort.train import TrainConfig
+    from longshort.train import train as run_training
+    from longshort.train.progress import ConsoleReporter
+
+    result = run_training(TrainConfig.load(config, overrides or []), ConsoleReporter())
+    if os.environ.get("RANK", "0") == "0":  # of torchrun's processes one speaks
+        typer.echo(f"{result.status} at step {result.step}; metrics and checkpoints are in {result.out}")
+        if result.status == "interrupted":
+            typer.echo("run the same command again to resume")
+    if result.status == "interrupted":
+        raise typer.Exit(130)

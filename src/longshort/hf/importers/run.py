@@ -1,0 +1,86 @@
+"""A third-party model as a run at step 0, which generate, evaluate, train and export take like any run.
+
+The importers read and convert; here the result gets a checkpoint, a config.yaml and a tokenizer.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from longshort.data.tokenizer import Tokenizer, load_tokenizer
+from longshort.files import write_atomically, write_json
+from longshort.hf.importers.author import from_author
+from longshort.hf.importers.gpt2 import from_gpt2
+from longshort.model import GPT
+from longshort.stability import SpikeGuard
+from longshort.train import TrainConfig
+from longshort.train.checkpoint import save_checkpoint
+
+CONFIG = "config.yaml"
+
+
+class ImportedRun(NamedTuple):
+    """What an import made."""
+
+    model: GPT
+    checkpoint: Path
+    config: Path
+    """A configuration to train on from the weights."""
+    tokenizer: Tokenizer | None
+
+
+def import_as_run(
+    source: Path,
+    out: Path,
+    *,
+    tokenizer: str | None = None,
+    n_heads: int | None = None,
+    n_global: int | None = None,
+    window: int | None = None,
+    span: int | None = None,
+    activation: str | None = None,
+) -> ImportedRun:
+    """Read GPT-2's weights or a file of the paper's author (.pt) and write them as a run.
+
+    The tokenizer is that beside the source if none is named. The other options say what an author's file does not.
+    """
+    reach = {"n_heads": n_heads, "n_global": n_global, "window": window, "span": span}
+    if source.suffix in (".pt", ".pth", ".ckpt"):
+        model = from_author(source, **reach, activation=activation or "gelu")
+    else:
+        given = [name for name, value in (reach | {"activation": activation}).items() if value is not None]
+        if given:
+            raise ValueError(f"{', '.join(given)} belong to the author's .pt files; {source} is read as GPT-2")
+        model = from_gpt2(source)
+    beside = (source if source.is_dir() else source.parent) / "tokenizer.json"
+    if tokenizer is None and beside.is_file():
+        tokenizer = str(beside)
+    found = None if tokenizer is None else load_tokenizer(tokenizer)
+    return ImportedRun(model, save_as_run(model, out, tokenizer=found, source=source.name), out / CONFIG, found)
+
+
+def save_as_run(model: GPT, out: Path, *, tokenizer: Tokenizer | None = None, source: str = "") -> Path:
+    """Write the model as a run's checkpoint of step 0, with a config.yaml to train on from; returns the checkpoint."""
+    if (out / "checkpoints").is_dir():
+        raise ValueError(f"out must not hold a run yet, got {out}, which has checkpoints")
+    if tokenizer is not None and tokenizer.vocab_size > model.config.vocab_size:
+        raise ValueError(
+            f"tokenizer must have no more tokens than the model, {model.config.vocab_size}, got {tokenizer.vocab_size}"
+        )
+    fields = model.config.to_dict()
+    config = TrainConfig.from_dict({"model": fields, "run": {"out": str(out)}})
+    if tokenizer is not None:
+        write_json(out / "tokenizer.json", tokenizer.to_dict())
+    given = {name: value for name, value in fields.items() if value is not None}
+    write_atomically(out / CONFIG, yaml.safe_dump({"model": given, "run": {"out": str(out)}}, sort_keys=False))
+    state = {
+        "config": config.to_dict(),
+        "progress": {},
+        "guard": SpikeGuard().state_dict(),
+        "vocabulary": None if tokenizer is None else tokenizer.fingerprint,
+        "imported": source,
+    }
+    return save_checkpoint(out / "checkpoints", step=0, model=model.state_dict(), trainer={}, state=state)
