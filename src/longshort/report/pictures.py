@@ -29,7 +29,7 @@ def small_png(png: bytes) -> bytes:
     became 1.2). An opaque picture is expected.
 
     Most charts have more colours only where the edges of strokes meet. Median cut spends the palette by area: lines,
-    cells and the gradients of legends keep theirs, and only a pixel in a thousand, at an edge, is off by 8 to 16 of 255.
+    cells and the gradients of legends keep theirs, and only a pixel in a thousand, at an edge, is off by 8 to 16.
     (Maximum coverage, which spends it by distance, turned grey cells of a heat map blue.) Nothing is dithered: dots are
     noise and pack badly.
     """
