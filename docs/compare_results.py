@@ -155,7 +155,8 @@ def main() -> int:
         print(f"read as the same words: {pattern} -> {words}")
     for name in sorted(new.keys() - old.keys()):
         print(f"{name}: a new page, not compared")
-    print(*found, sep="\n")
+    for line in found:
+        print(line)
     rows = [row for text in old.values() for row in page(text).values()]
     held = sum(len(places) for row in rows for places in row.values())
     print(
