@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.engine.measures import perplexity
-from longshort.files import write_atomically
 from longshort.report.charts import drawing, log_ticks
+from longshort.report.pictures import write_picture
 from longshort.report.theme import DASHES, LIGHT, vega_config
 
 SIZE = 250
@@ -148,14 +148,10 @@ def _order(rows: Sequence[dict[str, Any]], field: str) -> list[Any]:
 
 
 def picture(chart: Any, path: Path, *, title: str) -> Path:
-    """The chart as PNG, light, at twice its size."""
-    import vl_convert
-
-    alt = drawing()
-    spec = chart.properties(title=alt.TitleParams(title, anchor="start", offset=14)).to_dict()
+    """The chart as PNG, light."""
+    spec = chart.properties(title=drawing().TitleParams(title, anchor="start", offset=14)).to_dict()
     spec["config"] = vega_config(LIGHT) | {"background": LIGHT["card"], "padding": 20}
-    version = str(alt.SCHEMA_VERSION).lstrip("v").rpartition(".")[0]
-    return write_atomically(path, vl_convert.vegalite_to_png(spec, vl_version=version, scale=2))
+    return write_picture(spec, path)
 
 
 def _axis(rows: Sequence[dict[str, Any]], field: str, log: bool) -> Any:

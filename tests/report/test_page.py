@@ -197,7 +197,7 @@ def test_reading_needs_none_of_the_drawing_packages(tmp_path):
     folder = small_run(tmp_path / "run", [train_record(1, 2.0)])
     code = f"""
 import sys
-for name in ("altair", "vl_convert", "jinja2"):
+for name in ("altair", "vl_convert", "jinja2", "PIL"):
     sys.modules[name] = None
 from longshort.report import ReportError, write_report
 from longshort.runs import load_run

@@ -76,6 +76,7 @@ def drawing() -> Any:
     try:
         import altair
         import jinja2  # noqa: F401
+        import PIL  # noqa: F401
         import vl_convert  # noqa: F401
     except ImportError as error:
         raise ReportError(f"a report needs the package {error.name}: pip install 'longshort[report]'") from None

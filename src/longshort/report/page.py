@@ -14,9 +14,9 @@ from urllib.parse import quote
 from longshort.files import write_atomically
 from longshort.report import comparison, datasets, theme
 from longshort.report.charts import LOSSES, X_AXES, Charts, ReportError, drawing, with_data
+from longshort.report.pictures import vegalite, write_picture
 from longshort.runs import Run, Sample, load_runs
 
-PICTURE_SCALE = 2
 MORE_SAMPLES = 6
 
 
@@ -53,20 +53,12 @@ def _title(runs: Sequence[Run]) -> str:
 
 
 def write_pictures(runs: Sequence[Run], data: datasets.Datasets, folder: Path) -> list[Path]:
-    """The charts as PNG, light, at twice the size; a chart without data is left out."""
-    import vl_convert
-
+    """The charts as PNG, light; a chart without data is left out."""
     charts = Charts(runs, data, legend=True)
     specs = {quantity: charts.loss(quantity, "step") for quantity in LOSSES}
     if data.logit_range:
         specs |= {"logits": charts.logits("step"), "heatmap": charts.heat_maps()}
-    return [
-        write_atomically(
-            folder / f"{name}.png",
-            vl_convert.vegalite_to_png(with_data(spec, data), vl_version=_vegalite(), scale=PICTURE_SCALE),
-        )
-        for name, spec in specs.items()
-    ]
+    return [write_picture(with_data(spec, data), folder / f"{name}.png") for name, spec in specs.items()]
 
 
 def render(runs: Sequence[Run], data: datasets.Datasets, title: str, out: Path) -> str:
@@ -151,18 +143,13 @@ def _samples(variant: comparison.Variant) -> tuple[Run, Sample, list[tuple[Run, 
     return first, first.samples[-1], more[:MORE_SAMPLES]
 
 
-def _vegalite() -> str:
-    """The Vega-Lite version for which Altair writes, as vl-convert names it."""
-    return str(drawing().SCHEMA_VERSION).lstrip("v").rpartition(".")[0]
-
-
 @functools.cache
 def _vega_script() -> str:
     """Vega, Vega-Lite and vega-embed as one script that sets `vegaEmbed`."""
     import vl_convert
 
     # The stub asks for a snippet that the function does not need.
-    return vl_convert.javascript_bundle(vl_version=_vegalite())  # type: ignore[call-arg]
+    return vl_convert.javascript_bundle(vl_version=vegalite())  # type: ignore[call-arg]
 
 
 def _yaml(config: dict[str, Any]) -> str:
