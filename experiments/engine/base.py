@@ -75,9 +75,13 @@ def on_cuda(device: str) -> bool:
     return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
 
 
+def _has_task(experiment: Experiment) -> bool:
+    return experiment.base is not None and "task" in experiment.base
+
+
 def token_folder(experiment: Experiment, options: Options) -> Path | None:
     """The folder of the data, or an error with the command that makes one; None where the variants have tasks."""
-    if experiment.base is not None:
+    if _has_task(experiment):
         return None
     if options.data is None and options.quick:
         return default_data()
@@ -100,7 +104,7 @@ def base_config(experiment: Experiment, options: Options, *, data: Path | None) 
     changes |= {"run.steps": steps, "run.eval_every": max(1, steps // EVALUATIONS), "run.device": options.device}
     if data is not None:
         changes |= {"data.path": str(data), "model.vocab_size": TokenFile.open(data / "train.tokens").vocab_size}
-    if own is not None and options.data is not None:
+    if _has_task(experiment) and options.data is not None:
         changes |= {"task.name": "text", "task.path": str(options.data.resolve())}
     for name, value in changes.items():
         section, _, key = name.partition(".")

@@ -243,6 +243,26 @@ def losses_by_seed(row: Row) -> dict[int, float]:
     return {seed: loss for seed, loss in zip(row["seeds"], finals, strict=False) if loss is not None}
 
 
+_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Student's t at 97.5 % for 1, 2, ... degrees of freedom."""
+
+
+def paired(mine: Row, theirs: Row) -> Row | None:
+    """Differences of final losses seed by seed, their mean and its 95 % interval; None with fewer than two seeds.
+
+    >>> found = paired({"seeds": [0, 1], "final_losses": [3.5, 3.4]}, {"seeds": [1, 0], "final_losses": [3.5, 3.6]})
+    >>> [round(number, 6) for number in (found["mean"], *found["interval"])]
+    [-0.1, -0.1, -0.1]
+    """
+    own, others = losses_by_seed(mine), losses_by_seed(theirs)
+    differences = [own[seed] - others[seed] for seed in sorted(own.keys() & others.keys())]
+    if len(differences) < 2:
+        return None
+    mean, spread = statistics.fmean(differences), statistics.stdev(differences)
+    half = _T95[min(len(differences) - 1, len(_T95)) - 1] * spread / math.sqrt(len(differences))
+    return {"differences": differences, "mean": mean, "interval": (mean - half, mean + half)}
+
+
 def by_name(data: Data) -> dict[str, Row]:
     """The rows of the data by the name of the variant."""
     return {row["variant"]: row for row in data["rows"]}

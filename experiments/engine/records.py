@@ -110,7 +110,7 @@ class Experiment:
     on_request: tuple[str, ...] = ()
     """Variants that cost far more than others: a pattern of `--variants` takes them where it takes nothing else."""
     base: Mapping[str, Mapping[str, Any]] | None = None
-    """Sections of the base configuration in place of the author's, with a task: the runs then need no token folder."""
+    """Sections of the base configuration in place of the author's; with a task the runs need no token folder."""
     quick_base: Mapping[str, Mapping[str, Any]] | None = None
     """The same for `--quick`."""
     settings: Mapping[str, Any] = field(default_factory=dict)
