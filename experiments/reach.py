@@ -106,7 +106,7 @@ def collect(folder: Path) -> Data:
 
 
 def _parts(variant: str, runs: Sequence[Outcome]) -> Row:
-    context, layers = runs[0].run.config["model"]["context"], runs[0].run.plans
+    context, layers = runs[0].run.config["model"]["context"], runs[0].run.header.plans
     keys = [_keys(window, context) for layer in layers for window in layer]
     reach = {
         "n_global": sum(layer.count(None) for layer in layers),

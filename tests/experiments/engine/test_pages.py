@@ -10,6 +10,7 @@ from experiments import NAMES, load
 from experiments.__main__ import app
 from experiments.engine import pages
 from experiments.engine.records import HOLDS, NOT_RUN
+from longshort.report import ReportError
 from longshort.report.figures import drawn_from, fingerprint, picture, specification
 from longshort.runs import RunError
 
@@ -110,7 +111,7 @@ def test_numbers_need_no_drawing_packages(tmp_path, monkeypatch, folders):
     data = load("endurance").collect(out)
     data["provenance"]["commands"] = []
     pages.save(load("endurance"), data)
-    with pytest.raises(RunError, match="altair"):
+    with pytest.raises(ReportError, match="altair"):
         pages.build(load("endurance"))
 
 
