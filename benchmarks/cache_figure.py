@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments.engine.figures import frame, picture
 from longshort.report.charts import drawing
+from longshort.report.figures import frame, picture
 from longshort.report.theme import LIGHT
 
 NAMES = {"plain": "every head keeps everything", "ls": "1 global head, 11 with a window of 128"}

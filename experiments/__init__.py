@@ -1,1 +1,31 @@
-"""The experiments, each a recipe with its arms, claims, summary and figure, and what only they need."""
+"""The experiments, one module for each question, and the engine that runs, packs and publishes them.
+
+`python -m experiments --list` shows them all; none of this is part of the installed package.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from experiments.engine.records import Experiment
+
+NAMES = (
+    *("explosion", "stabilizers", "lr-sensitivity", "heads-and-window", "degrees-of-freedom", "positions", "latency"),
+    *("endurance", "scale", "label-noise", "corrupted-tokens", "loss-landscape"),
+    *("long-range", "las-sweep", "las-gain", "las-books", "recall", "reach"),
+)
+"""Every experiment, in the order of the table of claims."""
+
+
+def load(name: str) -> Experiment:
+    """The experiment of this name, from its module.
+
+    >>> load("heads-and-window").question
+    'How many global heads, and how wide a window?'
+    """
+    if name not in NAMES:
+        raise ValueError(f"NAME must be one of {', '.join(NAMES)}, got {name!r}")
+    found: Experiment = import_module(f"experiments.{name.replace('-', '_')}").EXPERIMENT
+    return found

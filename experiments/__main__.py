@@ -1,12 +1,191 @@
-"""`python -m experiments`, from a checkout."""
+"""`python -m experiments`, from a checkout: its options, and what a call does. Heavy imports happen when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.engine.verb import reproduce
+from experiments import NAMES, load
 from longshort.cli import one_line_errors
 
+if TYPE_CHECKING:
+    from experiments.engine.records import Experiment, Options
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-app.command()(one_line_errors()(reproduce))
+SUMMARY = "summary.md"
+say: Callable[[str], None] = typer.echo
+
+
+@app.command()
+@one_line_errors()
+def main(
+    name: Annotated[str | None, typer.Argument(help="The experiment; --list shows them.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ... of the base config.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Show every experiment and what it costs.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the runs (default: runs/NAME).")] = None,
+    data: Annotated[Path | None, typer.Option(help="Token folder, made by `longshort data`.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of each run (default: the experiment's).")] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds, as in 0,1,2; later calls may add some.")] = "0",
+    variants: Annotated[str | None, typer.Option(help="Only these: names or patterns, as in 'ls-*,g1'.")] = None,
+    arms: Annotated[str | None, typer.Option(hidden=True, help="The old name of --variants.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    parallel: Annotated[int, typer.Option(min=1, help="Runs that share the device.")] = 1,
+    minutes: Annotated[float | None, typer.Option(min=0.0, help="Stop cleanly after so long; resumable.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="CPU-sized: shows that it runs, decides nothing.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Show the runs and a guess of the time; run nothing.")] = False,
+    time_steps: Annotated[bool, typer.Option("--time-steps", help="Time a step of each variant alone.")] = False,
+    pack: Annotated[Path | None, typer.Option(help="Pack the results, without weights, into this .tar.gz.")] = None,
+    unpack: Annotated[Path | None, typer.Option(help="Add the results of a pack to the folder; train nothing.")] = None,
+    publish: Annotated[bool, typer.Option("--publish", help="Save the folder's data and build their page.")] = False,
+    add: Annotated[bool, typer.Option("--add", help="With --publish: add to the published data of a task.")] = False,
+    build: Annotated[bool, typer.Option("--build", help="Build the page, or all pages, from saved data.")] = False,
+) -> None:
+    """Run an experiment. Resumable: what is done is not done again; variants and seeds may be added.
+
+    Example: python -m experiments explosion --data data/books --parallel 6 --minutes 8 --pack explosion.tar.gz
+    """
+    from experiments.engine.records import Options
+
+    if build:
+        _build(NAMES if name is None else (name,))
+        return
+    if list_ or name is None:
+        _list()
+        return
+    chosen = variants or arms
+    options = Options(
+        out=out or Path("runs") / name,
+        data=data,
+        steps=steps,
+        seeds=numbers(seeds),
+        variants=None if chosen is None else tuple(variant.strip() for variant in chosen.split(",")),
+        device=device,
+        parallel=parallel,
+        minutes=minutes,
+        quick=quick,
+        overrides=tuple(overrides or ()),
+    )
+    experiment = load(name)
+    if plan:
+        _plan(experiment, options)
+    elif unpack is not None or publish:
+        _take_in(experiment, options.out, unpack=unpack, publish=publish, add=add)
+    elif not _run(experiment, options, time_steps=time_steps, pack=pack):
+        say("stopped; run the same command again to resume")
+        raise typer.Exit(0 if minutes is not None else 130)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """
+    >>> numbers("0,1,5")
+    (0, 1, 5)
+    """
+    try:
+        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise ValueError(f"--seeds must be numbers separated by commas, as in 0,1,2; got {text!r}") from None
+
+
+def _list() -> None:
+    say("Costs are guesses from the speed of earlier runs; `--plan` counts the runs that are left.")
+    for experiment in map(load, NAMES):
+        say(f"{experiment.name}\n    {experiment.question}\n    {experiment.cost}")
+
+
+def _build(names: tuple[str, ...]) -> None:
+    """Pages and figures from saved data, and the table of all claims."""
+    from experiments.engine import pages
+
+    experiments = [load(name) for name in names]
+    for experiment in experiments:
+        if len(experiments) == 1 or pages.load(experiment) is not None:
+            for path in pages.build(experiment):
+                say(f"wrote {path}")
+    say(f"wrote {pages.write_index(map(load, NAMES))}")
+
+
+def _plan(experiment: Experiment, options: Options) -> None:
+    from experiments.engine import sweep
+
+    if experiment.variants is None:
+        say(f"{experiment.name} is one measurement, not a sweep. {experiment.cost}")
+        return
+    for line in sweep.describe(experiment, options):
+        say(line)
+
+
+def _run(experiment: Experiment, options: Options, *, time_steps: bool, pack: Path | None) -> bool:
+    """Run what is left, or time steps, and pack; False if it was stopped before the end, with what there is packed."""
+    from experiments.engine import sweep
+    from experiments.engine.pack import pack as write_pack
+
+    done = True
+    try:
+        if experiment.measure is not None:
+            experiment.measure(options, say)
+        elif time_steps:
+            say(f"wrote {sweep.time_steps(experiment, options, say)}")
+        else:
+            done = sweep.run_sweep(experiment, options, say)
+    except sweep.RunFailed:
+        if pack is not None:  # what the other runs brought must not be lost
+            write_pack(options.out, pack)
+        raise
+    if pack is not None:
+        say(f"wrote {write_pack(options.out, pack)}, {pack.stat().st_size / 1e6:.2f} MB")
+    if not time_steps:
+        _show(experiment, options.out)
+    return done
+
+
+def _take_in(experiment: Experiment, out: Path, *, unpack: Path | None, publish: bool, add: bool) -> None:
+    """Add a pack to the folder, and save its data and page."""
+    from experiments.engine import pages
+    from experiments.engine.joining import joined
+    from experiments.engine.pack import unpack as read_pack
+
+    if unpack is not None:
+        kept = read_pack(unpack, out)
+        say(f"unpacked {unpack} into {out}")
+        if kept:
+            say(f"left as they are, since they came farther than the pack's: {', '.join(kept)}")
+    if publish:
+        data, published = experiment.collect(out), pages.load(experiment)
+        say(f"wrote {pages.save(experiment, joined(published, data) if add and published is not None else data)}")
+        _build((experiment.name,))
+    _show(experiment, out)
+
+
+def _show(experiment: Experiment, out: Path) -> None:
+    """The table and the findings; the report page of the runs where its packages are."""
+    from experiments.engine.pages import is_quick
+    from longshort.files import write_atomically
+    from longshort.report import ReportError, write_report
+    from longshort.runs import METRICS, RunError
+
+    try:
+        data = experiment.collect(out)
+    except RunError as error:  # stopped before the first step of any run
+        say(str(error))
+        return
+    lines = [experiment.table(data), *(() if experiment.more is None else (experiment.more(data),))]
+    for key, found in experiment.findings(data).items():
+        verdict = "--quick decides nothing" if is_quick(data) else found.verdict
+        lines.append(f"{experiment.claims[key].text}: {verdict} ({found.ours})")
+    for line in lines:
+        say(line)
+    write_atomically(out / SUMMARY, "\n".join(lines) + "\n")
+    runs = sorted(path.parent for path in out.glob(f"*/{METRICS}") if path.stat().st_size)
+    if not runs:
+        return
+    try:
+        say(f"wrote {write_report(runs, out / 'report.html', title=experiment.question, png=False).html}")
+    except (ReportError, RunError) as error:
+        say(f"no report page: {error}")
+
 
 if __name__ == "__main__":
     app(prog_name="python -m experiments")

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.attention import machine
 from experiments.engine.anatomy import effective_rank
-from experiments.engine.recipe import Options
-from experiments.engine.sweep import remember_command
+from experiments.engine.measurement import machine, on_one_thread
+from experiments.engine.records import Message, Options
 from longshort.files import write_json
 
 BAND = 32
@@ -89,28 +87,22 @@ def _band_scores(q: Tensor, k: Tensor, band: int) -> tuple[Tensor, Tensor]:
     return logits.detach().masked_fill(missing, 0.0).abs().max(), logs
 
 
-def measure(options: Options, message: Callable[[str], None]) -> None:
+def measure(options: Options, message: Message) -> None:
     """Every length, width and seed, with and without the window."""
     lengths, widths = (QUICK_LENGTHS, QUICK_WIDTHS) if options.quick else (LENGTHS, WIDTHS)
     steps = options.steps or (QUICK_STEPS if options.quick else STEPS)
-    remember_command(options.out)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the matrices are small: more threads wait for each other
-    start, fits = time.perf_counter(), []
-    for n in lengths:
-        for d in widths:
-            for seed in options.seeds:
-                fits += [
-                    learn(n, d, windowed=windowed, seed=seed, steps=steps, band=BAND) for windowed in (False, True)
-                ]
-        message(f"n {n}: {len(fits)} fits in {time.perf_counter() - start:.0f} s")
-    results = {
-        "seconds": round(time.perf_counter() - start, 1),
-        "machine": machine(),
-        "settings": {"band": BAND, "steps": steps, "rate": RATE, "seeds": list(options.seeds)},
-        "fits": fits,
-    }
-    torch.set_num_threads(threads)
+    fits: list[dict[str, Any]] = []
+    with on_one_thread(options) as seconds:
+        for n in lengths:
+            for d, seed, windowed in itertools.product(widths, options.seeds, (False, True)):
+                fits.append(learn(n, d, windowed=windowed, seed=seed, steps=steps, band=BAND))
+            message(f"n {n}: {len(fits)} fits in {seconds():.0f} s")
+        results = {
+            "seconds": round(seconds(), 1),
+            "machine": machine(),
+            "settings": {"band": BAND, "steps": steps, "rate": RATE, "seeds": list(options.seeds)},
+            "fits": fits,
+        }
     write_json(options.out / RESULTS, results)
 
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.attention import machine
-from experiments.engine.recipe import Options
-from experiments.engine.sweep import remember_command
+from experiments.engine.measurement import machine, on_one_thread
+from experiments.engine.records import Message, Options
 from longshort.files import write_json
 from longshort.losses import BASES, transform_scores
 
@@ -145,19 +143,16 @@ def explore(
     return rows
 
 
-def measure(options: Options, message: Callable[[str], None]) -> None:
+def measure(options: Options, message: Message) -> None:
     """Every network, base loss, kind of data and seed."""
     starts, steps = (QUICK_STARTS, QUICK_STEPS) if options.quick else (STARTS, STEPS)
     steps = options.steps or steps
-    remember_command(options.out)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the matrices are small: more threads wait for each other
-    begun, rows = time.perf_counter(), []
-    for network, kind, seed in itertools.product(NETWORKS, SPOILT, options.seeds):
-        for base in BASE_LOSSES[network]:
-            rows += explore(network, base, kind, starts=starts, steps=steps, seed=seed)
-            message(f"{network}, {base}, {kind}, seed {seed}: {time.perf_counter() - begun:.0f} s")
-    torch.set_num_threads(threads)
+    rows = []
+    with on_one_thread(options) as seconds:
+        for network, kind, seed in itertools.product(NETWORKS, SPOILT, options.seeds):
+            for base in BASE_LOSSES[network]:
+                rows += explore(network, base, kind, starts=starts, steps=steps, seed=seed)
+                message(f"{network}, {base}, {kind}, seed {seed}: {seconds():.0f} s")
+        took, on = round(seconds(), 1), machine()
     settings = {"starts": starts, "steps": steps, "rates": list(RATES), "points": POINTS, "seeds": list(options.seeds)}
-    seconds = round(time.perf_counter() - begun, 1)
-    write_json(options.out / RESULTS, {"seconds": seconds, "machine": machine(), "settings": settings, "rows": rows})
+    write_json(options.out / RESULTS, {"seconds": took, "machine": on, "settings": settings, "rows": rows})

@@ -1,14 +1,23 @@
-"""The paper's figure 1: do the logits of plain attention explode where those of LS-attention stay small?"""
+"""Do plain attention's logits explode where LS-attention's stay small? The paper's figure 1.
+
+The paper trains plain attention until its logits grow without bound and the loss diverges, and shows that LS-attention
+(one global head, the rest local) does not. Here both train at the author's learning rate and at 5 and 16 times it,
+where growth comes sooner. The trained models are looked into as well: the paper assumes that far dependencies are
+sparse, and where the global heads of a trained model look says whether they are.
+"""
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.engine import figures, measures, sight
+from experiments.engine import figures, measures, tables
 from experiments.engine.base import AUTHOR_LR
-from experiments.engine.recipe import Arms, Claim, Finding, Recipe, Summary, verdict_of
+from experiments.engine.measures import Outcome, Row
+from experiments.engine.records import Claim, Data, Experiment, Finding, Variants, verdict_of
+from experiments.engine.tables import shown
 from longshort.train import TrainConfig
 from longshort.train.variants import VARIANTS
 
@@ -17,107 +26,106 @@ RATES = tuple(round(factor * AUTHOR_LR, 6) for factor in (1, 5, 16))
 KINDS = ("plain", "ls")
 CALM, EXPLODED = 100.0, 400.0
 SPARSE_KEYS, SPARSE_SHARE = 20.0, 0.5
+SEEN = ("near_mass", "far_keys", "far_noticed", "logit_rank", "attention_rank")
+"""Of what `anatomy` finds in a trained model."""
 
 
-def arm_name(kind: str, rate: float) -> str:
-    """
-    >>> arm_name("plain", 0.0006), arm_name("ls", 0.0096)
+def at_rate(kind: str, rate: float) -> str:
+    """The name of a variant.
+
+    >>> at_rate("plain", 0.0006), at_rate("ls", 0.0096)
     ('plain-6e-4', 'ls-9.6e-3')
     """
     return f"{kind}-{rate:.1e}".replace(".0e", "e").replace("e-0", "e-")
 
 
-NAMES = tuple(arm_name(kind, rate) for rate in RATES for kind in KINDS)
+NAMES = tuple(at_rate(kind, rate) for rate in RATES for kind in KINDS)
 
 
-def arms(base: TrainConfig) -> Arms:
+def variants(base: TrainConfig) -> Variants:
     """Plain and LS-attention at each learning rate."""
     return {
-        arm_name(kind, rate): VARIANTS[kind](replace(base, optimizer=replace(base.optimizer, lr=rate)))
+        at_rate(kind, rate): VARIANTS[kind](replace(base, optimizer=replace(base.optimizer, lr=rate)))
         for rate in RATES
         for kind in KINDS
     }
 
 
-def summarise(folder: Path) -> Summary:
-    """Perplexity and logits by learning rate, and where the trained heads look."""
+def collect(folder: Path) -> Data:
+    """Rows and curves, and where the trained heads look."""
     found = measures.outcomes(folder)
-    grouped = measures.by_arm(found, NAMES)
-    rows = [measures.row(name, runs) for name, runs in grouped.items()]
-    looks = {name: look for name, runs in grouped.items() if (look := sight.of_runs(runs)) is not None}
-    data = {
-        "provenance": measures.provenance(found, folder),
-        "rows": rows,
-        "sight": looks,
-        "curves": [measures.curves(name, outcome) for name, runs in grouped.items() for outcome in runs],
-    }
-    table = measures.standard_table(rows) + ("\n" + sight.table(looks) if looks else "")
-    return Summary(data=data, table=table, sentences=_sentences(rows, looks), findings=_findings(rows, looks))
+    looks = {name: look(runs) for name, runs in measures.by_variant(found, NAMES).items()}
+    sight = {name: seen for name, seen in looks.items() if seen is not None}
+    return measures.data_of(found, folder, NAMES) | {"sight": sight}
 
 
-def _pairs(rows: list[dict[str, Any]]) -> list[tuple[float, dict[str, Any], dict[str, Any]]]:
-    """Rate, plain, LS: where both have run."""
-    by_name = {row["arm"]: row for row in rows}
-    names = [(rate, arm_name("plain", rate), arm_name("ls", rate)) for rate in RATES]
-    return [(rate, by_name[p], by_name[s]) for rate, p, s in names if p in by_name and s in by_name]
+def look(runs: list[Outcome]) -> dict[str, float] | None:
+    """Of the global heads, over layers and runs: medians of what `anatomy` found."""
+    heads = []
+    for outcome in runs:
+        found = outcome.after.get("anatomy", {})
+        for layer, plan in enumerate(outcome.run.header.plans if found else ()):
+            heads += [{k: found[k][layer][h] for k in SEEN} for h, window in enumerate(plan) if window is None]
+    known = {key: [head[key] for head in heads if head[key] is not None] for key in SEEN}
+    return {key: statistics.median(values) for key, values in known.items()} if all(known.values()) else None
 
 
-def exploded(row: dict[str, Any]) -> bool:
-    """Did some run of the arm pass the bound, lose a logit, or diverge?"""
-    return bool(row["diverged"] or measures.peak(row) > EXPLODED)
+def table(data: Data) -> str:
+    return tables.losses(data["rows"])
 
 
-def _sentences(rows: list[dict[str, Any]], looks: dict[str, dict[str, float]]) -> tuple[str, ...]:
-    shown, said = measures.shown, []
-    for rate, plain, ls in _pairs(rows):
-        said.append(
-            f"At {rate:g} plain attention's largest |logit| is {shown(plain['max_logit'], 3)} and LS-attention's "
-            f"{shown(ls['max_logit'], 3)}; final perplexity {shown(plain['final_perplexity'])} against "
-            f"{shown(ls['final_perplexity'])}; {plain['diverged']} of {len(plain['seeds'])} and {ls['diverged']} of "
-            f"{len(ls['seeds'])} runs diverged."
-        )
-    for name in (arm_name("plain", AUTHOR_LR), arm_name("ls", AUTHOR_LR)):
-        if name in looks:
-            said.append(
-                f"The median global head of {name} keeps {looks[name]['near_mass']:.0%} of its attention within 50 keys"
-                f" and gives {looks[name]['far_keys']:.1f} farther keys more than 1 % each."
-            )
-    return tuple(said)
+def sight_table(data: Data) -> str:
+    header = ("global heads of", "mass within 50 keys", "far keys above 1 %", "far mass on them")
+    lines = [(name, *(shown(seen[key], 3) for key in SEEN)) for name, seen in data["sight"].items()]
+    return "Medians over the global heads of all layers, two rows of the validation split:\n\n" + tables.markdown(
+        (*header, "rank of QK^T", "rank of attention"), lines
+    )
 
 
-def _findings(rows: list[dict[str, Any]], looks: dict[str, dict[str, float]]) -> dict[str, Finding]:
-    pairs, shown = _pairs(rows), measures.shown
-    found: dict[str, Finding] = {}
-    if len(pairs) == len(RATES):
-        calm = [measures.peak(ls) < CALM for _, _, ls in pairs]
-        ours = ", ".join(f"{shown(ls['max_logit'], 3)} at {rate:g}" for rate, _, ls in pairs)
-        found["calm"] = Finding(ours=ours, verdict=verdict_of(calm))
-        ours = ", ".join(
-            f"{shown(plain['max_logit'], 3)}{' (diverged)' if plain['diverged'] else ''} at {rate:g}"
-            for rate, plain, _ in pairs
-        )
-        found["explodes"] = Finding(ours=ours, verdict=verdict_of([exploded(plain) for _, plain, _ in pairs]))
-    sparse = {name: look for name, look in looks.items() if name.startswith("ls-")}
-    if len(sparse) == len(RATES):
-        good = [s["far_keys"] < SPARSE_KEYS and s["far_noticed"] > SPARSE_SHARE for s in sparse.values()]
-        ours = "; ".join(
-            f"{name}: {s['far_keys']:.1f} keys above 1 %, {s['far_noticed']:.0%} of the far mass on them"
-            for name, s in sparse.items()
-        )
-        found["sparse"] = Finding(ours=ours, verdict=verdict_of(good))
-    return found
+def _of_kind(data: Data, kind: str) -> list[tuple[float, Row]]:
+    """Rate and row; none unless both kinds ran at every rate."""
+    rows = measures.by_name(data)
+    return [(rate, rows[at_rate(kind, rate)]) for rate in RATES] if set(NAMES) <= rows.keys() else []
 
 
-def figure(data: dict[str, Any]) -> Any:
-    """Perplexity and largest |logit| over steps, a column a learning rate; below, every head at the end."""
+def calm(data: Data) -> Finding | None:
+    if not (pairs := _of_kind(data, "ls")):
+        return None
+    ours = ", ".join(f"{shown(row['max_logit'], 3)} at {rate:g}" for rate, row in pairs)
+    return Finding(ours=ours, verdict=verdict_of([measures.peak(row) < CALM for _, row in pairs]))
+
+
+def explodes(data: Data) -> Finding | None:
+    if not (pairs := _of_kind(data, "plain")):
+        return None
+    ours = ", ".join(
+        f"{shown(row['max_logit'], 3)}{' (diverged)' if row['diverged'] else ''} at {rate:g}" for rate, row in pairs
+    )
+    exploded = [bool(row["diverged"] or measures.peak(row) > EXPLODED) for _, row in pairs]
+    return Finding(ours=ours, verdict=verdict_of(exploded))
+
+
+def sparse(data: Data) -> Finding | None:
+    sight = {name: seen for name, seen in data["sight"].items() if name.startswith("ls-")}
+    if len(sight) < len(RATES):
+        return None
+    good = [s["far_keys"] < SPARSE_KEYS and s["far_noticed"] > SPARSE_SHARE for s in sight.values()]
+    ours = "; ".join(
+        f"{name}: {s['far_keys']:.1f} keys above 1 %, {s['far_noticed']:.0%} of the far mass on them"
+        for name, s in sight.items()
+    )
+    return Finding(ours=ours, verdict=verdict_of(good))
+
+
+def figure(data: Data) -> Any:
     from longshort.report.charts import drawing
 
     alt = drawing()
-    columns = {rate: [c for c in data["curves"] if c["arm"] in {arm_name(k, rate) for k in KINDS}] for rate in RATES}
     tops, middles, bottoms = [], [], []
-    for rate, curves in columns.items():
+    for rate in RATES:
+        curves = [c for c in data["curves"] if c["variant"] in {at_rate(kind, rate) for kind in KINDS}]
         common: dict[str, Any] = {"x": "step", "x_title": "step", "names": KINDS, "log": True}
-        validation, logits = figures.points(curves, series=lambda arm: arm.partition("-")[0])
+        validation, logits = figures.points(curves, series=lambda variant: variant.partition("-")[0])
         title = f"learning rate {rate:g}"
         tops.append(figures.lines(validation, y="perplexity", y_title="validation perplexity", title=title, **common))
         middles.append(figures.lines(logits, y="logit", y_title="max |logit|", **common))
@@ -128,36 +136,45 @@ def figure(data: dict[str, Any]) -> Any:
     return alt.vconcat(*rows).resolve_scale(color="independent")
 
 
-RECIPE = Recipe(
+EXPERIMENT = Experiment(
     name="explosion",
     question="Do plain attention's logits explode where LS-attention's stay small?",
     method=(
-        "The author's model, optimizer and rows of 2,048 tokens, plain attention against LS with 1 global and 5 local "
-        "heads of window 50, at the author's learning rate, 5 and 16 times it. 16 rows a step instead of 256 and "
-        "thousands of steps instead of 50,000; books, not PG-19's own split; a BPE of 10,000."
+        "The author's model, optimizer and sequences of 2,048 tokens, plain attention against LS with 1 global and 5 "
+        "local heads of window 50, at the author's learning rate, 5 and 16 times it. 16 sequences per step instead of "
+        "256 and thousands of steps instead of 50,000; books, not PG-19's own split; a BPE of 10,000."
     ),
     cost="H200: about 5 minutes for one seed, six at a time; CPU --quick: a minute",
+    caption=(
+        "Validation perplexity (top) and largest |logit| (middle) over steps, a column for each learning rate; below, "
+        "the last |logit| of every head, layer by layer."
+    ),
     claims={
         "calm": Claim(
             text="LS-attention's largest |logit| stays small",
             paper="< 50",
             rule=f"holds if it stays below {CALM:g} at all three rates; partly if at some",
+            judge=calm,
         ),
         "explodes": Claim(
             text="plain attention's largest |logit| explodes or training diverges",
             paper="> 200 to > 400, diverges after 20-30k steps",
             rule=f"holds if it passes {EXPLODED:g}, is not finite, or the run diverges, at all three rates; partly if "
             "at some",
+            judge=explodes,
         ),
         "sparse": Claim(
             text="long-range dependencies are sparse",
             paper="assumed",
             rule=f"holds if the median global head of LS gives fewer than {SPARSE_KEYS:g} far keys more than 1 % and "
             f"these hold over {SPARSE_SHARE:.0%} of its far mass, at every rate; partly if at some",
+            judge=sparse,
         ),
     },
-    summarise=summarise,
+    collect=collect,
+    table=table,
+    more=sight_table,
     figure=figure,
-    arms=arms,
+    variants=variants,
     steps=4000,
 )

@@ -1,4 +1,9 @@
-"""Number of global heads against window, and the best window of other lengths and widths: a rule of thumb."""
+"""How many global heads, and how wide a window?
+
+The paper has one global head and a window of 50 throughout; its reviewers missed an ablation. This is one: a grid of
+global heads by windows at the paper's length, then other lengths and widths with one global head, to see whether the
+best window grows with them: a rule of thumb, if there is one.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +13,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.engine import figures, measures
-from experiments.engine.recipe import FAILS, HOLDS, PARTLY, Arms, Claim, Finding, Recipe, Summary, verdict_of
-from experiments.engine.window_rule import best_window, fit_window
+from experiments.engine import figures, measures, tables
+from experiments.engine.measures import Outcome, Row
+from experiments.engine.records import (
+    FAILS,
+    HOLDS,
+    PARTLY,
+    Claim,
+    Data,
+    Experiment,
+    Finding,
+    Variants,
+    verdict_of,
+)
+from experiments.engine.tables import shown
+from experiments.window_rule import best_window, fit_window
 from longshort.heads import HeadPlan
 from longshort.train import TrainConfig
 from longshort.train.variants import with_plan
 
 WINDOWS = (2, 4, 8, 16, 32, 50, 100, 200, 512)
 LENGTHS = (0.25, 0.5, 2.0, 4.0, 8.0)
-"""Of the base's row: 512 to 16,384 for the paper's 2,048."""
+"""Of the base's sequences: 512 to 16,384 for the paper's 2,048."""
 WIDTHS = (0.5, 2.0)
 """Of the base's width, heads as many and as much narrower or wider."""
 RULE_WINDOWS = (2, 4, 8, 16, 50, 100, 200, 512)
 
 
-def arms(base: TrainConfig) -> Arms:
+def variants(base: TrainConfig) -> Variants:
     """The grid of heads and windows; then lengths and widths, each with one global head and several windows."""
     heads = base.model.n_heads
     cells = {f"g{g}-w{w}": _cell(base, g, w) for g in range(heads) for w in WINDOWS}
@@ -42,40 +59,36 @@ def _cell(base: TrainConfig, n_global: int, window: int) -> TrainConfig:
 
 
 def _of_length(base: TrainConfig, length: int) -> TrainConfig:
-    """Longer or shorter rows, as many tokens a step."""
-    rows = max(1, base.data.batch_size * base.length // length)
-    return replace(base, model=replace(base.model, context=length), data=replace(base.data, batch_size=rows))
+    """Longer or shorter sequences, as many tokens per step."""
+    batch = max(1, base.data.batch_size * base.length // length)
+    return replace(base, model=replace(base.model, context=length), data=replace(base.data, batch_size=batch))
 
 
-def summarise(folder: Path) -> Summary:
-    """Heat maps of the grid, the best window of each length and width, and the rule through them."""
-    found = measures.outcomes(folder)
-    grouped = measures.by_arm(found, sorted({outcome.arm for outcome in found}, key=_order))
-    rows = []
-    for name, runs in grouped.items():
-        model = runs[0].run.config["model"]
-        windows = runs[0].run.header.plans[0]
-        local = [w for w in windows if w is not None]
-        place = {"n_global": len(windows) - len(local), "window": local[0] if local else None}
-        rows.append(measures.row(name, runs) | place | {"length": model["context"], "width": model["width"]})
-    grid = [row for row in rows if row["arm"].startswith("g")]
-    bests = _bests(rows)
+def collect(folder: Path) -> Data:
+    """The rows with their place in the grid, the best window of each length and width, and the rule through them."""
+    data = measures.data_of(measures.outcomes(folder), folder, parts=_place, curve=None)
+    data["rows"].sort(key=lambda row: _order(row["variant"]))
+    bests = _bests(data["rows"])
     rule = fit_window([(b["length"], b["width"], b["window"]) for b in bests if not b["at_edge"]])
-    fitted = None if rule is None else rule._asdict()
-    data = {"provenance": measures.provenance(found, folder), "rows": rows, "best_windows": bests, "rule": fitted}
-    table = _grid_table(grid) + "\n" + _rule_table(bests) + "\n" + measures.standard_table(rows)
-    return Summary(data=data, table=table, sentences=_sentences(grid, bests, fitted), findings=_findings(grid))
+    return data | {"best_windows": bests, "rule": None if rule is None else rule._asdict()}
+
+
+def _place(variant: str, runs: Sequence[Outcome]) -> Row:
+    model, windows = runs[0].run.config["model"], runs[0].run.header.plans[0]
+    local = [w for w in windows if w is not None]
+    reach = {"n_global": len(windows) - len(local), "window": local[0] if local else None}
+    return reach | {"length": model["context"], "width": model["width"]}
 
 
 def _order(name: str) -> tuple[str, int, int]:
-    """Grid, lengths, widths; each by its numbers. An arm of another recipe goes last."""
+    """Grid, lengths, widths; each by its numbers. A variant of another experiment goes last."""
     first, _, window = name.partition("-w")
     if not first[1:].isdigit() or not (window or "0").isdigit():
         return "3", 0, 0
     return {"g": "0", "n": "1"}.get(name[0], "2"), int(first[1:]), int(window or 0)
 
 
-def _bests(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _bests(rows: Sequence[Row]) -> list[Row]:
     """The best window with one global head, for every length and width that was tried with three windows or more."""
     found = []
     for length, width in sorted({(row["length"], row["width"]) for row in rows}):
@@ -89,13 +102,75 @@ def _bests(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def above_the_best(rows: Sequence[dict[str, Any]], bests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def grid_of(data: Data) -> list[Row]:
+    """The cells at the paper's length and width."""
+    return [row for row in data["rows"] if row["variant"].startswith("g")]
+
+
+def table(data: Data) -> str:
+    grid = grid_of(data)
+    cells = {(row["n_global"], row["window"]): row for row in grid}
+
+    def cell(n_global: int, window: int) -> str:
+        row = cells.get((n_global, window)) or cells.get((n_global, None))
+        return "not run" if row is None else f"{shown(row['final_perplexity'])} / {shown(row['max_logit'], 3)}"
+
+    header = ("global heads: final perplexity / max abs logit", *(f"window {w}" for w in WINDOWS))
+    counts = sorted({row["n_global"] for row in grid})
+    return tables.markdown(header, [(g, *(cell(g, w) for w in WINDOWS)) for g in counts])
+
+
+def more(data: Data) -> str:
+    header = ("length", "width", "best window", "loss", "at the edge of what was tried")
+    lines = [
+        (b["length"], b["width"], f"{b['window']:.0f}", shown(b["loss"]), "yes" if b["at_edge"] else "no")
+        for b in data["best_windows"]
+    ]
+    rule = data["rule"]
+    fit = "No rule: fewer than two lengths have a best window inside those tried.\n"
+    if rule is not None:
+        fit = (
+            f"The fit through {rule['points']} of them: window = {rule['scale']:.3g} n^{rule['by_length']:.2f} "
+            f"d^{rule['by_width']:.2f}, off by a factor of {2 ** rule['error']:.2f} (RMS).\n"
+        )
+    return "\n".join([tables.markdown(header, lines), fit, tables.losses(data["rows"])])
+
+
+def _losses(data: Data) -> dict[tuple[int, int | None], float]:
+    """Final losses of the grid by global heads and window, of cells with as many steps as any."""
+    grid = grid_of(data)
+    most = max((max(r["steps"]) for r in grid), default=0)
+    return {
+        (r["n_global"], r["window"]): math.inf if r["final_loss"] is None else r["final_loss"]
+        for r in grid
+        if set(r["steps"]) == {most}
+    }
+
+
+def choice(data: Data) -> Finding | None:
+    losses = _losses(data)
+    if (1, 50) not in losses or len(losses) < 10 or min(losses.values()) == math.inf:
+        return None
+    share = math.exp(min(losses[1, 50] - min(losses.values()), 700.0))
+    ours = f"{share - 1:.1%} above the best of {len(losses)} cells"
+    return Finding(ours=ours, verdict=HOLDS if share <= 1.02 else PARTLY if share <= 1.05 else FAILS)
+
+
+def one(data: Data) -> Finding | None:
+    losses = _losses(data)
+    better = [losses[1, w] < losses[0, w] for w in WINDOWS if (0, w) in losses and (1, w) in losses]
+    if not better:
+        return None
+    ours = f"one global head is better than none at {sum(better)} of {len(better)} windows"
+    return Finding(ours=ours, verdict=verdict_of(better, of=len(WINDOWS)))
+
+
+def above_the_best(data: Data) -> list[dict[str, Any]]:
     """Perplexity with one global head by the window, a line for each length and width that has a best one."""
     points = []
-    for b in bests:
-        same = [
-            r for r in rows if r["window"] and (r["length"], r["width"], r["n_global"]) == (b["length"], b["width"], 1)
-        ]
+    for b in data["best_windows"]:
+        place = (b["length"], b["width"], 1)
+        same = [r for r in data["rows"] if r["window"] and (r["length"], r["width"], r["n_global"]) == place]
         finite = [r for r in same if r["final_perplexity"] is not None]
         lowest = min((r["final_perplexity"] for r in finite), default=math.inf)
         series = f"n {b['length']}, d {b['width']}"
@@ -106,82 +181,12 @@ def above_the_best(rows: Sequence[dict[str, Any]], bests: Sequence[dict[str, Any
     return points
 
 
-def _grid_table(grid: Sequence[dict[str, Any]]) -> str:
-    cells = {(row["n_global"], row["window"]): row for row in grid}
-
-    def cell(n_global: int, window: int) -> str:
-        row = cells.get((n_global, window)) or cells.get((n_global, None))
-        if row is None:
-            return "not run"
-        return f"{measures.shown(row['final_perplexity'])} / {measures.shown(row['max_logit'], 3)}"
-
-    header = ("global heads: final perplexity / max abs logit", *(f"window {w}" for w in WINDOWS))
-    counts = sorted({row["n_global"] for row in grid})
-    return measures.markdown(header, [(g, *(cell(g, w) for w in WINDOWS)) for g in counts])
-
-
-def _rule_table(bests: Sequence[dict[str, Any]]) -> str:
-    header = ("length", "width", "best window", "loss", "at the edge of what was tried")
-    cells = [
-        (b["length"], b["width"], f"{b['window']:.0f}", measures.shown(b["loss"]), "yes" if b["at_edge"] else "no")
-        for b in bests
-    ]
-    return measures.markdown(header, cells)
-
-
-def _sentences(
-    grid: Sequence[dict[str, Any]], bests: Sequence[dict[str, Any]], rule: dict[str, Any] | None
-) -> tuple[str, ...]:
-    finite = sorted((r for r in grid if r["final_perplexity"] is not None), key=lambda r: float(r["final_perplexity"]))
-    said = []
-    if finite:
-        best, worst = finite[0], finite[-1]
-        said.append(
-            f"Of {len(grid)} cells {best['arm']} has the lowest final perplexity, {best['final_perplexity']:.4g}, and "
-            f"{worst['arm']} the highest, {worst['final_perplexity']:.4g}."
-        )
-    edges = sum(b["at_edge"] for b in bests)
-    inside = [b["window"] for b in bests if not b["at_edge"]]
-    if rule is not None:
-        said.append(
-            f"A fit through {rule['points']} best windows is {rule['scale']:.3g} n^{rule['by_length']:.2f} "
-            f"d^{rule['by_width']:.2f}, off by a factor of {2 ** rule['error']:.2f} (RMS); they lie between "
-            f"{min(inside):.1f} and {max(inside):.1f}."
-        )
-    if edges:
-        said.append(
-            f"{edges} of {len(bests)} best windows are the smallest or largest that was tried with their length and "
-            f"width, and enter no fit{'' if rule else ': there is none'}."
-        )
-    return tuple(said)
-
-
-def _findings(grid: Sequence[dict[str, Any]]) -> dict[str, Finding]:
-    most = max((max(r["steps"]) for r in grid), default=0)
-    whole = [r for r in grid if set(r["steps"]) == {most}]
-    losses = {(r["n_global"], r["window"]): math.inf if r["final_loss"] is None else r["final_loss"] for r in whole}
-    found = {}
-    if (1, 50) in losses and len(losses) >= 10 and min(losses.values()) < math.inf:
-        share = math.exp(min(losses[1, 50] - min(losses.values()), 700.0))
-        ours = f"{share - 1:.1%} above the best of {len(losses)} cells"
-        verdict = HOLDS if share <= 1.02 else PARTLY if share <= 1.05 else FAILS
-        found["choice"] = Finding(ours=ours, verdict=verdict)
-    pairs = [(losses[0, w], losses[1, w]) for w in WINDOWS if (0, w) in losses and (1, w) in losses]
-    if pairs:
-        better = [one < none for none, one in pairs]
-        ours = f"one global head is better than none at {sum(better)} of {len(pairs)} windows"
-        found["one"] = Finding(ours=ours, verdict=verdict_of(better, of=len(WINDOWS)))
-    return found
-
-
-def figure(data: dict[str, Any]) -> Any:
-    """Heat maps of perplexity and of the largest |logit|; perplexity by window at every length and width."""
+def figure(data: Data) -> Any:
     from longshort.report.charts import drawing
 
-    grid = [row for row in data["rows"] if row["arm"].startswith("g")]
     cells = [
         {"g": row["n_global"], "w": w, "perplexity": row["final_perplexity"], "logit": row["max_logit"]}
-        for row in grid
+        for row in grid_of(data)
         for w in (WINDOWS if row["window"] is None else (row["window"],))
     ]
     common: dict[str, Any] = {"x": "w", "y": "g", "x_title": "window", "y_title": "global heads", "width": 330}
@@ -189,7 +194,7 @@ def figure(data: dict[str, Any]) -> Any:
         figures.heat(cells, value="perplexity", value_title="perplexity", text=".3~g", **common),
         figures.heat(cells, value="logit", value_title="max |logit|", text=".3~s", **common),
     ]
-    points = above_the_best(data["rows"], data["best_windows"])
+    points = above_the_best(data)
     if points:
         axes: dict[str, Any] = {
             "x": "window",
@@ -202,30 +207,39 @@ def figure(data: dict[str, Any]) -> Any:
     return drawing().hconcat(*charts).resolve_scale(color="independent", strokeDash="independent")
 
 
-RECIPE = Recipe(
+EXPERIMENT = Experiment(
     name="heads-and-window",
     question="How many global heads, and how wide a window?",
     method=(
-        "The author's model on rows of 2,048 tokens, 32,768 tokens a step, 5 times the author's learning rate, short "
-        "runs; 0 to 6 global heads by nine windows. Then rows of 512 to 16,384 and half and twice the width, with one "
-        "global head, for the rule of thumb: the best window is the lowest point of a parabola in log window."
+        "The author's model on sequences of 2,048 tokens, 32,768 tokens per step, 5 times the author's learning rate, "
+        "short runs; 0 to 6 global heads by nine windows. Then sequences of 512 to 16,384 and half and twice the "
+        "width, with one global head, for the rule of thumb: the best window is the lowest point of a parabola in log "
+        "window."
     ),
     cost="H200: about 30 minutes for one seed, eight at a time; CPU --quick: some minutes",
+    caption=(
+        "Final perplexity (left) and largest |logit| (middle) by global heads and window; perplexity by the window, "
+        "relative to the best one, at every length n and width d (right)."
+    ),
     claims={
         "choice": Claim(
             text="one global head and a window of 50 are a good choice at n 2048",
             paper="its defaults; reviewers missed an ablation",
             rule="final perplexity, after equal steps, within 2 % of the best cell holds, within 5 % partly",
+            judge=choice,
         ),
         "one": Claim(
             text="a global head is needed",
             paper="none: perplexity about 36 -> about 42",
             rule="holds if one global head is better than none at every window, partly if at some",
+            judge=one,
         ),
     },
-    summarise=summarise,
+    collect=collect,
+    table=table,
+    more=more,
     figure=figure,
-    arms=arms,
+    variants=variants,
     settings={"optimizer.lr": 3e-3},
     steps=2000,
 )

@@ -1,15 +1,21 @@
-"""LaS attention's two numbers: the largest decay B and the width P of the pooling."""
+"""How fast should LaS attention decay, and how wide should it pool?
+
+LaS attention (arXiv 2311.16620) has two numbers: the largest decay B and the width P of the pooling. What its own sweep
+showed is unknown to us; this is one, on ListOps and on pixels.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments import long_range
-from experiments.engine import accuracy, figures, measures
-from experiments.engine.classifiers import BASE, POINT, QUICK_BASE, decayed, on_task, smoothed
-from experiments.engine.recipe import FAILS, HOLDS, PARTLY, Arms, Claim, Finding, Recipe, Summary
+from experiments.classifiers import BASE, POINT, QUICK_BASE, decayed, on_task, smoothed
+from experiments.engine import figures, measures, tables
+from experiments.engine.measures import Outcome, Row
+from experiments.engine.records import FAILS, HOLDS, PARTLY, Claim, Data, Experiment, Finding, Variants
+from experiments.engine.tables import percent
 from longshort.train import TrainConfig
 
 DECAYS, WIDTHS = (0.0001, 0.001, 0.01, 0.1), (1, 3, 5, 9)
@@ -20,102 +26,85 @@ TASKS: dict[str, dict[str, Any]] = {
     "image": {},
     "smnist": {},
 }
-"""With 10,000 test rows the standard error of an accuracy is half a point at most."""
+"""With 10,000 test sequences the standard error of an accuracy is half a point at most."""
 REPORTED = {"listops": (0.001, 5), "pathfinder": (0.001, 5), "image": (0.001, 3), "smnist": (0.001, 5)}
 LEAST_SPREAD = 2 * POINT
 """Of the accuracies on a task, for it to decide anything: cells that are all alike, as at chance, have no best."""
 
 
-def arm_name(task: str, decay: float, width: int) -> str:
-    """
-    >>> arm_name("listops", 0.001, 5)
+def named(task: str, decay: float, width: int) -> str:
+    """The name of a variant.
+
+    >>> named("listops", 0.001, 5)
     'listops-b0.001-p5'
     """
     return f"{task}-b{decay:g}-p{width}"
 
 
-NAMES = {arm_name(task, *cell): (task, *cell) for task in TASKS for cell in CELLS}
+NAMES = {named(task, *cell): (task, *cell) for task in TASKS for cell in CELLS}
 
 
-def arms(base: TrainConfig) -> Arms:
+def variants(base: TrainConfig) -> Variants:
     """Every cell on ListOps and on pixels: those of CIFAR-10 and MNIST where `--data` names their folder, else
     Pathfinder's.
     """
     tasks = ("listops", *(("image", "smnist") if base.task.path else ("pathfinder",)))
     return {
-        arm_name(task, decay, width): smoothed(decayed(on_task(base, task, TASKS[task]), decay), width)
+        named(task, decay, width): smoothed(decayed(on_task(base, task, TASKS[task]), decay), width)
         for task in tasks
         for decay, width in CELLS
     }
 
 
-def summarise(folder: Path) -> Summary:
-    """A grid of accuracies for each task."""
+def collect(folder: Path) -> Data:
+    """The accuracy of every cell."""
     found = measures.outcomes(folder)
-    rows = accuracy.rows(found, folder, tuple(NAMES), _parts)
-    grids = _grids(rows)
-    data = {"provenance": measures.provenance(found, folder), "rows": rows}
-    table = "\n".join([*(_grid_table(task, cells) for task, cells in grids.items()), accuracy.table(rows)])
-    return Summary(data=data, table=table, sentences=_sentences(grids), findings=_findings(grids))
+    return measures.data_of(found, folder, tuple(NAMES), row=measures.accuracy_row, parts=_parts, curve=None)
 
 
-def _parts(name: str) -> dict[str, Any]:
-    task, decay, width = NAMES[name]
+def _parts(variant: str, runs: Sequence[Outcome]) -> Row:
+    task, decay, width = NAMES[variant]
     return {"task": task, "decay": decay, "width": width}
 
 
-Grid = dict[tuple[float, int], float]
-
-
-def _grids(rows: Sequence[dict[str, Any]]) -> dict[str, Grid]:
+def grids(data: Data) -> dict[str, dict[tuple[float, int], float]]:
     """Accuracies by task and cell, of what was measured."""
-    found: dict[str, Grid] = {}
-    for row in rows:
+    found: dict[str, dict[tuple[float, int], float]] = {}
+    for row in data["rows"]:
         if row["accuracy"] is not None:
             found.setdefault(row["task"], {})[row["decay"], row["width"]] = row["accuracy"]
     return found
 
 
-def _grid_table(task: str, cells: Grid) -> str:
-    lines = [
-        (f"B {decay:g}", *(accuracy.percent(cells.get((decay, width))) for width in WIDTHS))
-        for decay in DECAYS
-        if any((decay, width) in cells for width in WIDTHS)
-    ]
-    return measures.markdown((task, *(f"P {width}" for width in WIDTHS)), lines)
+def table(data: Data) -> str:
+    parts = []
+    for task, cells in grids(data).items():
+        lines = [
+            (f"B {decay:g}", *(percent(cells.get((decay, width))) for width in WIDTHS))
+            for decay in DECAYS
+            if any((decay, width) in cells for width in WIDTHS)
+        ]
+        parts.append(tables.markdown((task, *(f"P {width}" for width in WIDTHS)), lines))
+    return "\n".join(parts)
 
 
-def _sentences(grids: Mapping[str, Grid]) -> tuple[str, ...]:
-    said = []
-    for task, cells in grids.items():
-        best, worst = (choose(cells, key=lambda cell: cells[cell]) for choose in (max, min))
-        reported = REPORTED[task]
-        words = f"{task}: the best of {len(cells)} cells is {_shown(best, cells)}, the worst {_shown(worst, cells)}"
-        words += f", and the reported values have {_shown(reported, cells)}" if reported in cells else ""
-        few = cells[best] - cells[worst] < LEAST_SPREAD
-        said.append(words + (": too much alike to have a best." if few else "."))
-    return tuple(said) or ("No accuracy was measured yet.",)
+def more(data: Data) -> str:
+    return tables.accuracies(data["rows"])
 
 
-def _shown(cell: tuple[float, int], cells: Grid) -> str:
-    return f"{accuracy.percent(cells[cell])} at B {cell[0]:g}, P {cell[1]}"
-
-
-def _findings(grids: Mapping[str, Grid]) -> dict[str, Finding]:
+def reported(data: Data) -> Finding | None:
     behind = {}
-    for task, cells in grids.items():
+    for task, cells in grids(data).items():
         if len(cells) == len(CELLS) and max(cells.values()) - min(cells.values()) >= LEAST_SPREAD:
             behind[task] = max(cells.values()) - cells[REPORTED[task]]
     if not behind:
-        return {}
+        return None
     ours = ", ".join(f"{task}: {100 * gap:.1f} points below the best" for task, gap in behind.items())
-    furthest = max(behind.values())
-    verdict = HOLDS if furthest <= POINT else PARTLY if min(behind.values()) <= POINT else FAILS
-    return {"reported": Finding(ours=ours, verdict=verdict)}
+    verdict = HOLDS if max(behind.values()) <= POINT else PARTLY if min(behind.values()) <= POINT else FAILS
+    return Finding(ours=ours, verdict=verdict)
 
 
-def figure(data: dict[str, Any]) -> Any:
-    """A heat map for each task."""
+def figure(data: Data) -> Any:
     from longshort.report.charts import drawing
 
     charts = []
@@ -127,28 +116,32 @@ def figure(data: dict[str, Any]) -> Any:
     return drawing().hconcat(*charts).resolve_scale(color="independent")
 
 
-RECIPE = Recipe(
+EXPERIMENT = Experiment(
     name="las-sweep",
     question="How fast should LaS attention decay, and how wide should it pool?",
     method=(
         "The classifier of `long-range`, with LaS attention at every largest decay B of 0.0001 to 0.1 and every width "
-        "P of the centred pooling, 1 (none) to 9. ListOps (arXiv 2011.04006) in rows of 128 to 512 tokens, and "
+        "P of the centred pooling, 1 (none) to 9. ListOps (arXiv 2011.04006) in sequences of 128 to 512 tokens, and "
         "Pathfinder drawn by our code with 9 dashes, or with `--data` CIFAR-10 and MNIST by pixels in its place; "
-        "10,000 test rows. The best of 16 cells is somewhat flattered by chance, on ListOps more than somewhat "
-        "([repeats](listops-repeats.json)). Arms such as `--arms '*-b0.001-*'` choose a row of the grid."
+        "10,000 test sequences. The best of 16 cells is somewhat flattered by chance, on ListOps more than somewhat "
+        "([repeats](listops-repeats.json)). Variants such as `--variants '*-b0.001-*'` choose a row of the grid."
     ),
     cost="H200: about 10 minutes a seed, five at a time; CPU --quick: some minutes",
+    caption="Test accuracy by the largest decay B and the width P of the pooling; a panel for each task.",
     claims={
         "reported": Claim(
             text="B 0.001 with P 5 (P 3 for CIFAR-10's pixels) is a good choice for LaS attention",
             paper="probable settings of LaS (arXiv 2311.16620); its own sweep is unknown to us",
             rule=f"test accuracy at most a point below the best of the 16 cells: holds on every task, partly on one; "
             f"a task whose cells differ by less than {100 * LEAST_SPREAD:.0f} points decides nothing",
+            judge=reported,
         ),
     },
-    summarise=summarise,
+    collect=collect,
+    table=table,
+    more=more,
     figure=figure,
-    arms=arms,
+    variants=variants,
     base=BASE,
     quick_base=QUICK_BASE,
     steps=3000,

@@ -1,38 +1,36 @@
-"""Does descent on the e-exponentiated loss reach the same risk from every start, as its first abstract says?"""
+"""Does descent on the e-exponentiated loss reach the same risk from every start?
+
+The abstract of the first version of arXiv 1902.06127 says that for 0.5 < e < 1 all stationary points of the risk of
+one layer are global minima; later versions do not. Many random starts descend on one fixed risk (see `descent`): starts
+that settle above the lowest risk found are stuck.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from experiments.descent import EXPONENTS, NETWORKS, POINTS, RESULTS, SETTLED, STARTS, STEPS, STUCK_GAP, measure
-from experiments.engine import figures, measures
-from experiments.engine.recipe import Claim, Finding, Recipe, Summary, verdict_of
+from experiments.engine import figures, measures, tables
+from experiments.engine.records import Claim, Data, Experiment, Finding, verdict_of
 
+NAME = "loss-landscape"
 CLAIMED = tuple(e for e in EXPONENTS if 0.5 < e < 1)
-LOW = tuple(e for e in EXPONENTS if 0 < e <= 0.5)
+ONE_LAYER = ("one layer",)
 DEEP = tuple(name for name in NETWORKS if name.startswith("deep"))
 
 
-def summarise(folder: Path) -> Summary:
-    """Where the starts ended, by network and exponent."""
-    path = folder / RESULTS
-    if not path.is_file():
-        raise ValueError(f"{folder} holds no {RESULTS}; run `python -m experiments loss-landscape` first")
-    results = measures.read_json(path)
-    made = {key: results[key] for key in ("seconds", "machine", "settings")}
-    made["commands"] = measures.read_json(folder / "commands.json")
-    rows = results["rows"]
-    found = {"one-layer": _finding(rows, ("one layer",)), "deep": _finding(rows, DEEP)}
-    findings = {claim: finding for claim, finding in found.items() if finding is not None}
-    data = {"provenance": made, "rows": rows}
-    return Summary(data=data, table=_table(rows), sentences=_sentences(rows), findings=findings)
+def collect(folder: Path) -> Data:
+    results = measures.results_in(folder, RESULTS, NAME)
+    made = {key: results[key] for key in ("seconds", "machine", "settings")} | {"commands": measures.commands(folder)}
+    return {"provenance": made, "rows": results["rows"]}
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> str:
+def table(data: Data) -> str:
     header = ("network", "loss", "data", "e", "lowest risk", "highest", "settled", "stuck", "never moved")
-    cells = [
+    lines = [
         (
             *(row[key] for key in ("network", "base", "data")),
             f"{row['e']:g}",
@@ -40,52 +38,34 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
             f"{row['highest']:.4f}",
             *(f"{row[key]} of {row['starts']}" for key in ("settled", "stuck", "unmoved")),
         )
-        for row in rows
+        for row in data["rows"]
     ]
     return (
         f"Risk: mean loss over the points, in nats. Settled: a second descent lowered it by less than {SETTLED}. "
-        f"Stuck: settled more than {STUCK_GAP} above the lowest of the row.\n\n{measures.markdown(header, cells)}"
+        f"Stuck: settled more than {STUCK_GAP} above the lowest of the row.\n\n{tables.markdown(header, lines)}"
     )
 
 
-def _counts(rows: Sequence[dict[str, Any]], networks: Sequence[str], exponents: Sequence[float]) -> tuple[int, int]:
+def counts(data: Data, networks: Sequence[str], exponent: float) -> tuple[int, int]:
     """Stuck and settled starts."""
-    chosen = [row for row in rows if row["network"] in networks and row["e"] in exponents]
-    return sum(row["stuck"] for row in chosen), sum(row["settled"] for row in chosen)
+    rows = [row for row in data["rows"] if row["network"] in networks and row["e"] == exponent]
+    return sum(row["stuck"] for row in rows), sum(row["settled"] for row in rows)
 
 
-def _finding(rows: Sequence[dict[str, Any]], networks: Sequence[str]) -> Finding | None:
+def one_minimum(data: Data, *, networks: Sequence[str]) -> Finding | None:
     """None where starts of some exponent never settled: that none of them is stuck says nothing then."""
-    by_exponent = {e: _counts(rows, networks, (e,)) for e in CLAIMED}
+    by_exponent = {e: counts(data, networks, e) for e in CLAIMED}
+    if not all(settled for _, settled in by_exponent.values()):
+        return None
     words = ", ".join(
         f"e {e:g}: {stuck} of {settled} settled starts stuck" for e, (stuck, settled) in by_exponent.items()
     )
-    if not all(settled for _, settled in by_exponent.values()):
-        return None
-    control, judged = _counts(rows, networks, (1.0,))
-    same = [stuck == 0 for stuck, _ in by_exponent.values()]
-    return Finding(ours=f"{words} (e 1: {control} of {judged})", verdict=verdict_of(same))
+    control, judged = counts(data, networks, 1.0)
+    verdict = verdict_of([stuck == 0 for stuck, _ in by_exponent.values()])
+    return Finding(ours=f"{words} (e 1: {control} of {judged})", verdict=verdict)
 
 
-def _sentences(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    said = []
-    for name, networks in (("One layer", ("one layer",)), ("Deep linear", DEEP), ("Narrow", ("narrow, width 2",))):
-        parts = []
-        for exponents, words in (((1.0,), "e 1"), (CLAIMED, "0.5 < e < 1"), (LOW, "0 < e <= 0.5"), ((0.0,), "e 0")):
-            stuck, settled = _counts(rows, networks, exponents)
-            parts.append(f"{words} {stuck} of {settled}")
-        said.append(f"{name}: settled starts that are stuck above the lowest risk: {', '.join(parts)}.")
-    unmoved = [row for row in rows if row["e"] == 0]
-    moved_elsewhere = sum(row["unmoved"] for row in rows if row["e"] > 0)
-    said.append(
-        f"At e 0 the gradient is zero wherever every score is beyond c: {sum(r['unmoved'] for r in unmoved)} of "
-        f"{sum(r['starts'] for r in unmoved)} starts never moved; {moved_elsewhere} at any other e."
-    )
-    return tuple(said)
-
-
-def figure(data: dict[str, Any]) -> Any:
-    """The gap between the highest and the lowest risk, and the share of starts that are stuck, against e."""
+def figure(data: Data) -> Any:
     from longshort.report.charts import drawing
 
     panels = []
@@ -109,8 +89,8 @@ def figure(data: dict[str, Any]) -> Any:
     return alt.vconcat(alt.hconcat(*panels[:2]), alt.hconcat(*panels[2:]))
 
 
-RECIPE = Recipe(
-    name="loss-landscape",
+EXPERIMENT = Experiment(
+    name=NAME,
     question="Does descent on the e-exponentiated loss reach the same risk from every start?",
     method=(
         f"{POINTS} points in 6 dimensions, 4 classes, 20 % wrong labels, with and without 10 % outliers at ten times "
@@ -122,20 +102,27 @@ RECIPE = Recipe(
         "statement covers. The rules were written after a short look at seed 0 with 8 starts and 300 steps."
     ),
     cost="CPU: about half an hour on one core; --quick: seconds",
+    caption=(
+        "The gap between the highest and the lowest risk (left) and the share of starts that are stuck (right) "
+        "against e, by network and base loss; a row for each kind of data."
+    ),
     claims={
         "one-layer": Claim(
             text="one layer, 0.5 < e < 1: all stationary points of the e-exponentiated risk are global minima",
             paper="arXiv 1902.06127, abstract of the first version; later dropped",
             rule=f"e {', '.join(f'{e:g}' for e in CLAIMED)}, both losses and kinds of data: holds if no settled start "
             f"is more than {STUCK_GAP} nats above the lowest; partly if at some e",
+            judge=partial(one_minimum, networks=ONE_LAYER),
         ),
         "deep": Claim(
             text="the same for deep linear networks at least as wide as input or output",
             paper="the same statement, asked of deep networks",
             rule="the same rule, widths 6 and 12",
+            judge=partial(one_minimum, networks=DEEP),
         ),
     },
-    summarise=summarise,
+    collect=collect,
+    table=table,
     figure=figure,
     measure=measure,
 )

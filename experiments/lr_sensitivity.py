@@ -1,30 +1,35 @@
-"""Final loss against learning rate, the figure of Wortsman et al. (arXiv 2309.14322) with LS-attention in it."""
+"""Up to which learning rate does each variant train? The figure of Wortsman et al. with LS-attention in it.
+
+Wortsman et al. (arXiv 2309.14322) show instabilities of large models in small ones by raising the learning rate: a
+stable model has a flat valley of final losses over many rates. Four kinds of attention at five rates.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.engine import figures, measures
-from experiments.engine.recipe import FAILS, HOLDS, PARTLY, Arms, Claim, Finding, Recipe, Summary
-from experiments.explosion import arm_name
+from experiments.engine import figures, measures, tables
+from experiments.engine.records import FAILS, HOLDS, PARTLY, Claim, Data, Experiment, Finding, Variants
+from experiments.engine.tables import shown
+from experiments.explosion import at_rate
 from longshort.train import TrainConfig
 from longshort.train.variants import VARIANTS
 
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 KINDS = ("plain", "qk-norm-head", "qk-clip", "ls")
-NAMES = tuple(arm_name(kind, rate) for rate in RATES for kind in KINDS)
+NAMES = tuple(at_rate(kind, rate) for rate in RATES for kind in KINDS)
 SLACK = 0.1
-"""An arm's edge is its largest rate with a final loss at most so many nats above its own best."""
+"""A variant's edge is its largest rate with a final loss at most so many nats above its own best."""
 
 
-def arms(base: TrainConfig) -> Arms:
+def variants(base: TrainConfig) -> Variants:
     """Each kind at each rate."""
     return {
-        arm_name(kind, rate): VARIANTS[kind](replace(base, optimizer=replace(base.optimizer, lr=rate)))
+        at_rate(kind, rate): VARIANTS[kind](replace(base, optimizer=replace(base.optimizer, lr=rate)))
         for rate in RATES
         for kind in KINDS
     }
@@ -49,7 +54,7 @@ def edge(losses: Mapping[float, float | None]) -> float | None:
 
 
 def sensitivity(losses: Mapping[float, float | None], *, ceiling: float) -> float | None:
-    """Mean over rates of how far the loss lies above the arm's best, losses above `ceiling` taken as it.
+    """Mean over rates of how far the loss lies above the variant's best, losses above `ceiling` taken as it.
 
     >>> sensitivity({1e-3: 4.0, 3e-3: 3.5, 1e-2: None}, ceiling=9.0)
     2.0
@@ -58,76 +63,62 @@ def sensitivity(losses: Mapping[float, float | None], *, ceiling: float) -> floa
     return sum(capped) / len(capped) - min(capped) if capped else None
 
 
-def summarise(folder: Path) -> Summary:
+def collect(folder: Path) -> Data:
     """The loss of each kind at each rate, its edge and its sensitivity."""
     found = measures.outcomes(folder)
-    grouped = measures.by_arm(found, NAMES)
-    rows = [measures.row(name, runs) for name, runs in grouped.items()]
-    losses = {
-        kind: {rate: row["final_loss"] for row in rows for rate in RATES if row["arm"] == arm_name(kind, rate)}
-        for kind in KINDS
-    }
+    data = measures.data_of(found, folder, NAMES, curve=None)
     ceiling = math.log(found[0].run.config["model"]["vocab_size"])
-    kinds = [
-        {
-            "kind": kind,
-            "losses": {f"{rate:g}": loss for rate, loss in of_kind.items()},
-            "edge": edge(of_kind),
-            "best": min((loss for loss in of_kind.values() if loss is not None), default=None),
-            "sensitivity": sensitivity(of_kind, ceiling=ceiling),
-        }
-        for kind, of_kind in losses.items()
-        if of_kind
-    ]
-    data = {"provenance": measures.provenance(found, folder), "rows": rows, "kinds": kinds, "ceiling": ceiling}
-    table = _table(kinds) + "\n" + measures.standard_table(rows)
-    findings = _findings(kinds) if measures.equal_steps(*rows) else {}
-    return Summary(data=data, table=table, sentences=_sentences(kinds), findings=findings)
+    rows, kinds = measures.by_name(data), []
+    for kind in KINDS:
+        losses = {rate: rows[name]["final_loss"] for rate in RATES if (name := at_rate(kind, rate)) in rows}
+        if losses:
+            kinds.append(
+                {
+                    "kind": kind,
+                    "losses": {f"{rate:g}": loss for rate, loss in losses.items()},
+                    "edge": edge(losses),
+                    "best": min((loss for loss in losses.values() if loss is not None), default=None),
+                    "sensitivity": sensitivity(losses, ceiling=ceiling),
+                }
+            )
+    return data | {"kinds": kinds, "ceiling": ceiling}
 
 
-def _table(kinds: Sequence[dict[str, Any]]) -> str:
+def table(data: Data) -> str:
     rates = [f"{rate:g}" for rate in RATES]
     header = ("final loss", *(f"lr {rate}" for rate in rates), "edge", "sensitivity")
-    cells = [
+    lines = [
         (
             k["kind"],
-            *(measures.shown(k["losses"][rate]) if rate in k["losses"] else "not run" for rate in rates),
+            *(shown(k["losses"][rate]) if rate in k["losses"] else "not run" for rate in rates),
             "" if k["edge"] is None else f"{k['edge']:g}",
-            measures.shown(k["sensitivity"], 3),
+            shown(k["sensitivity"], 3),
         )
-        for k in kinds
+        for k in data["kinds"]
     ]
-    return measures.markdown(header, cells)
+    return tables.markdown(header, lines)
 
 
-def _sentences(kinds: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    said = [
-        f"{k['kind']}: best final loss {measures.shown(k['best'])}, edge "
-        f"{'none' if k['edge'] is None else format(k['edge'], 'g')} of the rates that were run, sensitivity "
-        f"{measures.shown(k['sensitivity'], 3)}."
-        for k in kinds
-    ]
-    return (" ".join(said), f"The edge is the largest rate within {SLACK} nats of the arm's own best.")
+def more(data: Data) -> str:
+    return tables.losses(data["rows"])
 
 
-def _findings(kinds: Sequence[dict[str, Any]]) -> dict[str, Finding]:
-    by_kind = {k["kind"]: k for k in kinds}
-    plain, ls = by_kind.get("plain"), by_kind.get("ls")
-    if plain is None or ls is None or len(plain["losses"]) < len(RATES) or len(ls["losses"]) < len(RATES):
-        return {}
+def judge_edge(data: Data) -> Finding | None:
+    kinds = {k["kind"]: k for k in data["kinds"] if len(k["losses"]) == len(RATES)}
+    if not {"plain", "ls"} <= kinds.keys() or not measures.equal_steps(*data["rows"]):
+        return None
+    plain, ls = kinds["plain"], kinds["ls"]
     mine, theirs = ls["edge"] or 0.0, plain["edge"] or 0.0
-    ours = f"edge {mine:g} against {theirs:g}; best loss {measures.shown(ls['best'])} against "
-    ours += measures.shown(plain["best"])
     lower = ls["best"] is not None and (plain["best"] is None or ls["best"] < plain["best"])
+    ours = f"edge {mine:g} against {theirs:g}; best loss {shown(ls['best'])} against {shown(plain['best'])}"
     verdict = HOLDS if mine > theirs and lower else PARTLY if mine >= theirs or lower else FAILS
-    return {"edge": Finding(ours=ours, verdict=verdict)}
+    return Finding(ours=ours, verdict=verdict)
 
 
-def figure(data: dict[str, Any]) -> Any:
-    """Final loss and largest |logit| against the learning rate."""
+def figure(data: Data) -> Any:
     from longshort.report.charts import drawing
 
-    by_arm = {row["arm"]: row for row in data["rows"]}
+    rows = measures.by_name(data)
     points = [
         {
             "series": kind,
@@ -138,7 +129,7 @@ def figure(data: dict[str, Any]) -> Any:
         }
         for kind in KINDS
         for rate in RATES
-        if (row := by_arm.get(arm_name(kind, rate))) is not None
+        if (row := rows.get(at_rate(kind, rate))) is not None
     ]
     common: dict[str, Any] = {"x": "rate", "x_title": "learning rate", "names": KINDS, "log_x": True, "points": True}
     size: dict[str, Any] = {"width": 360, "height": 260}
@@ -148,23 +139,28 @@ def figure(data: dict[str, Any]) -> Any:
     )
 
 
-RECIPE = Recipe(
+EXPERIMENT = Experiment(
     name="lr-sensitivity",
-    question="Up to which learning rate does each arm train?",
+    question="Up to which learning rate does each variant train?",
     method=(
-        "The author's model on rows of 2,048 tokens, 16 rows a step, constant learning rate after a warm-up of 200 "
-        "steps, at five rates over two decades (3e-4 to 3e-2); short runs."
+        "The author's model on sequences of 2,048 tokens, 16 per step, constant learning rate after a warm-up of 200 "
+        "steps, at five rates over two decades (3e-4 to 3e-2); short runs. The edge is the largest rate within "
+        f"{SLACK} nats of the variant's own best; sensitivity is the mean distance from it over all rates."
     ),
     cost="H200: about 10 minutes for one seed, seven at a time; CPU --quick: two minutes",
+    caption="Final validation loss (left) and largest |logit| (right) against the learning rate.",
     claims={
         "edge": Claim(
             text="LS-attention trains at learning rates at which plain attention does not",
             paper="claims stable training",
             rule="holds if LS has the larger edge and the lower best loss; partly if one of them, or equal edges",
+            judge=judge_edge,
         ),
     },
-    summarise=summarise,
+    collect=collect,
+    table=table,
+    more=more,
     figure=figure,
-    arms=arms,
+    variants=variants,
     steps=2500,
 )

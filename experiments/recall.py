@@ -1,4 +1,9 @@
-"""Does restricting heads hurt where dependencies are sparse and far? Two probes by the number of global heads."""
+"""Does restricting heads hurt where dependencies are sparse and far?
+
+LS-attention gives most heads a short window and trusts one global head with everything far. Two probes ask how many
+global heads that takes: multi-query associative recall (arXiv 2312.04927) and a passkey hidden in filler, from no
+global head to plain attention.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.engine import accuracy, figures, measures, published
-from experiments.engine.recipe import Arms, Claim, Finding, Recipe, Summary, verdict_of
+from experiments.engine import figures, measures, tables
+from experiments.engine.base import ON_TASKS, QUICK_ON_TASKS
+from experiments.engine.measures import Outcome, Row
+from experiments.engine.records import Claim, Data, Experiment, Finding, Variants, verdict_of
+from experiments.engine.tables import percent
 from longshort.heads import HeadPlan
 from longshort.train import ConfigError, TrainConfig
 from longshort.train.config import TaskConfig
@@ -20,7 +28,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "recall": {"length": 128, "pairs": 8, "symbols": 64, "train": 100_000},
     "passkey": {"length": 512, "train": 50_000},
 }
-"""Of rows that small models learned within some thousand steps of a first try."""
+"""Of sequences that small models learned within some thousand steps of a first try."""
 SMALL: dict[str, dict[str, Any]] = {
     "recall": {"length": 32, "pairs": 2, "symbols": 32, "train": 64, "validation": 8, "test": 8},
     "passkey": {"length": 160, "digits": 2, "train": 64, "validation": 8, "test": 8},
@@ -29,10 +37,11 @@ NAMES = tuple(f"{task}-g{n}" for task in TASKS for n in GLOBAL_HEADS)
 CLOSE = 0.02
 """Two points of accuracy."""
 LEARNED = 0.5
-"""Right answers of the best arm, for a task to decide anything: arms that all guess are close to each other, too."""
+"""Right answers of the best variant, for a task to decide anything: variants that all guess are close to each other,
+too."""
 
 BASE: dict[str, dict[str, Any]] = {
-    **accuracy.SECTIONS,
+    **ON_TASKS,
     "task": {"name": "recall"},
     "model": {
         "vocab_size": 256,
@@ -46,13 +55,13 @@ BASE: dict[str, dict[str, Any]] = {
 }
 QUICK_BASE: dict[str, dict[str, Any]] = {
     **BASE,
-    **accuracy.QUICK_SECTIONS,
+    **QUICK_ON_TASKS,
     "task": {"name": "recall", **SMALL["recall"]},
     "model": {**BASE["model"], "n_layers": 1, "width": 32},
 }
 
 
-def arms(base: TrainConfig) -> Arms:
+def variants(base: TrainConfig) -> Variants:
     """Each task with every number of global heads; all heads global is plain attention."""
     small = base.task.train == SMALL["recall"]["train"]
     if base.task != TaskConfig(name="recall", seed=base.task.seed, **(SMALL["recall"] if small else {})):
@@ -68,57 +77,58 @@ def arms(base: TrainConfig) -> Arms:
     return found
 
 
-def summarise(folder: Path) -> Summary:
-    """Accuracy by the number of global heads."""
+def collect(folder: Path) -> Data:
+    """Accuracy by the number of global heads, at the end and over the steps."""
     found = measures.outcomes(folder)
-    rows = accuracy.rows(found, folder, NAMES, _parts)
-    curves = published.with_earlier_curves([_curve(one) for one in found], folder)
-    data = {"provenance": measures.provenance(found, folder), "rows": rows, "curves": curves}
-    return Summary(data=data, table=accuracy.table(rows), sentences=_sentences(rows), findings=_findings(rows))
+    return measures.data_of(
+        found,
+        folder,
+        NAMES,
+        row=measures.accuracy_row,
+        parts=lambda variant, runs: _parts(variant),
+        curve=_curve,
+    )
 
 
-def _curve(outcome: measures.Outcome) -> dict[str, Any]:
-    """Right answers of the validation rows over the steps."""
+def _curve(outcome: Outcome) -> Row:
+    """Right answers of the validation sequences over the steps."""
     shares = [[e.step, round(e.accuracy, 4)] for e in outcome.run.evaluations if e.accuracy is not None]
-    return {"arm": outcome.arm, "seed": outcome.run.seed, **_parts(outcome.arm), "validation": shares}
+    return {"variant": outcome.variant, "seed": outcome.run.seed, **_parts(outcome.variant), "validation": shares}
 
 
-def _parts(arm: str) -> dict[str, Any]:
-    task, _, number = arm.partition("-g")
+def _parts(variant: str) -> Row:
+    task, _, number = variant.partition("-g")
     return {"task": task, "n_global": int(number)}
 
 
-def _by_heads(rows: Sequence[dict[str, Any]], task: str) -> dict[int, float]:
+def table(data: Data) -> str:
+    return tables.accuracies(data["rows"])
+
+
+def by_heads(rows: Sequence[Row], task: str) -> dict[int, float]:
+    """Accuracy on a task by the number of global heads, of what was measured."""
     return {row["n_global"]: row["accuracy"] for row in rows if row["task"] == task and row["accuracy"] is not None}
 
 
-def _sentences(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    said = []
-    for task in TASKS:
-        measured = _by_heads(rows, task)
-        listed = ", ".join(f"{accuracy.percent(share)} with {n}" for n, share in sorted(measured.items()))
-        if listed:
-            said.append(f"{task}, right answers by the number of global heads of {HEADS}: {listed}.")
-    return tuple(said) or ("No accuracy was measured yet.",)
+def enough(data: Data) -> Finding | None:
+    return _finding(data, lambda shares: shares[1] >= shares[HEADS] - CLOSE)
 
 
-def _findings(rows: Sequence[dict[str, Any]]) -> dict[str, Finding]:
-    found = {}
-    measured = {task: _by_heads(rows, task) for task in TASKS}
-    complete = {task: shares for task, shares in measured.items() if {0, 1, HEADS} <= shares.keys()}
-    decided = {task: shares for task, shares in complete.items() if max(shares.values()) >= LEARNED}
-    if len(decided) == len(TASKS):
-        shown = {t: ", ".join(accuracy.percent(s[n]) for n in (0, 1, HEADS)) for t, s in decided.items()}
-        ours = "; ".join(f"{task}: {shares} with 0, 1, {HEADS} global heads" for task, shares in shown.items())
-        enough = [task for task, shares in decided.items() if shares[1] >= shares[HEADS] - CLOSE]
-        needed = [task for task, shares in decided.items() if shares[0] < shares[1] - CLOSE]
-        for key, good in (("enough", enough), ("needed", needed)):
-            found[key] = Finding(ours=ours, verdict=verdict_of([task in good for task in TASKS]))
-    return found
+def needed(data: Data) -> Finding | None:
+    return _finding(data, lambda shares: shares[0] < shares[1] - CLOSE)
 
 
-def figure(data: dict[str, Any]) -> Any:
-    """Right answers against the number of global heads, and of each number over the steps."""
+def _finding(data: Data, is_so: Any) -> Finding | None:
+    """None unless both tasks ran with 0, 1 and all heads global, and some variant has learned each."""
+    measured = {task: by_heads(data["rows"], task) for task in TASKS}
+    if any(not {0, 1, HEADS} <= shares.keys() or max(shares.values()) < LEARNED for shares in measured.values()):
+        return None
+    shown = {task: ", ".join(percent(shares[n]) for n in (0, 1, HEADS)) for task, shares in measured.items()}
+    ours = "; ".join(f"{task}: {shares} with 0, 1, {HEADS} global heads" for task, shares in shown.items())
+    return Finding(ours=ours, verdict=verdict_of([is_so(shares) for shares in measured.values()]))
+
+
+def figure(data: Data) -> Any:
     from longshort.report.charts import drawing
 
     points = [
@@ -146,34 +156,38 @@ def _heads(n_global: int) -> str:
     return f"{n_global} global"
 
 
-RECIPE = Recipe(
+EXPERIMENT = Experiment(
     name="recall",
     question="Does restricting heads hurt where dependencies are sparse and far?",
     method=(
         "The language model itself, 4 layers of width 128, 8 heads, rotary positions, loss and accuracy at the marked "
-        "positions alone, 128 rows a step. recall: multi-query associative recall (arXiv 2312.04927), 8 pairs in 128 "
-        "tokens of 64 symbols, 100,000 training rows. passkey: five digits anywhere in 512 bytes of filler, asked for "
-        "at the end, 50,000 rows. Local heads see 16 keys: through four layers half of the shorter row at most, an "
-        "eighth of the longer one."
+        "positions alone, 128 sequences per step. recall: multi-query associative recall (arXiv 2312.04927), 8 pairs "
+        "in 128 tokens of 64 symbols, 100,000 training sequences. passkey: five digits anywhere in 512 bytes of "
+        "filler, asked for at the end, 50,000 sequences. Local heads see 16 keys: through four layers half of the "
+        "shorter sequence at most, an eighth of the longer one."
     ),
     cost="H200: about 5 minutes a seed, five at a time; CPU --quick: a minute",
+    caption="Right answers against the number of global heads (left), and of each number over the steps.",
     claims={
         "enough": Claim(
             text="one global head a layer is enough for sparse, far dependencies",
             paper="assumed; left open",
             rule="accuracy with 1 global head within 2 points of plain attention: holds on both tasks, partly on one; "
-            f"nothing is decided unless some arm has {LEARNED:.0%} right on each",
+            f"nothing is decided unless some variant has {LEARNED:.0%} right on each",
+            judge=enough,
         ),
         "needed": Claim(
             text="a global head is needed for them",
             paper="none: perplexity about 36 -> about 42",
             rule="accuracy without a global head more than 2 points below that with one: holds on both, partly on one; "
             "the same condition",
+            judge=needed,
         ),
     },
-    summarise=summarise,
+    collect=collect,
+    table=table,
     figure=figure,
-    arms=arms,
+    variants=variants,
     base=BASE,
     quick_base=QUICK_BASE,
     steps=6000,

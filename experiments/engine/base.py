@@ -1,4 +1,4 @@
-"""The configuration that the arms of a recipe change: the author's, at a smaller batch, or a CPU-sized one."""
+"""The configurations that variants start from: the author's at a smaller batch, that of tasks, and CPU-sized ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from experiments.engine.recipe import Options, Recipe
+from experiments.engine.records import Experiment, Options
 from longshort.data import default_data
 from longshort.data.tokens import TokenFile
 from longshort.train import ConfigError, TrainConfig
@@ -26,7 +26,7 @@ PAPER: dict[str, Any] = {
     "run": {"eval_batches": 16, **_RUN},
     "telemetry": {"logits_every": 10},
 }
-"""The author's model, optimizer and rows (arXiv 2505.15548); 16 rows a step where he has 256, as in our pilot."""
+"""The author's model, optimizer and sequences (arXiv 2505.15548); 16 sequences per step where he has 256."""
 QUICK: dict[str, Any] = {
     "model": {
         "vocab_size": 257,
@@ -44,6 +44,19 @@ QUICK: dict[str, Any] = {
     "telemetry": {"logits_every": 4},
 }
 """Shows that the machinery runs; too small and too short for any claim."""
+ON_TASKS: dict[str, dict[str, Any]] = {
+    "optimizer": {"lr": 1e-3, "betas": [0.9, 0.98], "weight_decay": 0.01},
+    "schedule": {"kind": "cosine", "warmup": 300, "floor": 0.0},
+    "run": {"eval_batches": 16, **_RUN},
+    "telemetry": {"logits_every": 50},
+}
+"""What the experiments on tasks have in common."""
+QUICK_ON_TASKS: dict[str, dict[str, Any]] = {
+    "data": {"batch_size": 4},
+    "schedule": {"kind": "constant", "warmup": 2},
+    "run": {"eval_batches": 1, **_RUN},
+    "telemetry": {"logits_every": 4},
+}
 ON_CUDA: dict[str, Any] = {
     "model.backend": "triton",
     "model.loss_chunk": 1 << 13,
@@ -62,34 +75,41 @@ def on_cuda(device: str) -> bool:
     return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
 
 
-def token_folder(recipe: Recipe, options: Options) -> Path | None:
-    """The folder of the data, or an error with the command that makes one; None where the arms have tasks."""
-    if recipe.base is not None:
+def _has_task(experiment: Experiment) -> bool:
+    return experiment.base is not None and "task" in experiment.base
+
+
+def token_folder(experiment: Experiment, options: Options) -> Path | None:
+    """The folder of the data, or an error with the command that makes one; None where the variants have tasks."""
+    if _has_task(experiment):
         return None
     if options.data is None and options.quick:
         return default_data()
     command = "longshort data --out data/books --vocab-size 10000 BOOKS.txt --validation HELD-OUT.txt"
     if options.data is None:
-        raise ConfigError(f"{recipe.name} needs --data, a token folder; this makes one: {command}")
+        raise ConfigError(f"{experiment.name} needs --data, a token folder; this makes one: {command}")
     if not (options.data / "train.tokens").is_file():
         raise ConfigError(f"--data {options.data} holds no train.tokens; this makes a token folder: {command}")
     return options.data.resolve()
 
 
-def base_config(recipe: Recipe, options: Options, *, data: Path | None) -> TrainConfig:
-    """What every arm starts from. The vocabulary is that of the data; one kernel, named, serves all arms on a GPU."""
-    steps = options.steps or (QUICK_STEPS if options.quick else recipe.steps)
+def base_config(experiment: Experiment, options: Options, *, data: Path | None) -> TrainConfig:
+    """What every variant starts from. The vocabulary is that of the data; on a GPU one named kernel serves all."""
+    steps = options.steps or (QUICK_STEPS if options.quick else experiment.steps)
     author = QUICK if options.quick else PAPER
-    own = recipe.quick_base if options.quick else recipe.base
+    own = experiment.quick_base if options.quick else experiment.base
     values = {section: dict(keys) for section, keys in (author if own is None else own).items()}
     changes: dict[str, Any] = dict(ON_CUDA) if on_cuda(options.device) else {}
-    changes |= {} if options.quick else recipe.settings
+    changes |= {} if options.quick else experiment.settings
     changes |= {"run.steps": steps, "run.eval_every": max(1, steps // EVALUATIONS), "run.device": options.device}
     if data is not None:
         changes |= {"data.path": str(data), "model.vocab_size": TokenFile.open(data / "train.tokens").vocab_size}
-    if own is not None and options.data is not None:
+    if _has_task(experiment) and options.data is not None:
         changes |= {"task.name": "text", "task.path": str(options.data.resolve())}
     for name, value in changes.items():
         section, _, key = name.partition(".")
         values[section][key] = value
-    return TrainConfig.from_dict(values).with_overrides(options.overrides)
+    config = TrainConfig.from_dict(values).with_overrides(options.overrides)
+    if not config.telemetry.logits_every:
+        raise ConfigError("telemetry.logits_every must be at least 1 here: every experiment reads logits; got 0")
+    return config

@@ -1,24 +1,18 @@
-"""Pieces of the recipes' figures: charts with their data inside, in the report's colours, and the picture of one."""
+"""Pieces of the experiments' figures: lines, cells, and the curves of runs, in the report's colours."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from experiments.engine.measures import perplexity
 from longshort.report.charts import drawing, log_ticks
-from longshort.report.pictures import write_picture
-from longshort.report.theme import DASHES, LIGHT, vega_config
+from longshort.report.figures import frame
+from longshort.report.theme import DASHES, LIGHT
 
 SIZE = 250
 """Pixels of one panel's width."""
 MOST_TICKS = 8
-
-
-def frame(rows: Iterable[dict[str, Any]]) -> Any:
-    """Rows as a chart's own data."""
-    return drawing().Chart(drawing().Data(values=list(rows)))
 
 
 def lines(
@@ -63,12 +57,12 @@ def lines(
 
 
 def points(
-    curves: Iterable[dict[str, Any]], *, series: Callable[[str], str] = lambda arm: arm
+    curves: Iterable[dict[str, Any]], *, series: Callable[[str], str] = lambda variant: variant
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Validation perplexity and largest |logit| over steps, for `lines`; `series` names what an arm belongs to."""
+    """Validation perplexity and largest |logit| over steps, for `lines`; `series` names what a variant belongs to."""
     perplexities, logits = [], []
     for curve in curves:
-        named = {"series": series(curve["arm"]), "detail": str(curve["seed"])}
+        named = {"series": series(curve["variant"]), "detail": str(curve["seed"])}
         for step, loss in curve["validation"]:
             perplexities.append({**named, "step": step, "perplexity": perplexity(loss)})
         logits += [{**named, "step": step, "logit": value} for step, value in curve["logits"]]
@@ -126,7 +120,7 @@ def heat(
 
 
 def heads(curves: Iterable[dict[str, Any]], *, size: int) -> list[Any]:
-    """The last |logit| of every head, a panel for each arm's first seed; their colours are to be shared."""
+    """The last |logit| of every head, a panel for each variant's first seed; their colours are to be shared."""
     axes: dict[str, Any] = {"x": "head", "y": "layer", "x_title": "head", "y_title": "layer"}
     panels = []
     for curve in curves:
@@ -136,7 +130,7 @@ def heads(curves: Iterable[dict[str, Any]], *, size: int) -> list[Any]:
             for head, value in enumerate(values)
         ]
         if curve["seed"] == 0 and cells:
-            about = {"value": "logit", "value_title": "max |logit|, at the end", "title": curve["arm"]}
+            about = {"value": "logit", "value_title": "max |logit|, at the end", "title": curve["variant"]}
             panels.append(heat(cells, **about, **axes, width=size, height=size))
     return panels
 
@@ -145,13 +139,6 @@ def _order(rows: Sequence[dict[str, Any]], field: str) -> list[Any]:
     """The values of an axis of cells."""
     values = list(dict.fromkeys(row[field] for row in rows))
     return sorted(values) if all(isinstance(value, (int, float)) for value in values) else values
-
-
-def picture(chart: Any, path: Path, *, title: str) -> Path:
-    """The chart as PNG, light."""
-    spec = chart.properties(title=drawing().TitleParams(title, anchor="start", offset=14)).to_dict()
-    spec["config"] = vega_config(LIGHT) | {"background": LIGHT["card"], "padding": 20}
-    return write_picture(spec, path)
 
 
 def _axis(rows: Sequence[dict[str, Any]], field: str, log: bool) -> Any:

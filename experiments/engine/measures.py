@@ -1,34 +1,40 @@
-"""The numbers of runs as the recipes need them: what each arm reached over its seeds, when, and with what logits."""
+"""From runs to data: what each variant reached over its seeds, when, and with what logits; and where that came from."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.engine import published
+from experiments.engine.records import Data
 from longshort.report.thinning import thin
 from longshort.runs import METRICS, Run, RunError, load_run
 from longshort.stability import SpikeGuard
 
-AFTER, STEP_TIMES = "after.json", "step_times.json"
+AFTER, COMMANDS, STEP_TIMES = "after.json", "commands.json", "step_times.json"
 DIVERGED = 0.5
 """A run diverged if its last validation loss is not finite, or so many nats above its best."""
 CURVE_POINTS = 150
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """One run and what was written after it."""
 
-    arm: str
     run: Run
     after: dict[str, Any]
+
+    @property
+    def variant(self) -> str:
+        return self.run.variant
 
     @property
     def diverged(self) -> bool:
@@ -49,47 +55,54 @@ class Outcome:
         found = self.after.get("largest_logit")
         return self.run.largest_logit if found is None else float(found)
 
+    @property
+    def accuracy(self) -> float | None:
+        """Over the whole test split where the run came to its end, else over the last evaluation's sequences."""
+        found = self.after.get("test", {}).get("accuracy")
+        return self.run.final_accuracy if found is None else float(found)
+
 
 def outcomes(folder: Path) -> list[Outcome]:
-    """Every run in the folder that was evaluated, by arm and seed; one that was stopped before says nothing yet."""
+    """Every run in the folder that was evaluated, by seed; one that was stopped before says nothing yet."""
     found = []
     for path in sorted(folder.glob(f"*/{METRICS}")):
         if not path.read_bytes().count(b"\n"):  # stopped before it could say what it is
             continue
         run = load_run(path.parent)
         if run.evaluations:
-            found.append(Outcome(arm=run.variant, run=run, after=_after(run)))
+            found.append(Outcome(run=run, after=_after(run)))
     if not found:
         raise RunError(f"{folder}: holds no evaluated run yet; train first, or unpack results there")
     return sorted(found, key=lambda outcome: outcome.run.seed)
 
 
 def _after(run: Run) -> dict[str, Any]:
-    """What was written after the run, unless it has gone on since."""
+    """What was written after the run, unless it has been resumed since."""
     path = run.path / AFTER
     found: dict[str, Any] = read_json(path) if path.is_file() else {}
     return found if found.get("step", run.last_step) == run.last_step else {}
 
 
-def by_arm(found: Iterable[Outcome], order: Sequence[str]) -> dict[str, list[Outcome]]:
-    """The runs of each arm, arms in the order of the recipe; one it does not know goes last."""
-    arms: dict[str, list[Outcome]] = {name: [] for name in order}
+def by_variant(found: Iterable[Outcome], order: Sequence[str]) -> dict[str, list[Outcome]]:
+    """The runs of each variant, in this order; one that it does not have goes last."""
+    variants: dict[str, list[Outcome]] = {name: [] for name in order}
     for outcome in found:
-        arms.setdefault(outcome.arm, []).append(outcome)
-    return {name: runs for name, runs in arms.items() if runs}
+        variants.setdefault(outcome.variant, []).append(outcome)
+    return {name: runs for name, runs in variants.items() if runs}
 
 
-def row(arm: str, runs: Sequence[Outcome]) -> dict[str, Any]:
-    """What an arm reached: means over its seeds; None is not finite."""
+def loss_row(variant: str, runs: Sequence[Outcome]) -> Row:
+    """What a variant reached: means over its seeds; None is not finite."""
     finals = [outcome.run.final_loss for outcome in runs]
     bests = [outcome.run.best_loss for outcome in runs]
     peaks = [outcome.largest_logit for outcome in runs]
     loss = _mean(finals)
     return {
-        "arm": arm,
+        "variant": variant,
         "seeds": [outcome.run.seed for outcome in runs],
         "steps": [outcome.run.last_step for outcome in runs],
         "final_loss": loss,
+        "final_losses": [None if value is None else _finite(value) for value in finals],
         "spread": None if loss is None else max(f for f in finals if f is not None) - min(f or 0.0 for f in finals),
         "final_perplexity": perplexity(loss),
         "best_perplexity": perplexity(_mean(bests)),
@@ -101,13 +114,32 @@ def row(arm: str, runs: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def curves(arm: str, outcome: Outcome) -> dict[str, Any]:
+def accuracy_row(variant: str, runs: Sequence[Outcome]) -> Row:
+    """What a variant reached on a task: means over its seeds; None where it was not measured."""
+    shares = [share for outcome in runs if (share := outcome.accuracy) is not None]
+    losses = [loss for outcome in runs if (loss := outcome.run.final_loss) is not None]
+    peaks = [peak for outcome in runs if (peak := outcome.largest_logit) is not None]
+    exact = [outcome.after["test"]["exact"] for outcome in runs if "exact" in outcome.after.get("test", {})]
+    return {
+        "variant": variant,
+        "seeds": [outcome.run.seed for outcome in runs],
+        "steps": [outcome.run.last_step for outcome in runs],
+        "accuracy": statistics.fmean(shares) if shares else None,
+        "accuracies": shares,
+        "exact": statistics.fmean(exact) if exact else None,
+        "validation_loss": statistics.fmean(losses) if losses else None,
+        "max_logit": max(peaks, default=None),
+        "diverged": sum(outcome.diverged for outcome in runs),
+    }
+
+
+def curve(outcome: Outcome) -> Row:
     """Thinned curves of one run: validation, and the largest |logit| of all heads; the last of each head."""
     run = outcome.run
     peaks = run.logits_NLH.reshape(len(run.logit_steps), -1).max(1) if len(run.logit_steps) else np.zeros(0)
     kept = thin(peaks, CURVE_POINTS)
     return {
-        "arm": arm,
+        "variant": outcome.variant,
         "seed": run.seed,
         "validation": [[e.step, _digits(e.loss)] for e in run.evaluations],
         "logits": [[int(run.logit_steps[i]), _digits(peaks[i])] for i in kept],
@@ -115,36 +147,32 @@ def curves(arm: str, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def count_spikes(losses: Iterable[float | None]) -> int:
-    """Steps that the spike guard, at its default settings, would have called a spike."""
-    guard = SpikeGuard()
-    return sum(guard.judge(math.nan if loss is None else loss).spike for loss in losses)
-
-
-def step_seconds(folder: Path) -> dict[str, float]:
-    """Seconds of a step of each arm alone on the device, as `--time-steps` wrote them."""
-    path = folder / STEP_TIMES
-    return {arm: entry["seconds"] for arm, entry in read_json(path).items()} if path.is_file() else {}
-
-
-def loss_by(run: Run, step: float) -> float | None:
-    """Validation loss at the last evaluation up to `step`."""
-    seen = [e.loss for e in run.evaluations if e.step <= step]
-    return _finite(seen[-1]) if seen else None
-
-
-def steps_to(run: Run, loss: float) -> int | None:
-    """The first evaluated step with a validation loss of at most `loss`."""
-    return next((e.step for e in run.evaluations if e.loss <= loss), None)
+def data_of(
+    found: Sequence[Outcome],
+    folder: Path,
+    order: Sequence[str] = (),
+    *,
+    row: Callable[[str, Sequence[Outcome]], Row] = loss_row,
+    parts: Callable[[str, Sequence[Outcome]], Row] = lambda variant, runs: {},
+    curve: Callable[[Outcome], Row] | None = curve,
+) -> Data:
+    """The data of a sweep: a row per variant, with what `parts` adds to it, and a curve per run."""
+    grouped = by_variant(found, order)
+    data: Data = {
+        "provenance": provenance(found, folder),
+        "rows": [row(name, runs) | parts(name, runs) for name, runs in grouped.items()],
+    }
+    if curve is not None:
+        data["curves"] = [curve(outcome) for runs in grouped.values() for outcome in runs]
+    return data
 
 
 def provenance(found: Sequence[Outcome], folder: Path) -> dict[str, Any]:
     """What a reader needs to place the numbers."""
     runs = [outcome.run for outcome in found]
-    commands = folder / "commands.json"
     configs = [run.config for run in runs]
-    made = {
-        "commands": read_json(commands) if commands.is_file() else [],
+    return {
+        "commands": commands(folder),
         "device": sorted({run.header.device for run in runs}),
         "versions": [dict(v) for v in sorted({tuple(sorted(run.header.versions.items())) for run in runs})],
         "git": sorted({run.header.git or "unknown" for run in runs}),
@@ -156,49 +184,31 @@ def provenance(found: Sequence[Outcome], folder: Path) -> dict[str, Any]:
         "batch_sizes": sorted({config["data"]["batch_size"] for config in configs}),
         "backends": sorted({config["model"]["backend"] for config in configs}),
     }
-    return published.with_earlier_provenance(made, folder)
 
 
-def shown(value: float | None, digits: int = 4) -> str:
-    """A number for a table; None is one that is not finite."""
-    return "not finite" if value is None else f"{value:,.{digits}g}" if abs(value) < 1e5 else f"{value:.2e}"
+def commands(folder: Path) -> list[dict[str, str]]:
+    """How the results in this folder were made, call by call."""
+    found: list[dict[str, str]] = read_json(folder / COMMANDS) if (folder / COMMANDS).is_file() else []
+    return found
 
 
-def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table; the first column is text, the others are numbers."""
-    lines = [f"| {' | '.join(header)} |", "|" + "---|" + "---:|" * (len(header) - 1)]
-    return "\n".join([*lines, *(f"| {' | '.join(str(cell) for cell in cells)} |" for cells in rows)]) + "\n"
+def results_in(folder: Path, file: str, name: str) -> Any:
+    """What the measurement `name` wrote into its folder."""
+    if not (folder / file).is_file():
+        raise RunError(f"{folder} holds no {file}; run `python -m experiments {name}` first")
+    return renamed(read_json(folder / file))
 
 
-def standard_table(rows: Iterable[dict[str, Any]]) -> str:
-    """The table that most recipes show."""
-    header = ("arm", "seeds", "steps", "final perplexity", "spread (loss)", "best perplexity", "max abs logit")
-    return markdown(
-        (*header, "diverged", "spikes"),
-        [
-            (
-                r["arm"],
-                len(r["seeds"]),
-                _span(r["steps"]),
-                shown(r["final_perplexity"]),
-                shown(r["spread"], 2) if len(r["seeds"]) > 1 else "",
-                shown(r["best_perplexity"]),
-                shown(r["max_logit"], 3) + (" and not finite" if r["logits_lost"] else ""),
-                r["diverged"],
-                r["spikes"],
-            )
-            for r in rows
-        ],
-    )
+def step_seconds(folder: Path) -> dict[str, float]:
+    """Seconds per step of each variant alone on the device, as `--time-steps` wrote them."""
+    path = folder / STEP_TIMES
+    return {variant: entry["seconds"] for variant, entry in read_json(path).items()} if path.is_file() else {}
 
 
-def _span(steps: Sequence[int]) -> str:
-    return str(max(steps)) if len(set(steps)) == 1 else f"{min(steps)} to {max(steps)}"
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    measured = [v for v in values if v is not None and math.isfinite(v)]
-    return sum(measured) / len(measured) if measured and len(measured) == len(values) else None
+def count_spikes(losses: Iterable[float | None]) -> int:
+    """Steps that the spike guard, at its default settings, would have called a spike."""
+    guard = SpikeGuard()
+    return sum(guard.judge(math.nan if loss is None else loss).spike for loss in losses)
 
 
 def perplexity(loss: float | None) -> float | None:
@@ -206,14 +216,79 @@ def perplexity(loss: float | None) -> float | None:
     return None if loss is None else math.exp(min(loss, 700.0))
 
 
-def equal_steps(*rows: dict[str, Any]) -> bool:
-    """Did all runs of these arms take equally many steps?"""
+def equal_steps(*rows: Row) -> bool:
+    """Did all runs of these variants take equally many steps?"""
     return len({step for row in rows for step in row["steps"]}) <= 1
 
 
-def peak(row: dict[str, Any]) -> float:
-    """The largest |logit| of an arm, for a verdict: what is not finite is larger than anything."""
+def peak(row: Row) -> float:
+    """The largest |logit| of a variant, for a verdict: what is not finite is larger than anything."""
     return math.inf if row["logits_lost"] or row["max_logit"] is None else float(row["max_logit"])
+
+
+def final_perplexity(row: Row) -> float:
+    """The final perplexity of a variant, for a verdict: what is not finite is larger than anything."""
+    return math.inf if row["final_perplexity"] is None else float(row["final_perplexity"])
+
+
+def losses_by_seed(row: Row) -> dict[int, float]:
+    """Final losses that are finite, by seed; data of earlier versions have them of variants with one seed alone.
+
+    >>> losses_by_seed({"seeds": [0, 1], "final_losses": [4.0, None]})
+    {0: 4.0}
+    >>> losses_by_seed({"seeds": [3], "final_loss": 5.0})
+    {3: 5.0}
+    """
+    finals = row["final_losses"] if "final_losses" in row else [row["final_loss"]] * (len(row["seeds"]) == 1)
+    return {seed: loss for seed, loss in zip(row["seeds"], finals, strict=False) if loss is not None}
+
+
+_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Student's t at 97.5 % for 1, 2, ... degrees of freedom."""
+
+
+def paired(mine: Row, theirs: Row) -> Row | None:
+    """Differences of final losses seed by seed, their mean and its 95 % interval; None with fewer than two seeds.
+
+    >>> found = paired({"seeds": [0, 1], "final_losses": [3.5, 3.4]}, {"seeds": [1, 0], "final_losses": [3.5, 3.6]})
+    >>> [round(number, 6) for number in (found["mean"], *found["interval"])]
+    [-0.1, -0.1, -0.1]
+    """
+    own, others = losses_by_seed(mine), losses_by_seed(theirs)
+    differences = [own[seed] - others[seed] for seed in sorted(own.keys() & others.keys())]
+    if len(differences) < 2:
+        return None
+    mean, spread = statistics.fmean(differences), statistics.stdev(differences)
+    half = _T95[min(len(differences) - 1, len(_T95)) - 1] * spread / math.sqrt(len(differences))
+    return {"differences": differences, "mean": mean, "interval": (mean - half, mean + half)}
+
+
+def by_name(data: Data) -> dict[str, Row]:
+    """The rows of the data by the name of the variant."""
+    return {row["variant"]: row for row in data["rows"]}
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+_OLD_KEYS = {"arm": "variant", "arms": "variants"}
+
+
+def renamed(value: Any) -> Any:
+    """The same with the keys of today: data of earlier versions call a variant an arm.
+
+    >>> renamed({"rows": [{"arm": "ls"}]})
+    {'rows': [{'variant': 'ls'}]}
+    """
+    if isinstance(value, dict):
+        return {_OLD_KEYS.get(key, key): renamed(inner) for key, inner in value.items()}
+    return [renamed(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    measured = [v for v in values if v is not None and math.isfinite(v)]
+    return sum(measured) / len(measured) if measured and len(measured) == len(values) else None
 
 
 def _finite(value: float) -> float | None:
@@ -222,7 +297,3 @@ def _finite(value: float) -> float | None:
 
 def _digits(value: float) -> float | None:
     return float(f"{value:.5g}") if math.isfinite(value) else None
-
-
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.engine.measures import AFTER, STEP_TIMES
+from experiments.engine.measures import AFTER, COMMANDS, STEP_TIMES
 from longshort.files import write_atomically
 from longshort.report.thinning import thin
 from longshort.runs.log import METRICS, largest_logit, read_log
@@ -25,7 +25,7 @@ TRAIN_RECORDS, LOGIT_READINGS = 1500, 200
 """Kept of one run at most: about 300 KB, a fifth of that packed."""
 LEFT_OUT = ("mfu", "entropy", "layer_gradients")
 _DIGITS = 5
-MERGED = {"commands.json", STEP_TIMES}
+MERGED = {COMMANDS, STEP_TIMES}
 """Files of the folder that grow from call to call."""
 _COMPARED = ("model", "data", "task", "loss", "optimizer", "schedule", "stability")
 """Sections of a configuration that say what is learned, and how."""
@@ -54,7 +54,7 @@ def _extremes(steps: list[dict[str, Any]]) -> set[int]:
 
 
 def pack(folder: Path, archive: Path) -> Path:
-    """Write a .tar.gz of the folder's results, which `summarise` reads once unpacked."""
+    """Write a .tar.gz of the folder's results, which `collect` reads once unpacked."""
     logs = sorted(folder.glob(f"*/{METRICS}"))
     plain = sorted(path for path in folder.glob("*.json"))
     plain += [path for log in logs for path in sorted(log.parent.glob("*.json")) if path.name != "tokenizer.json"]

@@ -1,13 +1,13 @@
-"""The recipes that do not train: free Q and K, and latency."""
+"""The experiments that measure something themselves: free Q and K, latency, label noise, descent."""
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+from experiments import load
 from experiments.__main__ import app
 from experiments.banded_fit import learn, rank_needed, target
-from experiments.engine.catalogue import RECIPES
-from experiments.engine.figures import picture
+from longshort.report.figures import specification
 
 
 def test_a_target_has_weights_on_the_band_alone():
@@ -36,13 +36,14 @@ def test_the_rank_needed_is_read_between_widths():
 @pytest.mark.parametrize("name", ["degrees-of-freedom", "latency"])
 def test_the_quick_version_measures_and_is_not_published(name, tmp_path, monkeypatch):
     arguments = [name, "--quick", "--device", "cpu", "--out", str(tmp_path / "out")]
-    monkeypatch.setattr("sys.argv", ["longshort", *arguments])
+    monkeypatch.setattr("sys.argv", ["experiments", *arguments])
     shown = CliRunner().invoke(app, arguments)
     assert shown.exit_code == 0, shown.output
-    summary = RECIPES[name].summarise(tmp_path / "out")
-    assert summary.table in shown.output and summary.findings.keys() == RECIPES[name].claims.keys()
-    picture(RECIPES[name].figure(summary.data), tmp_path / "figure.png", title=name)
-    shown = CliRunner().invoke(app, [name, "--out", str(tmp_path / "out"), "--results", str(tmp_path)])
+    experiment = load(name)
+    data = experiment.collect(tmp_path / "out")
+    assert experiment.table(data) in shown.output and experiment.findings(data).keys() == experiment.claims.keys()
+    specification(experiment.figure(data), title=name)
+    shown = CliRunner().invoke(app, [name, "--out", str(tmp_path / "out"), "--publish"])
     assert shown.exit_code == 1 and "decide nothing" in shown.stderr
 
 

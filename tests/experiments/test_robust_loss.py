@@ -1,4 +1,4 @@
-"""The recipes of the e-exponentiated loss: label noise, descent from many starts, corrupted tokens."""
+"""The experiments on the e-exponentiated loss: label noise, descent from many starts, corrupted tokens."""
 
 import json
 
@@ -7,71 +7,74 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from experiments import corrupted_tokens, descent, label_noise
+from experiments import corrupted_tokens, descent, load
 from experiments.__main__ import app
 from experiments.engine import child
-from experiments.engine.catalogue import RECIPES
-from experiments.engine.publish import publish
-from experiments.engine.recipe import FAILS, HOLDS, PARTLY, Options
+from experiments.engine.records import FAILS, HOLDS, PARTLY, Options
 from experiments.engine.sweep import plan_sweep
-from experiments.noise.losses import ARMS
-from experiments.noise.measurement import CONDITIONS
+from experiments.label_noise.losses import LOSSES
+from experiments.label_noise.measurement import CONDITIONS
 from longshort.losses import exponentiated
 
 from .made_up import made_up_sweep
 
 
-def reproduce(monkeypatch, *arguments):
+def call(monkeypatch, *arguments):
     words = [*(str(argument) for argument in arguments)]
-    monkeypatch.setattr("sys.argv", ["longshort", *words])
+    monkeypatch.setattr("sys.argv", ["experiments", *words])
     return CliRunner().invoke(app, words)
 
 
 def made_up_noise(folder, pairs=(("mixture", "mlp"), ("mnist", "mlp")), seeds=5, gain=0.05):
     """Results in which e 0.5 is `gain` better than the base under noise and equal to it with early stopping."""
     folder.mkdir(exist_ok=True)
-    arms = [arm.name for arm in ARMS]
+    losses = [loss.name for loss in LOSSES]
     wiggle = [0.001 * seed for seed in range(seeds)]
     for dataset, model in pairs:
         values = {
             key: [
-                [[0.7 + w + gain * (arm == "e 0.5" and key == "last") for w in wiggle]] * len(CONDITIONS)
-                for arm in arms
+                [[0.7 + w + gain * (loss == "e 0.5" and key == "last") for w in wiggle]] * len(CONDITIONS)
+                for loss in losses
             ]
             for key in ("last", "stopped", "best")
         }
         conditions = [{"name": c.name, "kind": c.kind, "share": c.share} for c in CONDITIONS]
         about = {"seeds": list(range(seeds)), "settings": {"epochs": 1}, "seconds": 1.0, "machine": {"threads": 1}}
-        document = {"dataset": dataset, "model": model, "arms": arms, "conditions": conditions, **about, **values}
+        document = {"dataset": dataset, "model": model, "arms": losses, "conditions": conditions, **about, **values}
         (folder / f"{dataset}-{model}.json").write_text(json.dumps(document))
     (folder / "commands.json").write_text(json.dumps([{"command": "longshort reproduce label-noise"}]))
     return folder
 
 
 def test_claims_on_label_noise_follow_their_rules(tmp_path):
-    found = label_noise.RECIPE.summarise(made_up_noise(tmp_path)).findings
-    assert found["noise"].verdict == found["outliers"].verdict == HOLDS
-    assert found["stopping"].verdict == FAILS and "worse in 0 of 2" in found["stopping"].ours
-    assert found["rivals"].verdict == HOLDS
-    assert label_noise.RECIPE.summarise(made_up_noise(tmp_path, gain=-0.05)).findings["noise"].verdict == FAILS
-    assert label_noise.RECIPE.summarise(made_up_noise(tmp_path, seeds=1)).findings == {}
+    experiment = load("label-noise")
+
+    def found(**made_up):
+        return experiment.findings(experiment.collect(made_up_noise(tmp_path, **made_up)))
+
+    findings = found()
+    assert findings["noise"].verdict == findings["outliers"].verdict == findings["rivals"].verdict == HOLDS
+    assert findings["stopping"].verdict == FAILS and "worse in 0 of 2" in findings["stopping"].ours
+    assert found(gain=-0.05)["noise"].verdict == FAILS
+    assert found(seeds=1) == {}
 
 
-def test_results_of_label_noise_are_published_with_mean_and_spread(tmp_path):
-    paths = publish(label_noise.RECIPE, made_up_noise(tmp_path / "runs"), tmp_path / "docs")
-    page = paths[1].read_text()
-    assert "| e 0.5 | 75.2 ± 0.2 |" in page and "| cross-entropy, stopped early | 70.2 ± 0.2 |" in page
-    assert paths[2].stat().st_size > 10_000
+def test_results_of_label_noise_are_shown_with_mean_and_spread(tmp_path):
+    experiment = load("label-noise")
+    data = experiment.collect(made_up_noise(tmp_path))
+    table = experiment.table(data)
+    assert "| e 0.5 | 75.2 ± 0.2 |" in table and "| cross-entropy, stopped early | 70.2 ± 0.2 |" in table
+    experiment.figure(data).to_dict()
 
 
 def test_the_quick_form_of_label_noise_runs_once_and_is_not_run_again(tmp_path, monkeypatch):
-    common = ("label-noise", "--quick", "--arms", "mixture-linear", "--out", tmp_path / "out")
-    shown = reproduce(monkeypatch, *common)
+    common = ("label-noise", "--quick", "--variants", "mixture-linear", "--out", tmp_path / "out")
+    shown = call(monkeypatch, *common)
     assert shown.exit_code == 0 and "| generalised CE, stopped early |" in shown.output, shown.output
-    shown = reproduce(monkeypatch, *common)
+    shown = call(monkeypatch, *common)
     assert "mixture-linear is there" in shown.output
-    shown = reproduce(monkeypatch, "label-noise", "--quick", "--arms", "mixture-cnn", "--out", tmp_path / "out")
-    assert shown.exit_code == 1 and "--arms must be among mixture-linear" in shown.stderr
+    shown = call(monkeypatch, "label-noise", "--quick", "--variants", "mixture-cnn", "--out", tmp_path / "out")
+    assert shown.exit_code == 1 and "--variants must be among mixture-linear" in shown.stderr
 
 
 def test_other_pictures_in_the_same_folder_are_trained_on_again(tmp_path, monkeypatch):
@@ -79,19 +82,20 @@ def test_other_pictures_in_the_same_folder_are_trained_on_again(tmp_path, monkey
         draw = np.random.default_rng(seed)
         x, y = draw.integers(0, 256, (400, 28, 28), dtype=np.uint8), np.arange(400, dtype=np.uint8) % 10
         np.savez(tmp_path / f"{name}.npz", x_train=x, y_train=y, x_test=x[:100], y_test=y[:100])
-    common = ("label-noise", "--quick", "--arms", "mnist-linear", "--out", tmp_path / "out", "--data")
-    assert "is there" not in reproduce(monkeypatch, *common, tmp_path / "a.npz").output
-    assert "mnist-linear is there" in reproduce(monkeypatch, *common, tmp_path / "a.npz").output
-    assert "is there" not in reproduce(monkeypatch, *common, tmp_path / "b.npz").output
+    common = ("label-noise", "--quick", "--variants", "mnist-linear", "--out", tmp_path / "out", "--data")
+    assert "is there" not in call(monkeypatch, *common, tmp_path / "a.npz").output
+    assert "mnist-linear is there" in call(monkeypatch, *common, tmp_path / "a.npz").output
+    assert "is there" not in call(monkeypatch, *common, tmp_path / "b.npz").output
 
 
 def test_the_quick_form_of_loss_landscape_measures_and_draws(tmp_path, monkeypatch):
     monkeypatch.setattr(descent, "QUICK_STEPS", 2)
-    shown = reproduce(monkeypatch, "loss-landscape", "--quick", "--out", tmp_path / "out")
+    shown = call(monkeypatch, "loss-landscape", "--quick", "--out", tmp_path / "out")
     assert shown.exit_code == 0, shown.output
-    summary = RECIPES["loss-landscape"].summarise(tmp_path / "out")
-    assert summary.findings == {}  # no start settles so soon, and so none is stuck: that decides nothing
-    RECIPES["loss-landscape"].figure(summary.data).to_dict()
+    experiment = load("loss-landscape")
+    data = experiment.collect(tmp_path / "out")
+    assert experiment.findings(data) == {}  # no start settles so soon, and so none is stuck: that decides nothing
+    experiment.figure(data).to_dict()
 
 
 def landscape(network, kind, exponents, steps=250, starts=4):
@@ -134,7 +138,7 @@ def test_one_weight_and_four_points_have_more_than_one_minimum_where_e_is_small(
 
 
 def made_up_corrupted(folder, gain):
-    made_up_sweep(corrupted_tokens.RECIPE, folder)
+    made_up_sweep(load("corrupted-tokens"), folder, steps=20)
     for path in folder.glob("*-seed0/after.json"):
         after = json.loads(path.read_text())
         base = path.parent.name.startswith("base")
@@ -145,16 +149,17 @@ def made_up_corrupted(folder, gain):
 
 @pytest.mark.parametrize(("gain", "verdict"), [(0.2, HOLDS), (0.0, FAILS), (-0.2, FAILS)])
 def test_the_claim_on_corrupted_tokens_follows_its_rule(tmp_path, gain, verdict):
-    summary = corrupted_tokens.RECIPE.summarise(made_up_corrupted(tmp_path, gain))
-    assert summary.findings["clean-text"].verdict == verdict != PARTLY
-    assert summary.data["rows"][0]["clean_scores_loss"] == 3.9
+    data = load("corrupted-tokens").collect(made_up_corrupted(tmp_path, gain))
+    assert corrupted_tokens.clean_text(data).verdict == verdict != PARTLY
+    assert data["rows"][0]["clean_scores_loss"] == 3.9
 
 
-def test_an_arm_of_corrupted_tokens_trains_and_writes_its_losses_on_clean_text(corpus, tmp_path):
-    options = Options(out=tmp_path, arms=("e0.5-corrupt30",), quick=True, steps=2, device="cpu")
-    (arm,) = plan_sweep(corrupted_tokens.RECIPE, options, data=corpus)
-    assert (arm.config.loss.exponent, arm.config.data.corruption) == (0.5, 0.3)
-    child.train_and_look(arm.config)
-    after = json.loads((arm.out / "after.json").read_text())
-    assert after["clean"].keys() >= set(corrupted_tokens.READINGS)
-    assert "| e0.5-corrupt30 | 0.5 | 30% |" in corrupted_tokens.RECIPE.summarise(tmp_path).table
+def test_a_variant_of_corrupted_tokens_trains_and_writes_its_losses_on_clean_text(corpus, tmp_path):
+    experiment = load("corrupted-tokens")
+    options = Options(out=tmp_path, variants=("e0.5-corrupt30",), quick=True, steps=2, device="cpu")
+    (trial,) = plan_sweep(experiment, options, data=corpus)
+    assert (trial.config.loss.exponent, trial.config.data.corruption) == (0.5, 0.3)
+    child.train_and_look(trial.config, also=corrupted_tokens.clean_losses)
+    after = json.loads((trial.out / "after.json").read_text())
+    assert after["clean"].keys() >= set(corrupted_tokens.READINGS) and "anatomy" in after
+    assert "| e0.5-corrupt30 | 0.5 | 30% |" in experiment.table(experiment.collect(tmp_path))

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import explosion, heads_and_window, long_runs, positions, stabilizers
-from experiments.engine import equal_time, measures
-from experiments.engine.catalogue import RECIPES
-from experiments.engine.recipe import FAILS, HOLDS, NOT_RUN, PARTLY
+from experiments import endurance, explosion, heads_and_window, load, positions, scale, stabilizers
+from experiments.engine import measures
+from experiments.engine.records import FAILS, HOLDS, NOT_RUN, PARTLY
+from experiments.lr_sensitivity import edge
 
-from .made_up import made_up_sweep
+from .made_up import made_up_sweep, planned, rewrite
 
 perplexities = st.none() | st.sampled_from([25.0, 49.0, 50.0, 93.0, 98.0, 99.5, 100.0, 1e304])
 peaks = st.none() | st.sampled_from([10.0, 49.9, 50.0, 99.9, 100.0, 200.0, 200.1, 400.0, 400.1, 1e6])
@@ -20,10 +20,10 @@ steps = st.sampled_from([(100,), (100, 100), (50, 100), (20_000,), (30_000,)])
 
 
 @st.composite
-def rows(draw, arm="ls", steps=steps):
+def rows(draw, variant="ls", steps=steps):
     final = draw(perplexities)
     return {
-        "arm": arm,
+        "variant": variant,
         "seeds": [0],
         "steps": list(draw(steps)),
         "final_perplexity": final,
@@ -50,40 +50,42 @@ def in_how_many(cases):
 
 @given(st.tuples(*(rows(name) for name in explosion.NAMES)))
 def test_explosion_is_judged_by_logits_and_divergence_at_every_rate(table):
-    found = explosion._findings(list(table), {})
-    ls, plain = ([row for row in table if row["arm"].startswith(kind)] for kind in ("ls", "plain"))
-    assert found["calm"].verdict == in_how_many([largest(row) < 100 for row in ls])
-    assert found["explodes"].verdict == in_how_many([row["diverged"] > 0 or largest(row) > 400 for row in plain])
+    data = {"rows": list(table)}
+    ls, plain = ([row for row in table if row["variant"].startswith(kind)] for kind in ("ls", "plain"))
+    assert explosion.calm(data).verdict == in_how_many([largest(row) < 100 for row in ls])
+    assert explosion.explodes(data).verdict == in_how_many([row["diverged"] > 0 or largest(row) > 400 for row in plain])
 
 
 @given(*(rows(name, st.just((100,))) for name in ("ls", "qk-norm-head", "all-local", "plain")))
 def test_stabilizers_are_judged_by_ratios_of_perplexity_and_by_logits(ls, norm, local, plain):
-    found = stabilizers._findings([ls, norm, local, plain])
-    for key, other, holds, partly in (("quality", norm, 0.5, 0.98), ("global", local, 0.93, 0.995)):
+    found = {"rows": [ls, norm, local, plain]}
+    for judge, other, holds, partly in (
+        (stabilizers.quality, norm, 0.5, 0.98),
+        (stabilizers.needs_global, local, 0.93, 0.995),
+    ):
         mine, theirs = final(ls), final(other)
         wins = mine < math.inf and mine <= holds * theirs
         partial = mine < math.inf and (theirs == math.inf or mine / theirs < partly)
-        assert found[key].verdict == (HOLDS if wins else PARTLY if partial else FAILS)
+        assert judge(found).verdict == (HOLDS if wins else PARTLY if partial else FAILS)
     mine, theirs = largest(ls), largest(plain)
     expected = HOLDS if mine < 50 and theirs > 200 else PARTLY if mine < theirs / 2 else FAILS
-    assert found["logits"].verdict == expected
+    assert stabilizers.logits(found).verdict == expected
 
 
-def test_an_arm_with_fewer_steps_is_not_compared_with_the_others(tmp_path):
-    recipe = RECIPES["stabilizers"]
-    made_up_sweep(recipe, tmp_path, arms=("ls", "plain"), steps=120)
-    made_up_sweep(recipe, tmp_path, arms=("qk-norm-head", "all-local"), steps=60)
-    summary = recipe.summarise(tmp_path)
-    assert set(summary.findings) == {"logits"}
-    made_up_sweep(recipe, tmp_path, arms=("qk-norm-head",), steps=120)
-    assert set(recipe.summarise(tmp_path).findings) == {"logits", "quality"}
+def test_a_variant_with_fewer_steps_is_not_compared_with_the_others(tmp_path):
+    experiment = load("stabilizers")
+    made_up_sweep(experiment, tmp_path, variants=("ls", "plain"), steps=120)
+    made_up_sweep(experiment, tmp_path, variants=("qk-norm-head", "all-local"), steps=60)
+    assert set(experiment.findings(experiment.collect(tmp_path))) == {"logits"}
+    made_up_sweep(experiment, tmp_path, variants=("qk-norm-head",), steps=120)
+    assert set(experiment.findings(experiment.collect(tmp_path))) == {"logits", "quality"}
 
 
-@given(rows(), rows())
-def test_endurance_is_judged_by_both_arms_and_by_as_many_steps(plain, ls):
-    found = long_runs._endured(plain, ls)
-    assert found["logits"].verdict == in_how_many([largest(ls) < 50, largest(plain) > 200])
-    verdict = found["diverges"].verdict
+@given(rows("plain"), rows("ls"))
+def test_endurance_is_judged_by_both_variants_and_by_as_many_steps(plain, ls):
+    data = {"rows": [plain, ls]}
+    assert endurance.logits(data).verdict == in_how_many([largest(ls) < 50, largest(plain) > 200])
+    verdict = endurance.diverges(data).verdict
     if plain["diverged"] and ls["diverged"]:
         assert verdict == FAILS
     elif plain["diverged"]:
@@ -93,34 +95,36 @@ def test_endurance_is_judged_by_both_arms_and_by_as_many_steps(plain, ls):
         assert verdict == (FAILS if max(plain["steps"]) >= 20_000 else NOT_RUN)
 
 
-@given(rows(), rows())
+@given(rows("plain"), rows("ls"))
 def test_scale_needs_equal_steps_and_counts_what_is_lower(plain, ls):
-    found = long_runs._scaled(plain, ls)
+    found = scale.larger({"rows": [plain, ls]})
     if len({*plain["steps"], *ls["steps"]}) > 1:
-        assert found == {}
+        assert found is None
     else:
         lower = [final(ls) < final(plain), largest(ls) < largest(plain)]
-        assert found["scale"].verdict == in_how_many(lower)
+        assert found.verdict == in_how_many(lower)
 
 
 @given(st.dictionaries(st.sampled_from(positions.ENCODINGS), st.tuples(rows(), rows())))
 def test_positions_hold_only_with_every_other_encoding(pairs):
-    found = positions._findings(pairs)
+    named = {"plain": 0, "ls": 1}
+    data = {"rows": [p[i] | {"variant": f"{kind}-{e}"} for e, p in pairs.items() for kind, i in named.items()]}
+    found = positions.independent(data)
     better = [
         final(ls) < final(plain) and largest(ls) < largest(plain)
         for name, (plain, ls) in pairs.items()
         if name != "learned" and len({*plain["steps"], *ls["steps"]}) == 1
     ]
     if not better:
-        assert found == {}
+        assert found is None
     elif any(better) and not all(better):
-        assert found["positions"].verdict == PARTLY
+        assert found.verdict == PARTLY
     else:
-        assert found["positions"].verdict == (in_how_many(better) if len(better) == 4 else NOT_RUN)
+        assert found.verdict == (in_how_many(better) if len(better) == 4 else NOT_RUN)
 
 
 def cell(n_global, window, loss, steps=100):
-    return {"n_global": n_global, "window": window, "final_loss": loss, "steps": [steps]}
+    return {"variant": "g", "n_global": n_global, "window": window, "final_loss": loss, "steps": [steps]}
 
 
 @pytest.mark.parametrize(
@@ -128,15 +132,15 @@ def cell(n_global, window, loss, steps=100):
 )
 def test_the_choice_of_window_is_judged_against_the_best_cell(loss, verdict):
     grid = [cell(g, w, 3.0) for g in (2, 3) for w in heads_and_window.WINDOWS] + [cell(1, 50, loss)]
-    assert heads_and_window._findings(grid)["choice"].verdict == verdict
+    assert heads_and_window.choice({"rows": grid}).verdict == verdict
     shorter = [*grid, cell(2, 9, 1.0, steps=50)]  # would be the best cell
-    assert heads_and_window._findings(shorter)["choice"].verdict == verdict
+    assert heads_and_window.choice({"rows": shorter}).verdict == verdict
 
 
 def test_a_global_head_is_needed_only_if_it_is_better_at_every_window():
     def verdict(pairs):
         grid = [cell(g, w, loss) for w, losses in pairs.items() for g, loss in enumerate(losses)]
-        return heads_and_window._findings(grid)["one"].verdict
+        return heads_and_window.one({"rows": grid}).verdict
 
     every = dict.fromkeys(heads_and_window.WINDOWS, (4.0, 3.0))
     assert verdict(every) == HOLDS
@@ -146,12 +150,12 @@ def test_a_global_head_is_needed_only_if_it_is_better_at_every_window():
 
 
 def test_equal_time_and_final_perplexity_are_of_the_mean_loss_over_seeds(tmp_path):
-    recipe = RECIPES["stabilizers"]
-    made_up_sweep(recipe, tmp_path, arms=("ls",), seeds=(0, 1), steps=100)
+    experiment = load("stabilizers")
+    made_up_sweep(experiment, tmp_path, variants=("ls",), seeds=(0, 1), steps=100)
     (tmp_path / "step_times.json").write_text(json.dumps({"ls": {"seconds": 0.05}}))
     losses = [outcome.run.evaluations[-1].loss for outcome in measures.outcomes(tmp_path)]
     assert losses[0] != losses[1]
-    (row,) = recipe.summarise(tmp_path).data["rows"]
+    (row,) = experiment.collect(tmp_path)["rows"]
     assert row["final_perplexity"] == pytest.approx(math.exp(sum(losses) / 2))
     assert row["perplexity_at_equal_time"] == row["final_perplexity"]
     assert row["spread"] == pytest.approx(abs(losses[0] - losses[1]))
@@ -159,77 +163,161 @@ def test_equal_time_and_final_perplexity_are_of_the_mean_loss_over_seeds(tmp_pat
 
 @pytest.fixture(scope="module")
 def hundred_steps(tmp_path_factory):
-    folder = made_up_sweep(RECIPES["stabilizers"], tmp_path_factory.mktemp("runs"), arms=("ls",), steps=100)
+    folder = made_up_sweep(load("stabilizers"), tmp_path_factory.mktemp("runs"), variants=("ls",), steps=100)
     return measures.outcomes(folder)
 
 
 @given(st.floats(1e-6, 10.0))
-def test_the_arm_that_sets_the_time_budget_is_taken_at_its_last_step(hundred_steps, seconds):
+def test_the_variant_that_sets_the_time_budget_is_taken_at_its_last_step(hundred_steps, seconds):
     last = math.exp(hundred_steps[0].run.evaluations[-1].loss)
-    assert equal_time.perplexity_at(hundred_steps, 100 * seconds / seconds) == pytest.approx(last)
+    assert stabilizers.perplexity_at(hundred_steps, 100 * seconds / seconds) == pytest.approx(last)
 
 
 def test_no_perplexity_is_given_for_a_step_that_a_run_did_not_reach(hundred_steps):
-    assert equal_time.perplexity_at(hundred_steps, 101) is None
-    assert equal_time.perplexity_at(hundred_steps, 0) is None
-
-
-def rewrite(folder, change):
-    """Every record of the run's log, as `change` leaves it."""
-    path = folder / "metrics.jsonl"
-    records = [change(json.loads(line)) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records if record is not None))
+    assert stabilizers.perplexity_at(hundred_steps, 101) is None
+    assert stabilizers.perplexity_at(hundred_steps, 0) is None
 
 
 @pytest.mark.parametrize("loss", [None, 5e3])
 def test_losses_beyond_all_bounds_are_summarised_and_drawn(loss, tmp_path):
-    recipe = RECIPES["stabilizers"]
-    made_up_sweep(recipe, tmp_path, arms=("ls", "plain"), steps=100)
+    experiment = load("stabilizers")
+    made_up_sweep(experiment, tmp_path, variants=("ls", "plain"), steps=100)
     rewrite(tmp_path / "plain-seed0", lambda r: r | {"loss": loss} if r["kind"] in ("eval", "train") else r)
     (tmp_path / "step_times.json").write_text(json.dumps({"ls": {"seconds": 0.1}, "plain": {"seconds": 0.1}}))
-    summary = recipe.summarise(tmp_path)
-    plain = summary.data["rows"][0]
+    data = experiment.collect(tmp_path)
+    plain = data["rows"][0]
     assert plain["diverged"] == (1 if loss is None else 0)  # it was never better
     assert plain["final_perplexity"] is None if loss is None else plain["final_perplexity"] > 1e300
-    recipe.figure(summary.data)
+    experiment.figure(data)
 
 
 def test_a_seed_that_lost_all_its_logits_does_not_hide_the_largest_of_the_others(tmp_path):
-    recipe = RECIPES["endurance"]
-    made_up_sweep(recipe, tmp_path, arms=("ls",), seeds=(0, 1))
+    experiment = load("endurance")
+    made_up_sweep(experiment, tmp_path, variants=("ls",), seeds=(0, 1))
     for lost in (0, 1):
-        made_up_sweep(recipe, tmp_path, arms=("ls",), seeds=(0, 1))
+        made_up_sweep(experiment, tmp_path, variants=("ls",), seeds=(0, 1))
         blank = {"logit_max": [[None] * 6] * 6, "logit_min": [[None] * 6] * 6}
         rewrite(tmp_path / f"ls-seed{lost}", lambda r, blank=blank: r | blank if "logit_max" in r else r)
-        (row,) = recipe.summarise(tmp_path).data["rows"]
+        (row,) = experiment.collect(tmp_path)["rows"]
         assert row["max_logit"] > 1 and row["logits_lost"] == 1
 
 
 def test_a_log_without_a_whole_line_counts_for_nothing(tmp_path):
-    recipe = RECIPES["endurance"]
-    made_up_sweep(recipe, tmp_path)
+    experiment = load("endurance")
+    made_up_sweep(experiment, tmp_path)
     for content in (b"", b'{"kind": "ru'):
         (tmp_path / "plain-seed0" / "metrics.jsonl").write_bytes(content)
-        assert [row["arm"] for row in recipe.summarise(tmp_path).data["rows"]] == ["ls"]
+        assert [row["variant"] for row in experiment.collect(tmp_path)["rows"]] == ["ls"]
 
 
 def test_a_run_of_which_every_step_was_skipped_is_summarised(tmp_path):
-    recipe = RECIPES["endurance"]
-    made_up_sweep(recipe, tmp_path, arms=("ls",))
+    experiment = load("endurance")
+    made_up_sweep(experiment, tmp_path, variants=("ls",))
     rewrite(tmp_path / "ls-seed0", lambda r: None if r["kind"] == "train" else r)
-    (row,) = recipe.summarise(tmp_path).data["rows"]
+    (row,) = experiment.collect(tmp_path)["rows"]
     assert row["max_logit"] is None and row["steps"] == [120]
 
 
 def test_seeds_that_took_different_steps_show_both(tmp_path):
-    recipe = RECIPES["endurance"]
-    made_up_sweep(recipe, tmp_path, arms=("ls",), seeds=(0,), steps=120)
-    made_up_sweep(recipe, tmp_path, arms=("ls",), seeds=(1,), steps=60)
-    assert "| ls | 2 | 60 to 120 |" in recipe.summarise(tmp_path).table
+    experiment = load("endurance")
+    made_up_sweep(experiment, tmp_path, variants=("ls",), seeds=(0,), steps=120)
+    made_up_sweep(experiment, tmp_path, variants=("ls",), seeds=(1,), steps=60)
+    assert "| ls | 2 | 60 to 120 |" in experiment.table(experiment.collect(tmp_path))
 
 
-def test_runs_of_another_recipe_in_the_folder_of_a_grid_go_last(tmp_path):
-    made_up_sweep(RECIPES["endurance"], tmp_path, arms=("ls",))
-    made_up_sweep(RECIPES["heads-and-window"], tmp_path, arms=("g1-w8", "n512-w16"))
-    arms = [row["arm"] for row in RECIPES["heads-and-window"].summarise(tmp_path).data["rows"]]
-    assert arms == ["g1-w8", "n512-w16", "ls"]
+def test_runs_of_another_experiment_in_the_folder_of_a_grid_go_last(tmp_path):
+    made_up_sweep(load("endurance"), tmp_path, variants=("ls",))
+    made_up_sweep(load("heads-and-window"), tmp_path, variants=("g1-w8", "n512-w16"))
+    names = [row["variant"] for row in load("heads-and-window").collect(tmp_path)["rows"]]
+    assert names == ["g1-w8", "n512-w16", "ls"]
+
+
+def test_explosion_says_nothing_of_a_claim_before_all_rates_have_run(tmp_path):
+    experiment = load("explosion")
+    part = tuple(name for name in explosion.NAMES if not name.endswith("-9.6e-3"))
+    assert experiment.findings(experiment.collect(made_up_sweep(experiment, tmp_path, variants=part))) == {}
+    findings = experiment.findings(experiment.collect(made_up_sweep(experiment, tmp_path)))
+    assert {key: found.verdict for key, found in findings.items()} == {
+        "calm": HOLDS,  # the made-up logits stay below 10
+        "explodes": HOLDS,  # at every rate a made-up logit of plain attention is not finite
+        "sparse": FAILS,  # half of the far mass is on the far keys, not more
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "variants"),
+    [("stabilizers", ("plain",)), ("positions", ("ls-rotary",)), ("heads-and-window", ("g0-w8", "n512-w16"))],
+)
+def test_part_of_a_sweep_decides_nothing_and_is_shown_too(name, variants, tmp_path):
+    experiment = load(name)
+    data = experiment.collect(made_up_sweep(experiment, tmp_path, variants=variants))
+    assert [row["variant"] for row in data["rows"]] == list(variants)
+    assert experiment.findings(data) == {}
+    assert experiment.table(data) and (experiment.more is None or experiment.more(data))
+    experiment.figure(data).to_dict()
+
+
+def test_equal_time_counts_steps_times_the_time_of_a_step_alone(tmp_path):
+    experiment = load("stabilizers")
+    made_up_sweep(experiment, tmp_path, variants=("plain", "ls"), steps=100)
+    times = {"plain": {"seconds": 0.1}, "ls": {"seconds": 0.05}}
+    (tmp_path / "step_times.json").write_text(json.dumps(times))
+    data = experiment.collect(tmp_path)
+    plain, ls = data["rows"]
+    assert data["time_budget_seconds"] == pytest.approx(5.0)
+    assert ls["perplexity_at_equal_time"] == pytest.approx(ls["final_perplexity"])
+    assert plain["perplexity_at_equal_time"] > plain["final_perplexity"]  # half its steps
+
+
+def test_the_edge_ends_at_the_first_rate_that_is_worse():
+    assert edge({1e-3: 4.0, 3e-3: 4.5, 1e-2: 4.05}) == 1e-3
+    assert edge({1e-3: None}) is None
+
+
+def test_windows_are_drawn_relative_to_the_best_of_their_length():
+    rows = [
+        {"n_global": 1, "window": window, "length": 512, "width": 192, "final_perplexity": perplexity}
+        for window, perplexity in ((16, 60.0), (4, 75.0), (8, 50.0))
+    ]
+    rows.append({**rows[0], "length": 1024, "final_perplexity": None})
+    bests = [{"length": 512, "width": 192}, {"length": 1024, "width": 192}]
+    points = heads_and_window.above_the_best({"rows": rows, "best_windows": bests})
+    assert [(point["window"], point["above"]) for point in points] == [(4, 1.5), (8, 1.0), (16, 1.2)]
+
+
+def test_a_run_that_was_stopped_before_its_first_evaluation_counts_for_nothing(tmp_path):
+    made_up_sweep(load("positions"), tmp_path, variants=("plain-rotary", "ls-rotary"))
+    rewrite(tmp_path / "ls-rotary-seed0", lambda r: None if r["kind"] == "eval" else r)
+    assert [row["variant"] for row in load("positions").collect(tmp_path)["rows"]] == ["plain-rotary"]
+
+
+def test_what_was_written_before_a_run_was_resumed_is_not_taken_for_its_end(tmp_path):
+    made_up_sweep(load("endurance"), tmp_path, variants=("ls",))
+    after = tmp_path / "ls-seed0" / "after.json"
+    for step, spikes in ((120, 3), (60, 0)):
+        after.write_text(json.dumps({"step": step, "spikes": 3}))
+        assert load("endurance").collect(tmp_path)["rows"][0]["spikes"] == spikes
+
+
+def test_explosion_differs_from_the_author_in_the_batch_and_the_learning_rates_only(tmp_path):
+    config = next(iter(planned(load("explosion"), tmp_path).values()))
+    assert (config.optimizer.lr, config.optimizer.betas, config.optimizer.weight_decay) == (6e-4, (0.9, 0.95), 0.1)
+    assert (config.length, config.data.batch_size, config.model.vocab_size) == (2048, 16, 10_000)
+    assert explosion.RATES == (6e-4, 3e-3, 9.6e-3)
+
+
+def test_variants_of_stabilizers_share_the_precision_but_for_one(tmp_path):
+    configs = planned(load("stabilizers"), tmp_path)
+    assert [name for name, config in configs.items() if config.run.precision == "fp32"] == ["plain-fp32"]
+    assert len({config.model.backend for name, config in configs.items() if name != "plain-flash"}) == 1
+
+
+def test_sequences_of_other_lengths_have_as_many_tokens_per_step(tmp_path):
+    configs = planned(load("heads-and-window"), tmp_path).values()
+    assert {config.data.batch_size * config.length for config in configs} == {32768}
+    assert {config.length for config in configs} == {512, 1024, 2048, 4096, 8192, 16384}
+
+
+def test_scale_is_gpt2_small_at_4096(tmp_path):
+    model = planned(load("scale"), tmp_path)["ls"].model
+    assert (model.n_layers, model.width, model.n_heads, model.context, model.bias) == (12, 768, 12, 4096, True)

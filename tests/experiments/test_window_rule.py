@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from experiments.engine.window_rule import best_window, fit_window
+from experiments.window_rule import best_window, fit_window
 
 
 def test_a_parabola_in_the_log_of_the_window_is_met_exactly():

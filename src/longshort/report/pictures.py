@@ -16,12 +16,17 @@ COLORS = 256
 """All that a PNG's palette holds."""
 
 
-def write_picture(spec: dict[str, Any], path: Path) -> Path:
-    """Draw a Vega-Lite specification that has its data and its background."""
+def drawn(spec: dict[str, Any]) -> bytes:
+    """The PNG of a Vega-Lite specification that has its data and its background."""
     drawing()
     import vl_convert
 
-    return write_atomically(path, small_png(vl_convert.vegalite_to_png(spec, vl_version=vegalite(), scale=SCALE)))
+    return small_png(vl_convert.vegalite_to_png(spec, vl_version=vegalite(), scale=SCALE))
+
+
+def write_picture(spec: dict[str, Any], path: Path) -> Path:
+    """Draw a specification into a file."""
+    return write_atomically(path, drawn(spec))
 
 
 def small_png(png: bytes) -> bytes:

@@ -1,0 +1,154 @@
+"""From data to what a reader gets: the page and the figure of an experiment, and the table of all claims.
+
+The data in `experiments/results` are the single source: everything here can be built again from them at any time. What
+the numbers mean is written by a person, in `experiments/results/NAME.reading.md`, and only copied.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.engine.measures import read_json, renamed
+from experiments.engine.records import NOT_RUN, Data, Experiment
+from experiments.engine.tables import cells
+from longshort.files import write_atomically, write_json
+from longshort.report.figures import picture
+from longshort.runs import RunError
+
+RESULTS = Path(__file__).parents[1] / "results"
+PAGES = Path(__file__).parents[2] / "docs" / "results"
+START, END = "<!-- claims: written by python -m experiments --build -->", "<!-- end of claims -->"
+INDEX = "README.md"
+_OF_THE_DAY = ("--minutes", "--out", "--pack")
+"""Options of a recorded command that say nothing of what was run."""
+
+
+def is_quick(data: Data) -> bool:
+    """Are there results of --quick among these, which decide nothing?"""
+    return any("--quick" in entry["command"].split() for entry in data["provenance"]["commands"])
+
+
+def save(experiment: Experiment, data: Data) -> Path:
+    """Write the data of an experiment to where its page is built from."""
+    if is_quick(data):
+        raise RunError("these are results of --quick, which decide nothing: they are not published")
+    return write_json(_data_file(experiment), {"name": experiment.name, **data})
+
+
+def load(experiment: Experiment) -> Data | None:
+    """The published data of an experiment; None where there are none."""
+    path = _data_file(experiment)
+    found: Data | None = renamed(read_json(path)) if path.is_file() else None
+    return found
+
+
+def _data_file(experiment: Experiment) -> Path:
+    return RESULTS / f"{experiment.name}.json"
+
+
+def build(experiment: Experiment) -> list[Path]:
+    """Write the page and the figure of an experiment from its data."""
+    data = load(experiment)
+    if data is None:
+        raise RunError(f"{RESULTS} holds no data of {experiment.name}: run it first, then --publish")
+    reading = RESULTS / f"{experiment.name}.reading.md"
+    words = reading.read_text(encoding="utf-8") if reading.is_file() else "Nobody has written about these numbers yet."
+    chart = experiment.figure(data)  # first: it fails where Altair is missing
+    return [
+        write_atomically(PAGES / f"{experiment.name}.md", page(experiment, data, words)),
+        picture(chart, PAGES / f"{experiment.name}.png", title=experiment.question),
+    ]
+
+
+def page(experiment: Experiment, data: Data, reading: str) -> str:
+    """Markdown: the question, the figure, the table, the claims, what a person reads in them, how they were made."""
+    name, made = experiment.name, data["provenance"]
+    findings = experiment.findings(data)
+    recorded = list(dict.fromkeys(entry["command"] for entry in made.get("commands", [])))  # resumed calls: once
+    again = list(dict.fromkeys(map(todays, recorded))) or [f"python -m experiments {name}"]
+    parts = [
+        f"# {name}: {experiment.question}",
+        f"![{experiment.question}]({name}.png)",
+        experiment.caption,
+        experiment.table(data),
+        "## Claims",
+        "\n".join(["| claim | paper | ours | rule |", "|---|---|---|---|", *_claims(experiment, findings)]),
+        "## Reading",
+        reading.strip(),
+        *(() if experiment.more is None else ("## More numbers", experiment.more(data))),
+        "## How it was made",
+        experiment.method,
+        _code(again),
+        *(("Recorded when these runs were made:", _code(recorded)) if recorded and recorded != again else ()),
+        "\n".join(f"- {key.replace('_', ' ')}: {_fact(value)}" for key, value in made.items() if key != "commands"),
+        f"Data: [experiments/results/{name}.json](../../experiments/results/{name}.json). This page is built from them "
+        f"by `python -m experiments {name} --build`.",
+    ]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def todays(command: str) -> str:
+    """A recorded command as it is given today, without what only that day's machine needed.
+
+    >>> todays("longshort reproduce recall --arms 'recall-*' --steps 9 --minutes 9.00 --pack recall.tar.gz")
+    "python -m experiments recall --variants 'recall-*' --steps 9"
+    """
+    words = shlex.split(command)
+    if words[:2] == ["longshort", "reproduce"]:
+        words[:2] = ["python", "-m", "experiments"]
+    kept = [
+        "--variants" if word == "--arms" else word
+        for before, word in zip(["", *words], words, strict=False)
+        if word not in _OF_THE_DAY and before not in _OF_THE_DAY
+    ]
+    return shlex.join(kept)
+
+
+def _code(lines: Iterable[str]) -> str:
+    return "\n".join(f"    {line}" for line in lines)
+
+
+def _claims(experiment: Experiment, findings: Mapping[str, Any]) -> list[str]:
+    rows = []
+    for key, claim in experiment.claims.items():
+        found = findings.get(key)
+        ours = NOT_RUN if found is None else f"{found.ours}: **{found.verdict}**"
+        rows.append(cells(claim.text, claim.paper, ours, claim.rule))
+    return rows
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_fact(inner)}" for key, inner in value.items())
+    if isinstance(value, list):
+        return ", ".join(_fact(inner) for inner in value) or "none"
+    return str(value)
+
+
+def claims_table(experiments: Iterable[Experiment]) -> str:
+    """One row per claim: the paper's number, ours, the verdict; from the data that lie in the folder."""
+    lines = ["| claim | paper | ours | verdict | figure | command |", "|---|---|---|---|---|---|"]
+    for experiment in experiments:
+        data = load(experiment)
+        findings = {} if data is None else experiment.findings(data)
+        link = "" if data is None else f"[{experiment.name}]({experiment.name}.md)"
+        command = f"`python -m experiments {experiment.name}`"
+        for key, claim in experiment.claims.items():
+            found = findings.get(key)
+            ours, verdict = ("", NOT_RUN) if found is None else (found.ours, found.verdict)
+            lines.append(cells(claim.text, claim.paper, ours, verdict, link, command))
+    return "\n".join(lines)
+
+
+def write_index(experiments: Iterable[Experiment]) -> Path:
+    """Replace the table of claims in the folder's README.md, between its two marks; a page without them is refused."""
+    path = PAGES / INDEX
+    text = path.read_text(encoding="utf-8") if path.is_file() else f"# Results\n\n{START}\n{END}\n"
+    before, found, rest = text.partition(START)
+    _, ended, after = rest.partition(END)
+    if not found or not ended:
+        raise RunError(f"{path} has no place for the claims: put the lines {START} and {END} where they belong")
+    return write_atomically(path, f"{before}{START}\n\n{claims_table(experiments)}\n\n{END}{after}")

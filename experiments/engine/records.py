@@ -1,0 +1,128 @@
+"""What an experiment is: its question, its runs or its measurement, the claims it decides, and how its data are shown.
+
+Everything that is shown is a pure function of the data, which `collect` reads once from the folder of the runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from longshort.train import TrainConfig
+
+HOLDS, PARTLY, FAILS, NOT_RUN = "holds", "holds partly", "does not hold", "not run yet"
+
+Data = dict[str, Any]
+"""Every number of an experiment, ready for JSON: `provenance`, `rows`, and what else its table and figure need."""
+Message = Callable[[str], None]
+Variants = dict[str, TrainConfig]
+"""The configurations of a sweep by the name of the variant; seed and folder are set later."""
+
+
+def verdict_of(cases: Collection[bool], *, of: int | None = None) -> str:
+    """Of a claim that was tested in several cases: it holds in all, in some, or in none.
+
+    Where fewer have run than the rule asks for (`of`), it may already hold partly, and is open otherwise.
+
+    >>> verdict_of([True, False]), verdict_of([True, True], of=3)
+    ('holds partly', 'not run yet')
+    """
+    if any(cases) and not all(cases):
+        return PARTLY
+    if not cases or len(cases) < (of or 0):
+        return NOT_RUN
+    return HOLDS if all(cases) else FAILS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What came out for one claim."""
+
+    ours: str
+    verdict: str
+    """HOLDS, PARTLY, FAILS or NOT_RUN."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """Something the paper says, or that follows from it, and that numbers can decide."""
+
+    text: str
+    paper: str
+    """What the paper reports."""
+    rule: str
+    """When it holds, and when partly: written before the runs."""
+    judge: Callable[[Data], Finding | None]
+    """The rule as a function; None where the data do not decide."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a person may choose about a call of `python -m experiments`."""
+
+    out: Path
+    """Folder of the runs."""
+    data: Path | None = None
+    """Token folder; `quick` takes the default data without it. For experiments on tasks, where their files lie."""
+    steps: int | None = None
+    """The experiment's own if None."""
+    seeds: tuple[int, ...] = (0,)
+    variants: tuple[str, ...] | None = None
+    """Names or shell patterns; all if None."""
+    device: str = "auto"
+    parallel: int = 1
+    """Runs at a time."""
+    minutes: float | None = None
+    """Stop cleanly after so long; the same command resumes."""
+    quick: bool = False
+    """The CPU-sized version."""
+    overrides: tuple[str, ...] = ()
+    """`section.key=value`, applied before the variants' own changes; one that all variants undo is refused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One question: answered by trainings (`variants`) or by a measurement of another kind (`measure`)."""
+
+    name: str
+    """As in `python -m experiments NAME`; its module is the same with underscores."""
+    question: str
+    """What it asks, in one line."""
+    method: str
+    """How it is done and where that differs from the paper, for its page."""
+    cost: str
+    """About what it takes, on an H200 and on a CPU."""
+    claims: Mapping[str, Claim]
+    collect: Callable[[Path], Data]
+    """The data, from the folder of the runs or what was unpacked into one."""
+    table: Callable[[Data], str]
+    """Its main table, in Markdown."""
+    figure: Callable[[Data], Any]
+    """An Altair chart."""
+    caption: str
+    """What the figure shows."""
+    more: Callable[[Data], str] | None = None
+    """Further tables."""
+    variants: Callable[[TrainConfig], Variants] | None = None
+    """Every variant of the sweep, from the base configuration; pure."""
+    on_request: tuple[str, ...] = ()
+    """Variants that cost far more than others: a pattern of `--variants` takes them where it takes nothing else."""
+    base: Mapping[str, Mapping[str, Any]] | None = None
+    """Sections of the base configuration in place of the author's; with a task the runs need no token folder."""
+    quick_base: Mapping[str, Mapping[str, Any]] | None = None
+    """The same for `--quick`."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Changes of the base configuration, as `section.key: value`."""
+    steps: int = 0
+    """Optimizer steps of each run."""
+    process: str = "experiments.engine.child"
+    """The module that is run, in a process of its own, for each training."""
+    measure: Callable[[Options, Message], None] | None = None
+    """Measure and write into `options.out`, reporting progress to the second argument."""
+
+    def findings(self, data: Data) -> dict[str, Finding]:
+        """What the data decide, by the key of the claim; a claim that they leave open is absent."""
+        judged = {key: claim.judge(data) for key, claim in self.claims.items()}
+        return {key: found for key, found in judged.items() if found is not None}

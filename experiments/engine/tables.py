@@ -1,0 +1,90 @@
+"""Numbers as Markdown tables: the two that most experiments show, and their parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def shown(value: float | None, digits: int = 4) -> str:
+    """A number for a table; None is one that is not finite.
+
+    >>> shown(52.4711), shown(1234567.0, 3), shown(None)
+    ('52.47', '1.23e+06', 'not finite')
+    """
+    return "not finite" if value is None else f"{value:,.{digits}g}" if abs(value) < 1e5 else f"{value:.2e}"
+
+
+def percent(share: float | None) -> str:
+    """
+    >>> percent(0.4567), percent(None)
+    ('45.7 %', 'not measured')
+    """
+    return "not measured" if share is None else f"{100 * share:.1f} %"
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table; the first column is text, the others are numbers."""
+    lines = [f"| {' | '.join(header)} |", "|" + "---|" + "---:|" * (len(header) - 1)]
+    return "\n".join([*lines, *(f"| {' | '.join(str(cell) for cell in cells)} |" for cells in rows)]) + "\n"
+
+
+def cells(*texts: str) -> str:
+    """One row of texts; the bars of |logit| would end a cell."""
+    return f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |"
+
+
+def losses(rows: Iterable[Row]) -> str:
+    """Perplexities, logits and what went wrong, one line per variant."""
+    header = ("variant", "seeds", "steps", "final perplexity", "spread (loss)", "best perplexity", "max abs logit")
+    return markdown(
+        (*header, "diverged", "spikes"),
+        [
+            (
+                r["variant"],
+                len(r["seeds"]),
+                _span(r["steps"]),
+                shown(r["final_perplexity"]),
+                shown(r["spread"], 2) if len(r["seeds"]) > 1 else "",
+                shown(r["best_perplexity"]),
+                _logit(r),
+                r["diverged"],
+                r["spikes"],
+            )
+            for r in rows
+        ],
+    )
+
+
+def _logit(row: Row) -> str:
+    if row["max_logit"] is None and not row["logits_lost"]:
+        return "not measured"
+    return shown(row["max_logit"], 3) + (" and not finite" if row["logits_lost"] else "")
+
+
+def _span(steps: Sequence[int]) -> str:
+    return str(max(steps)) if len(set(steps)) == 1 else f"{min(steps)} to {max(steps)}"
+
+
+def accuracies(rows: Iterable[Row]) -> str:
+    """Right answers of the test split, one line per variant."""
+    header = ("variant", "seeds", "steps", "test accuracy", "lowest and highest", "validation loss", "max abs logit")
+    return markdown(
+        header,
+        [
+            (
+                r["variant"],
+                len(r["seeds"]),
+                max(r["steps"]),
+                percent(r["accuracy"]),
+                f"{percent(min(r['accuracies']))} to {percent(max(r['accuracies']))}"
+                if len(r["accuracies"]) > 1
+                else "",
+                shown(r["validation_loss"]),
+                shown(r["max_logit"], 3),
+            )
+            for r in rows
+        ],
+    )

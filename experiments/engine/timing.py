@@ -1,0 +1,92 @@
+"""The time of a training step of one variant: that of its kernels on a GPU, by the clock on a CPU.
+
+`python -m experiments.engine.timing RUN/config.json` is the process of one of them. A step of a small model waits
+longer for Python than for the GPU: by the clock all variants would be alike. Processes start and compile side by side,
+sharing a lock; from its second step on a run has it, and the device, to itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from longshort.files import write_json
+from longshort.train import TrainConfig, train
+from longshort.train.distributed import choose_device
+from longshort.train.processes import named_config
+
+WARMUP_STEPS, TIMED_STEPS = 20, 10
+RESULT, LOCK = "step_time.json", "lock"
+
+
+def for_timing(config: TrainConfig, out: Path) -> TrainConfig:
+    """The same training for a few steps, without evaluations and without telemetry, whose cost is not the variant's."""
+    run = replace(
+        config.run,
+        out=str(out),
+        steps=WARMUP_STEPS + TIMED_STEPS,
+        compile_scope="model",
+        eval_every=0,
+        eval_batches=1,
+    )
+    return replace(config, run=run, telemetry=replace(config.telemetry, logits_every=0))
+
+
+class StepClock:
+    """A reporter of a run of `WARMUP_STEPS + TIMED_STEPS` steps: writes `RUN/step_time.json` at its end."""
+
+    def __init__(self, out: Path, device: torch.device) -> None:
+        self.out, self.device = out, device
+        self._lock = _opened(out.parent / LOCK)
+        _wait(self._lock, shared=True)  # while others are timed, nothing of this run is on the device
+        self._profile: Any = None
+        self._start = 0.0
+
+    def message(self, text: str) -> None:
+        """Nothing is shown."""
+
+    def record(self, record: dict[str, Any], *, steps: int) -> None:
+        """Told of every record of the log."""
+        if record["kind"] != "train":
+            return
+        if record["step"] == 1:  # what is compiled has been
+            _wait(self._lock, shared=False)
+        if record["step"] == WARMUP_STEPS:
+            self._start = record["seconds"]
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()
+                self._profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+                self._profile.start()
+        if record["step"] == WARMUP_STEPS + TIMED_STEPS:
+            self._write((record["seconds"] - self._start) / TIMED_STEPS)
+
+    def _write(self, wall: float) -> None:
+        seconds = wall
+        if self._profile is not None:
+            torch.cuda.synchronize()
+            self._profile.stop()
+            seconds = sum(event.self_device_time_total for event in self._profile.key_averages()) / 1e6 / TIMED_STEPS
+        write_json(self.out / RESULT, {"seconds": seconds, "wall_seconds": wall, "steps": TIMED_STEPS})
+        self._lock.close()  # and so unlock
+
+
+def _opened(path: Path) -> IO[str]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("a", encoding="utf-8")
+
+
+def _wait(file: IO[str], *, shared: bool) -> None:
+    """Waits for the others; without file locks (not POSIX) runs must be timed one at a time."""
+    with contextlib.suppress(ImportError):
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+
+
+if __name__ == "__main__":
+    config = named_config()
+    train(config, StepClock(Path(config.run.out), choose_device(config.run.device)))

@@ -1,1 +1,0 @@
-"""Training under label noise and outliers: data, models, losses and the training of all of them at once."""

@@ -1,0 +1,59 @@
+"""Does it hold at GPT-2's size and sequences of 4,096 tokens?
+
+Most experiments here are on the paper's model of 6 million parameters. This is one pair, plain against LS-attention, in
+a model of GPT-2 small's shape, for as many steps as the GPU time allows.
+"""
+
+from __future__ import annotations
+
+from experiments.endurance import CAPTION, collect, figure, pair, speed_table, table, variants
+from experiments.engine import measures
+from experiments.engine.records import Claim, Data, Experiment, Finding, verdict_of
+from experiments.engine.tables import shown
+
+
+def larger(data: Data) -> Finding | None:
+    both = pair(data)
+    if both is None or not measures.equal_steps(*both):
+        return None
+    plain, ls = both
+    ours = f"perplexity {shown(ls['final_perplexity'])} against {shown(plain['final_perplexity'])}, largest |logit| "
+    ours += f"{shown(ls['max_logit'], 3)} against {shown(plain['max_logit'], 3)}, in {max(plain['steps']):,} steps"
+    lower = [
+        measures.final_perplexity(ls) < measures.final_perplexity(plain),
+        measures.peak(ls) < measures.peak(plain),
+    ]
+    return Finding(ours=ours, verdict=verdict_of(lower))
+
+
+EXPERIMENT = Experiment(
+    name="scale",
+    question="Does it hold at GPT-2's size and sequences of 4,096 tokens?",
+    method=(
+        "GPT-2 small (12 layers, width 768, 12 heads) with the vocabulary of the data, sequences of 4,096 tokens, 8 "
+        "per step, learning rate 6e-4; LS with one global head and a window of 128. As many steps as the GPU time "
+        "allows."
+    ),
+    cost="H200: about 20 minutes for both, two at a time; CPU --quick: seconds",
+    caption=CAPTION,
+    claims={
+        "scale": Claim(
+            text="the effect holds in a larger model",
+            paper="12 layers of width 768, window 100; numbers unknown to us",
+            rule="after equal steps LS lower than plain in final perplexity and in largest |logit|: holds if both, "
+            "partly if one",
+            judge=larger,
+        ),
+    },
+    collect=collect,
+    table=table,
+    more=speed_table,
+    figure=figure,
+    variants=variants,
+    settings={
+        "model.preset": "gpt2-small",
+        "model.context": 4096,
+        "data.batch_size": 8,
+    },
+    steps=2000,
+)

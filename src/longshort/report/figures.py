@@ -1,0 +1,60 @@
+"""Figures of documents: a chart with its data inside, in the report's colours, and its picture.
+
+The page of a report has its own charts, in `charts`; the pages of experiments and benchmarks draw theirs with these. A
+picture notes what it was drawn from, so that one whose chart has not changed is left as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from longshort.files import write_atomically
+from longshort.report.charts import drawing
+from longshort.report.pictures import drawn
+from longshort.report.theme import LIGHT, vega_config
+
+_KEY = b"Chart SHA-256\0"
+_AFTER_HEADER = 33
+"""Bytes of a PNG's signature and of its first chunk, IHDR."""
+
+
+def frame(rows: Iterable[dict[str, Any]]) -> Any:
+    """Rows as a chart's own data."""
+    return drawing().Chart(drawing().Data(values=list(rows)))
+
+
+def specification(chart: Any, *, title: str) -> dict[str, Any]:
+    """The chart as Vega-Lite with its title and the light theme: all that its picture depends on."""
+    spec: dict[str, Any] = chart.properties(title=drawing().TitleParams(title, anchor="start", offset=14)).to_dict()
+    spec["config"] = vega_config(LIGHT) | {"background": LIGHT["card"], "padding": 20}
+    return spec
+
+
+def fingerprint(spec: dict[str, Any]) -> str:
+    """Of a specification, whatever the version of the schema that it names."""
+    content = json.dumps({key: value for key, value in spec.items() if key != "$schema"}, sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def drawn_from(path: Path) -> str | None:
+    """The fingerprint of the chart that a picture shows; None where it has none."""
+    _, found, rest = (path.read_bytes() if path.is_file() else b"").partition(b"tEXt" + _KEY)
+    return rest[:64].decode() if found else None
+
+
+def picture(chart: Any, path: Path, *, title: str) -> Path:
+    """Write the chart as PNG, light, at twice its size, unless the file is its picture already."""
+    spec = specification(chart, title=title)
+    mark = fingerprint(spec)
+    if drawn_from(path) == mark:
+        return path
+    png = drawn(spec)
+    note = b"tEXt" + _KEY + mark.encode()
+    chunk = struct.pack(">I", len(note) - 4) + note + struct.pack(">I", zlib.crc32(note))
+    return write_atomically(path, png[:_AFTER_HEADER] + chunk + png[_AFTER_HEADER:])

@@ -1,0 +1,164 @@
+"""Packs: small, and as good as the folder they were made from."""
+
+import io
+import json
+import tarfile
+
+import pytest
+
+from experiments import NAMES, load
+from experiments.engine.pack import LOGIT_READINGS, TRAIN_RECORDS, compact, pack, unpack
+from experiments.engine.records import Options
+from experiments.engine.sweep import plan_sweep
+from longshort.files import write_json
+
+from ...report.synthetic import logits_of, run_record, train_record
+from ..made_up import made_up_sweep
+
+
+def test_long_logs_are_thinned_without_losing_extremes_or_what_is_not_finite():
+    steps = [train_record(step, 2.0, **logits_of(5.0)) for step in range(1, 20_001)]
+    steps[777]["loss"], steps[1234]["loss"] = 9.0, None
+    kept = compact([run_record(), *steps, {"kind": "end", "step": 20_000, "status": "finished"}])
+    train = [record for record in kept if record["kind"] == "train"]
+    assert len(train) <= TRAIN_RECORDS + LOGIT_READINGS
+    assert sum("logit_max" in record for record in train) == LOGIT_READINGS
+    assert {778, 1235, 1, 20_000} <= {record["step"] for record in train}
+    assert kept[0]["kind"] == "run" and kept[-1]["kind"] == "end"
+    assert sum(len(json.dumps(record)) for record in kept) < 700_000
+
+
+def test_short_logs_keep_every_step():
+    assert len(compact([train_record(step, 2.0) for step in range(1, 1000)])) == 999
+
+
+def test_what_was_packed_gives_the_same_data(tmp_path):
+    experiment = load("positions")
+    made_up_sweep(experiment, tmp_path / "there")
+    (tmp_path / "there" / "plain-none-seed0" / "checkpoints").mkdir()
+    (tmp_path / "there" / "plain-none-seed0" / "checkpoints" / "weights").write_bytes(b"heavy")
+    archive = pack(tmp_path / "there", tmp_path / "results.tar.gz")
+    assert archive.stat().st_size < 200_000
+    unpack(archive, tmp_path / "here")
+    assert not list((tmp_path / "here").glob("*/checkpoints"))
+    there, here = (experiment.collect(tmp_path / place) for place in ("there", "here"))
+    assert [row["variant"] for row in here["rows"]] == [row["variant"] for row in there["rows"]]
+    for mine, theirs in zip(here["rows"], there["rows"], strict=True):
+        assert mine["spikes"] == theirs["spikes"]
+        assert mine["final_loss"] == pytest.approx(theirs["final_loss"], rel=1e-4)
+        assert mine["max_logit"] == pytest.approx(theirs["max_logit"], rel=1e-4)
+    assert experiment.findings(here) == experiment.findings(there)
+
+
+def test_a_second_pack_adds_its_runs_commands_and_times(tmp_path):
+    for place, variant in (("a", "ls"), ("b", "plain")):
+        made_up_sweep(load("endurance"), tmp_path / place, variants=(variant,))
+        (tmp_path / place / "commands.json").write_text(json.dumps([{"command": f"longshort {place}"}]))
+        (tmp_path / place / "step_times.json").write_text(json.dumps({variant: {"seconds": 1.0}}))
+        unpack(pack(tmp_path / place, tmp_path / f"{place}.tar.gz"), tmp_path / "all")
+    data = load("endurance").collect(tmp_path / "all")
+    assert [row["variant"] for row in data["rows"]] == ["plain", "ls"]
+    assert [entry["command"] for entry in data["provenance"]["commands"]] == ["longshort a", "longshort b"]
+    assert all(row["tokens_per_second_alone"] == 32768 for row in data["rows"])
+
+
+def test_the_largest_logit_and_one_that_is_not_finite_are_packed():
+    steps = [train_record(step, 2.0, **logits_of(5.0)) for step in range(1, 1001)]
+    steps[500] |= logits_of(900.0)
+    steps[703]["logit_max"] = [[None] * 4] * 2
+    with_logits = {r["step"] for r in compact([run_record(), *steps]) if "logit_max" in r}
+    assert {501, 704} <= with_logits
+
+
+def archive_of(path, **files):
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", ["../climbs.json", "/climbs.json", "a/../../climbs.json", "run/weights.pt", "..", "a/b/c.json"]
+)
+def test_a_pack_with_other_files_than_results_is_refused_whole(name, tmp_path):
+    archive = archive_of(tmp_path / "bad.tar.gz", **{"fine.json": b"{}", name: b"{}"})
+    with pytest.raises(ValueError, match="is not a file of results"):
+        unpack(archive, tmp_path / "in" / "here")
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.tar.gz"]
+
+
+def test_links_in_a_pack_are_refused(tmp_path):
+    with tarfile.open(tmp_path / "bad.tar.gz", "w:gz") as tar:
+        member = tarfile.TarInfo("link.json")
+        member.type, member.linkname = tarfile.SYMTYPE, "/etc/hostname"
+        tar.addfile(member)
+    with pytest.raises(ValueError, match=r"'link.json' is not a file of results"):
+        unpack(tmp_path / "bad.tar.gz", tmp_path / "here")
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip", "empty", "json"])
+def test_a_damaged_pack_changes_nothing_and_is_named(harm, tmp_path):
+    made_up_sweep(load("endurance"), tmp_path / "there")
+    archive = pack(tmp_path / "there", tmp_path / "results.tar.gz")
+    whole = archive.read_bytes()
+    middle = len(whole) // 2
+    if harm == "json":
+        archive_of(archive, **{"commands.json": b"[{"})
+    else:
+        flipped = whole[:middle] + bytes(64) + whole[middle + 64 :]
+        archive.write_bytes({"cut": whole[:middle], "flip": flipped, "empty": b""}[harm])
+    with pytest.raises(ValueError, match=r"results.tar.gz is damaged, or no pack"):
+        unpack(archive, tmp_path / "here")
+    assert not (tmp_path / "here").exists()
+
+
+def test_a_run_that_came_farther_than_the_packs_stays(tmp_path):
+    experiment = load("endurance")
+    packs = {}
+    for steps in (60, 120):
+        made_up_sweep(experiment, tmp_path / str(steps), variants=("ls",), steps=steps)
+        packs[steps] = pack(tmp_path / str(steps), tmp_path / f"{steps}.tar.gz")
+    assert unpack(packs[120], tmp_path / "here") == []
+    assert unpack(packs[60], tmp_path / "here") == ["ls-seed0"]
+    assert experiment.collect(tmp_path / "here")["rows"][0]["steps"] == [120]
+
+
+def test_a_run_of_the_same_name_with_other_settings_is_refused(tmp_path):
+    for place, length in (("here", 512), ("there", 256)):
+        made_up_sweep(load("endurance"), tmp_path / place, variants=("ls",))
+        config = {"task": {"name": "recall", "length": length}, "run": {"out": place}}
+        write_json(tmp_path / place / "ls-seed0" / "config.json", config)
+    archive = pack(tmp_path / "there", tmp_path / "r.tar.gz")
+    before = {path: path.read_bytes() for path in (tmp_path / "here").rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=r"its run ls-seed0 has task.length 256, and the one in .*here has 512"):
+        unpack(archive, tmp_path / "here")
+    assert {path: path.read_bytes() for path in (tmp_path / "here").rglob("*") if path.is_file()} == before
+    write_json(tmp_path / "here" / "ls-seed0" / "config.json", {"task": {"length": 256}, "run": {"out": "elsewhere"}})
+    assert unpack(archive, tmp_path / "here") == []
+
+
+def test_a_run_that_a_pack_replaces_leaves_nothing_behind(tmp_path):
+    experiment = load("endurance")
+    made_up_sweep(experiment, tmp_path / "here", variants=("ls",), steps=60)
+    made_up_sweep(experiment, tmp_path / "there", variants=("ls",), steps=120)
+    (tmp_path / "there" / "ls-seed0" / "after.json").unlink()
+    unpack(pack(tmp_path / "there", tmp_path / "r.tar.gz"), tmp_path / "here")
+    assert not (tmp_path / "here" / "ls-seed0" / "after.json").exists()
+
+
+def test_the_runs_of_every_experiment_can_be_packed_and_unpacked(tmp_path):
+    for experiment in map(load, NAMES):
+        if experiment.variants is not None:
+            there, here = tmp_path / experiment.name, tmp_path / "here" / experiment.name
+            for trial in plan_sweep(experiment, Options(out=there, device="cpu"), data=None):
+                write_json(trial.out / "config.json", {})
+                (trial.out / "metrics.jsonl").touch()
+            unpack(pack(there, tmp_path / "r.tar.gz"), here)
+            assert sorted(path.name for path in here.iterdir()) == sorted(path.name for path in there.iterdir())
+
+
+def test_a_folder_without_results_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="no results to pack"):
+        pack(tmp_path, tmp_path / "results.tar.gz")

@@ -1,0 +1,215 @@
+"""The experiments about LaS attention: their variants, and what made-up numbers decide by the rules that they state."""
+
+import json
+from itertools import product
+
+import pytest
+
+from experiments import las_books, las_gain, las_sweep, load
+from experiments.engine.records import FAILS, HOLDS, PARTLY
+
+from .made_up import made_up_sweep, planned
+
+
+def verdicts(findings):
+    return {key: found.verdict for key, found in findings.items()}
+
+
+# las-sweep
+
+
+def test_a_pattern_chooses_a_row_of_the_sweep_and_its_cells_have_their_values(tmp_path):
+    configs = planned(load("las-sweep"), tmp_path, variants=("listops-b0.01-*",))
+    assert [config.model.smoothing for config in configs.values()] == [1, 3, 5, 9]
+    assert {config.model.layer_plans[0].decays[-1] for config in configs.values()} == {0.01}
+    assert {(config.task.length, config.task.test) for config in configs.values()} == {(512, 10_000)}
+
+
+def test_the_task_of_pixels_is_pathfinder_unless_there_are_files(tmp_path):
+    assert {config.task.name for config in planned(load("las-sweep"), tmp_path).values()} == {"listops", "pathfinder"}
+    configs = planned(load("las-sweep"), tmp_path, data=tmp_path)
+    assert {config.task.name for config in configs.values()} == {"listops", "image", "smnist"}
+
+
+def accuracies(**tasks):
+    """Data of the sweep with these grids."""
+    rows = [
+        {"task": task, "decay": decay, "width": width, "accuracy": share}
+        for task, cells in tasks.items()
+        for (decay, width), share in cells.items()
+    ]
+    return {"rows": rows}
+
+
+def grid(best, reported, rest=0.3):
+    return {cell: rest for cell in las_sweep.CELLS} | {(0.1, 9): best, (0.001, 5): reported}
+
+
+@pytest.mark.parametrize(
+    ("listops", "pathfinder", "expected"),
+    [
+        (grid(0.40, 0.395), grid(0.8, 0.8), HOLDS),
+        (grid(0.40, 0.38), grid(0.8, 0.8), PARTLY),
+        (grid(0.40, 0.38), grid(0.8, 0.7), FAILS),
+        (grid(0.40, 0.38), grid(0.31, 0.31), FAILS),  # cells that are all alike say nothing
+    ],
+)
+def test_what_the_sweep_decides(listops, pathfinder, expected):
+    assert las_sweep.reported(accuracies(listops=listops, pathfinder=pathfinder)).verdict == expected
+
+
+def test_the_sweep_decides_nothing_before_all_cells_of_a_task_have_run():
+    cells = grid(0.4, 0.4)
+    del cells[0.1, 1]
+    assert las_sweep.reported(accuracies(listops=cells)) is None
+    assert las_sweep.reported(accuracies(listops=grid(0.31, 0.31))) is None
+
+
+def test_the_grid_is_shown_and_drawn_in_per_cent(tmp_path):
+    experiment = load("las-sweep")
+    data = experiment.collect(made_up_sweep(experiment, tmp_path, variants=("listops-*",), steps=20))
+    assert "| B 0.001 | 90.0 % | 90.0 % | 90.0 % | 90.0 % |" in experiment.table(data)
+    figure = json.dumps(experiment.figure(data).to_dict())
+    assert '"format": ".3~s"' not in figure  # the legend would have 900m for 90 %
+
+
+def test_a_sweep_without_a_score_yet_is_shown_all_the_same(tmp_path):
+    experiment = load("las-sweep")
+    folder = made_up_sweep(experiment, tmp_path, variants=("listops-b0.1-p5",))
+    (folder / "listops-b0.1-p5-seed0" / "after.json").unlink()
+    data = experiment.collect(folder)
+    assert "not measured" in experiment.more(data)
+    experiment.figure(data).to_dict()
+
+
+def test_the_image_task_is_held_to_the_width_reported_for_it():
+    cells = dict.fromkeys(las_sweep.CELLS, 0.3) | {(0.001, 3): 0.4}
+    assert las_sweep.reported(accuracies(image=cells)).verdict == HOLDS
+    assert las_sweep.reported(accuracies(listops=cells)).verdict == FAILS
+
+
+# las-gain
+
+
+def test_every_length_has_every_number_of_training_examples_and_one_test_size(tmp_path):
+    configs = planned(load("las-gain"), tmp_path)
+    cells = {(config.task.length, config.task.train) for config in configs.values()}
+    assert cells == set(product((128, 256, 512), (1_000, 10_000, 96_000)))
+    assert {config.task.test for config in configs.values()} == {10_000}
+    assert {name.split("-")[-1] for name in configs} == {"none", "rotary", "las", "ls"}
+    assert configs["n256-x1000-ls"].model.layer_plans[0].windows == (None, None, *[64] * 6)
+
+
+def test_the_quick_version_keeps_the_shape_of_the_grid(tmp_path):
+    configs = planned(load("las-gain"), tmp_path, quick=True)
+    cells = {(config.task.length, config.task.train) for config in configs.values()}
+    assert cells == set(product((32, 64, 128), (2, 20, 192)))
+
+
+def gained(by_cell, kind="las"):
+    """What las-gain finds where plain heads have 40 % and `kind` so much more."""
+    rows = []
+    for (length, examples), gain in by_cell.items():
+        place = {"length": length, "examples": examples}
+        rows += [place | {"kind": "none", "accuracy": 0.4}, place | {"kind": kind, "accuracy": 0.4 + gain}]
+    return load("las-gain").findings({"rows": rows})
+
+
+def test_a_gain_that_grows_with_length_at_every_amount_holds():
+    findings = gained({(128, 1000): 0.0, (512, 1000): 0.05, (128, 96_000): 0.01, (512, 96_000): 0.04})
+    assert verdicts(findings) == {"length": HOLDS, "data": FAILS}
+    assert findings["length"].ours == (
+        "points gained, length 128 -> 512: +0.0 -> +5.0 (1,000 examples), +1.0 -> +4.0 (96,000 examples)"
+    )
+
+
+def test_a_gain_that_is_larger_with_less_data_at_one_length_holds_partly():
+    findings = gained({(128, 1000): 0.05, (512, 1000): 0.05, (128, 96_000): 0.01, (512, 96_000): 0.04})
+    assert verdicts(findings) == {"length": PARTLY, "data": PARTLY}
+    assert findings["data"].ours == (
+        "points gained, 96,000 -> 1,000 examples: +1.0 -> +5.0 (length 128), +4.0 -> +5.0 (length 512)"
+    )
+
+
+def test_lines_of_the_grid_without_their_ends_decide_nothing():
+    assert gained({(128, 1000): 0.1, (256, 1000): 0.2, (128, 10_000): 0.0}) == {}
+    assert gained({(128, 1000): 0.1, (512, 1000): 0.2}, kind="ls") == {}
+
+
+def test_gains_are_counted_from_plain_heads_of_the_same_cell(tmp_path):
+    experiment = load("las-gain")
+    variants = ("n128-x1000-*", "n512-x1000-las", "n512-x1000-ls")
+    data = experiment.collect(made_up_sweep(experiment, tmp_path, variants=variants, steps=20))
+    # Made up: five points for each global head; without plain heads at length 512 nothing is said of it.
+    (cell,) = las_gain.gains(data).items()
+    assert cell == ((128, 1000), pytest.approx({"rotary": 0.0, "las": 0.0, "ls": -0.3}))
+    assert "| 128 | 1,000 | 90.0 % | +0.0 | +0.0 | -30.0 |" in experiment.table(data)
+    assert experiment.findings(data) == {}
+    experiment.figure(data).to_dict()
+
+
+# las-books
+
+
+def test_the_variants_of_books_are_three_kinds_of_attention_by_widths_of_smoothing(tmp_path):
+    configs = planned(load("las-books"), tmp_path)
+    found = {name: (config.model.smoothing, config.model.smoothing_side) for name, config in configs.items()}
+    assert {name: width for name, (width, _) in found.items()} == {
+        **{"plain": None, "decay-only": None, "ls": None},
+        **{"smoothing-only": 5, "las": 5, "ls-smooth": 5, "ls-smooth-2": 2, "ls-smooth-3": 3},
+    }
+    assert {side for _, side in found.values()} == {"causal"}
+    assert configs["ls-smooth-2"].model.layer_plans == configs["ls"].model.layer_plans
+
+
+def decided(**losses):
+    """What las-books finds in final losses by variant and seed."""
+    rows = [
+        {"variant": name.replace("_", "-"), "seeds": list(range(len(finals))), "final_losses": finals}
+        for name, finals in losses.items()
+    ]
+    return load("las-books").findings({"rows": rows})
+
+
+BASE = {"plain": [4.0, 4.1], "decay_only": [4.0, 4.1], "ls": [3.9, 4.0]}
+
+
+def test_smoothing_that_costs_more_than_the_margin_everywhere_hurts_and_decay_does_not():
+    findings = decided(**BASE, smoothing_only=[4.05, 4.15], las=[4.03, 4.13], ls_smooth=[3.92, 4.02])
+    assert verdicts(findings) == {"smoothing": HOLDS, "decay": HOLDS}
+    assert findings["smoothing"].ours == "+0.0500 nats on plain, +0.0300 nats on decay-only, +0.0200 nats on ls"
+
+
+def test_a_difference_whose_sign_changes_with_the_seed_is_not_counted():
+    findings = decided(**BASE, smoothing_only=[4.2, 4.09], las=[4.03, 4.13], ls_smooth=[3.95, 4.05])
+    assert verdicts(findings) == {"smoothing": PARTLY, "decay": HOLDS}
+
+
+def test_decay_that_costs_more_than_the_margin_hurts():
+    findings = decided(plain=[4.0], decay_only=[4.02], smoothing_only=[4.1], las=[4.12])
+    assert verdicts(findings) == {"decay": FAILS}
+
+
+def test_wider_smoothing_is_judged_over_the_seeds_that_all_widths_have():
+    ladder = {"ls": [3.9, 9.0], "ls_smooth_2": [3.91], "ls_smooth_3": [3.92], "ls_smooth": [3.95]}
+    assert verdicts(decided(**ladder)) == {"width": HOLDS}
+    findings = decided(**ladder | {"ls_smooth_3": [3.90]})
+    assert verdicts(findings) == {"width": PARTLY}
+    assert findings["width"].ours == "3.9000 at 1, 3.9100 at 2, 3.9000 at 3, 3.9500 at 5"
+
+
+def test_differences_are_taken_between_runs_of_one_seed():
+    rows = [
+        {"variant": "plain", "seeds": [0, 1], "final_losses": [4.0, 5.0]},
+        {"variant": "smoothing-only", "seeds": [1, 2], "final_losses": [5.1, 1.0]},
+    ]
+    assert las_books.added({"rows": rows}, las_books.SMOOTHED) == {"plain": pytest.approx([0.1])}
+
+
+def test_part_of_books_is_shown_and_drawn(tmp_path):
+    experiment = load("las-books")
+    data = experiment.collect(made_up_sweep(experiment, tmp_path, variants=("decay-only", "las", "ls-smooth-3")))
+    assert experiment.findings(data) == {} and list(las_books.added(data, las_books.SMOOTHED)) == ["decay-only"]
+    places = {row["variant"]: (row["attention"], row["width"]) for row in data["rows"]}
+    assert places == {"decay-only": ("decay-only", 1), "las": ("decay-only", 5), "ls-smooth-3": ("ls", 3)}
+    experiment.figure(data).to_dict()

@@ -1,0 +1,76 @@
+"""Reach: twelve plans that differ in their windows alone, and claims that paired intervals over three seeds decide."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from experiments import load, reach
+from experiments.engine import child
+from experiments.engine.measures import paired
+from experiments.engine.records import FAILS, HOLDS, NOT_RUN, PARTLY, Options
+from experiments.engine.sweep import plan_sweep
+
+from .made_up import planned
+
+
+def test_plans_differ_in_their_windows_alone_and_have_the_global_heads_that_they_are_compared_at(tmp_path):
+    configs = planned(load("reach"), tmp_path)
+    same = {
+        replace(config, model=replace(config.model, plans=None), run=replace(config.run, out="", variant=None))
+        for config in configs.values()
+    }
+    assert len(same) == 1
+    counts = {name: sum(plan.n_global for plan in config.model.layer_plans) for name, config in configs.items()}
+    assert {name for name, count in counts.items() if count == 8} == set(reach.OF_EIGHT)
+    assert (counts["full"], counts["ls2-w64"], counts["two-full-3-6"], counts["all-local-w64"]) == (64, 16, 16, 0)
+    assert [plan.windows[0] for plan in configs["ramp"].model.layer_plans] == [8, 16, 32, 64, 128, 256, 512, None]
+
+
+def decided(seeds=3, **gains):
+    """What reach finds where a plan is so much below full, a little more or less from seed to seed."""
+    wiggle = [0.001 * seed for seed in range(seeds)]
+    rows = []
+    for name in reach.PLANS:
+        gain = gains.get(name.replace("-", "_"), 0.0)
+        losses = [3.6 - gain + w * (1 if name == "full" else 2) for w in wiggle]
+        rows.append({"variant": name, "seeds": list(range(seeds)), "final_losses": losses})
+    return load("reach").findings({"rows": rows})
+
+
+def test_a_plan_is_ahead_where_the_interval_of_its_differences_excludes_zero():
+    ahead = {name.replace("-", "_"): 0.05 for name in reach.MIXED}
+    findings = decided(**ahead | {"ladder": 0.08, "all_local_w64": -0.1})
+    assert {key: found.verdict for key, found in findings.items()} == dict.fromkeys(findings, HOLDS)
+    findings = decided(ladder=0.05)
+    verdicts = {key: found.verdict for key, found in findings.items()}
+    assert verdicts == {"mixed": PARTLY, "head-wise": FAILS, "ladder": HOLDS, "local": FAILS}
+    assert findings["mixed"].ours.startswith("full is behind ladder of ls1-w64, ls2-w64")
+
+
+def test_two_seeds_decide_nothing():
+    findings = decided(seeds=2, ladder=0.05)
+    assert {found.verdict for found in findings.values()} == {NOT_RUN}
+    assert all(found.ours.endswith("2 seeds (3 decide)") for found in findings.values())
+    assert decided(seeds=1) == {}
+
+
+def test_an_interval_is_students():
+    mine = {"seeds": [0, 1, 2], "final_losses": [1.0, 2.0, 3.0]}
+    theirs = {"seeds": [2, 1, 0, 5], "final_losses": [2.0, 1.5, 1.0, 9.0]}
+    found = paired(mine, theirs)
+    assert found["differences"] == [0.0, 0.5, 1.0]
+    assert found["interval"] == pytest.approx((0.5 - 4.303 * 0.5 / 3**0.5, 0.5 + 4.303 * 0.5 / 3**0.5))
+
+
+def test_a_run_is_also_judged_by_the_whole_validation_text(corpus, tmp_path):
+    options = Options(out=tmp_path, variants=("ladder",), quick=True, steps=2, device="cpu")
+    (trial,) = plan_sweep(load("reach"), options, data=corpus)
+    child.train_and_look(trial.config, also=reach.whole_validation)
+    found = json.loads((trial.out / "after.json").read_text())["validation"]
+    assert len(found["by_position"]) == 128 // reach.BUCKET
+    data = load("reach").collect(tmp_path)
+    (row,) = data["rows"]
+    assert row["final_losses"] == [found["loss"]] and row["n_global"] == 8
+    assert "| ladder | 8 |" in load("reach").table(data) and "| ladder |" in load("reach").more(data)
+    load("reach").figure(data).to_dict()
