@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.attention import machine
+from benchmarks.harness import machine
 from experiments.engine.anatomy import effective_rank
 from experiments.engine.recipe import Options
 from experiments.engine.sweep import remember_command

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import prefill
-from benchmarks.attention import machine
+from benchmarks.harness import machine
 from experiments.engine import figures, measures
 from experiments.engine.recipe import FAILS, HOLDS, PARTLY, Claim, Finding, Options, Recipe, Summary
 from experiments.engine.sweep import remember_command
@@ -131,7 +131,7 @@ def figure(data: dict[str, Any]) -> Any:
                 for arm, ms in row["milliseconds"].items()
             ]
             axes: dict[str, Any] = {"x": "n", "y": "ms", "x_title": "n", "y_title": "forward pass, ms"}
-            axes |= {"title": f"{model}, {timing}", "names": prefill.ARMS}
+            axes |= {"title": f"{model}, {timing}", "names": prefill.VARIANTS}
             panels.append(figures.lines(points, log=True, log_x=True, points=True, width=260, **axes))
     return drawing().concat(*panels, columns=2)
 

@@ -13,8 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from benchmarks.gpu_peers import sdpa
-from benchmarks.training import attending
+from benchmarks.peers import attending, sdpa
 from experiments import corrupted_tokens
 from experiments.engine.anatomy import anatomy
 from experiments.engine.measures import AFTER, count_spikes

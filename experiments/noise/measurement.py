@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.attention import machine
+from benchmarks.harness import machine
 from experiments.engine.measures import read_json
 from experiments.engine.recipe import Options
 from experiments.engine.sweep import remember_command
