@@ -20,7 +20,6 @@ Out = Annotated[Path | None, typer.Option(help="JSON file for the results, resum
 
 @app.callback(invoke_without_command=True)
 def main(
-    context: typer.Context,
     listed: Annotated[bool, typer.Option("--list", help="Say what there is, and end.")] = False,
     build: Annotated[
         bool, typer.Option("--build", help="Build docs/results pages and picture from benchmarks/results, and end.")

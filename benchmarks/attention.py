@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks import timing
 from benchmarks.attention_page import CPU_PAGE, GPU_PAGE, summarize
-from benchmarks.harness import OURS, Entrant, Recorder, WrongResult, median_ratio, require, take_turns
+from benchmarks.harness import DTYPES, OURS, Entrant, Recorder, WrongResult, median_ratio, require, take_turns
 from benchmarks.pages import Results
 from benchmarks.peers import Attend, Implementation, on_cpu, on_gpu
 from benchmarks.shapes import SHAPES, Shape
@@ -27,7 +27,6 @@ from longshort.ops import attention
 Drawn = tuple[Tensor, Tensor, Tensor, Tensor]
 """q, k, v and a gradient for the output."""
 
-DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 DIRECTIONS = {"cpu": ("forward", "forward+backward"), "cuda": ("forward", "backward")}
 ROUNDS = {"cpu": 5, "cuda": 3}
 
@@ -50,11 +49,6 @@ def run(
     """Measure every implementation at every shape."""
     require(device)
     rounds = ROUNDS[device] if rounds is None else rounds
-    about: dict[str, Any] = {"rounds": rounds, "dtype": str(DTYPES[device]).removeprefix("torch.")}
-    bandwidth = None
-    if device == "cuda":
-        bandwidth = about["copy_bandwidth"] = timing.copy_bandwidth(device)
-        record.progress(f"copy bandwidth {bandwidth / 1e12:.2f} TB/s")
 
     def conclude(results: Results) -> None:
         if device == "cuda":
@@ -67,9 +61,11 @@ def run(
             usable.append(implementation)
         else:
             record.progress(f"left out {implementation.name}: {why}")
-    record.begin(GPU_PAGE if device == "cuda" else CPU_PAGE, device, conclude=conclude, **about)
+    results = record.begin(GPU_PAGE if device == "cuda" else CPU_PAGE, device, conclude=conclude, rounds=rounds)
+    if device == "cuda" and "copy_bandwidth" not in results:
+        results["copy_bandwidth"] = timing.copy_bandwidth(device)
     for shape in SHAPES[device] if shapes is None else shapes:
-        options: dict[str, Any] = {"device": device, "rounds": rounds, "bandwidth": bandwidth}
+        options: dict[str, Any] = {"device": device, "rounds": rounds, "bandwidth": results.get("copy_bandwidth")}
         record.piece("rows", str(shape), partial(measure, shape, usable, progress=record.progress, **options))
     return record.end()
 

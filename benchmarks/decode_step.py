@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks import timing, tune
-from benchmarks.harness import OURS, Entrant, Recorder, WrongResult, failure, median_ratio, require, take_turns
+from benchmarks.harness import DTYPES, OURS, Entrant, Recorder, WrongResult, failure, median_ratio, require, take_turns
 from benchmarks.pages import Page, Results, markdown
 from benchmarks.shapes import GPU_SHAPES, LARGE_BATCHES, Shape
 from longshort.heads import HeadPlan
@@ -69,7 +69,7 @@ def _exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _normal(shape: Shape, device: str, seed: int) -> Callable[[int, int], Tensor]:
     """Draws (B, heads, length, D)."""
     generator = torch.Generator(device).manual_seed(seed)
-    options: Any = {"device": device, "dtype": torch.bfloat16 if device == "cuda" else torch.float32}
+    options: Any = {"device": device, "dtype": DTYPES[device]}
     return lambda heads, n: torch.randn((shape.batch, heads, n, shape.head_dim), generator=generator, **options)
 
 
@@ -141,12 +141,11 @@ def run(
         work = tune.decode_kernels(shapes)
         record.progress(f"compiling {len(work)} kernels")
         tune.side_by_side(_compile, work)
-    bandwidth = timing.copy_bandwidth(device, size=1 << (31 if device == "cuda" else 20))
-    dtype = "bfloat16" if device == "cuda" else "float32"
-    record.begin(PAGE, device, rounds=rounds, dtype=dtype)
-    record.results["copy_bandwidth"] = bandwidth
+    results = record.begin(PAGE, device, rounds=rounds)
+    if "copy_bandwidth" not in results:
+        results["copy_bandwidth"] = timing.copy_bandwidth(device, size=1 << (31 if device == "cuda" else 20))
     for shape in shapes:
-        options: dict[str, Any] = {"rounds": rounds, "bandwidth": bandwidth, "tried": tried}
+        options: dict[str, Any] = {"rounds": rounds, "bandwidth": results["copy_bandwidth"], "tried": tried}
         record.piece("shapes", str(shape), partial(_measure, shape, device, progress=record.progress, **options))
     return record.end()
 

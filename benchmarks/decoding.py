@@ -16,7 +16,7 @@ import torch
 from benchmarks import prefill
 from benchmarks.decoders import DYNAMIC, LS, PLAIN, STATIC, DecoderKind, Expectation, Models, Setting
 from benchmarks.decoding_page import PAGES, goals
-from benchmarks.harness import Entrant, Recorder, median_ratio, require, take_turns
+from benchmarks.harness import DTYPES, Entrant, Recorder, median_ratio, require, take_turns
 from benchmarks.memory import cache_rows, largest_batches
 from benchmarks.pages import Results
 from benchmarks.timing import clocked, free, warmed
@@ -26,7 +26,6 @@ SETTINGS = {
     "cuda": (Setting(batch=32, context=32768), Setting(batch=1, context=32768)),
 }
 KINDS = {"cpu": (LS, PLAIN, DYNAMIC), "cuda": (LS, PLAIN, STATIC)}
-DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 PARTS = {"cpu": ("cache", "speed"), "cuda": ("cache", "speed", "batch", "prefill", "compiled")}
 _PREFILL_MODEL = "paper-12l-768"
 _COMPILED, _COMPILED_LENGTHS = ("ls", "plain-flash", "plain-cudnn"), 3
@@ -56,8 +55,7 @@ def run(
     def conclude(results: Results) -> None:
         results["goals"] = goals(results)
 
-    dtype = str(DTYPES[device]).removeprefix("torch.")
-    record.begin(PAGES[device], device, conclude=conclude, note=note, dtype=dtype)
+    record.begin(PAGES[device], device, conclude=conclude, note=note)
     for part in chosen:
         for name, measure in _pieces(part, device, settings or SETTINGS[device], rounds, record.deadline, options):
             record.piece(part, name, measure, lenient=True)  # the other rows are worth having all the same

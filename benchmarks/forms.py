@@ -88,11 +88,11 @@ def run(
     forms: Sequence[Form] | None = None,
 ) -> Results:
     """Every form of `kind`, "las" or "slopes", at every length."""
-    shape = {"batch": 1, "heads": HEADS, "head_dim": HEAD_DIM, "dtype": "float32"}
+    shape: dict[str, Any] = {"batch": 1, "heads": HEADS, "head_dim": HEAD_DIM, "dtype": "float32"}
     if kind == "las":
         shape |= {"reach": REACH, "smoothing": WIDTH}
     taken = f"shortest of {repeats}" + (", of the processor" if device == "cpu" else "")
-    record.begin(PAGES[kind], device, direction="forward+backward", time=taken, shape=shape)
+    record.begin(PAGES[kind], device, dtype="float32", direction="forward+backward", time=taken, shape=shape)
     for form in FORMS[kind] if forms is None else forms:
         record.piece("rows", form.name, partial(_measure, form, lengths, device, repeats))
     return record.end()

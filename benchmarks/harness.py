@@ -26,6 +26,8 @@ from benchmarks.timing import Sample, free
 from longshort.files import write_json
 
 OURS = "longshort"
+DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
+"""What is measured on a device."""
 UNFINISHED = "unfinished"
 """Key of the pieces that are done, in results that are not whole yet."""
 LEFT_OUT = "left out: the time was up"
@@ -169,7 +171,14 @@ class Recorder:
         """Start a file of this kind, or take up the one that an interrupted run of the same command left."""
         require(device)
         self.page, self.device, self.conclude = page, device, conclude
-        fresh: Results = {"machine": machine(device), "command": self.command, "device": device, **about}
+        dtype = str(DTYPES[device]).removeprefix("torch.")
+        fresh: Results = {
+            "machine": machine(device),
+            "command": self.command,
+            "device": device,
+            "dtype": dtype,
+            **about,
+        }
         self.results = fresh | {"seconds": 0.0, UNFINISHED: []}
         if self.out is not None and self.out.is_file():
             earlier = json.loads(self.out.read_text(encoding="utf-8"))

@@ -68,7 +68,7 @@ CASES: dict[str, tuple[str, Callable[[], Callable[[], object]]]] = {
 
 def run(record: Recorder, cases: Sequence[str] = tuple(CASES)) -> Results:
     """Every case in a fresh process."""
-    record.begin(PAGE, "cpu", dtype="float32", direction="forward+backward")
+    record.begin(PAGE, "cpu", direction="forward+backward")
     for name in cases:
         record.piece("rows", name, partial(_measure_apart, name))
     return record.end()
