@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -102,7 +103,7 @@ def decoding(
     ] = False,
     shapes: Annotated[str | None, typer.Option(help="Of --attention: only these, by number from 0, as in 0,3.")] = None,
     rounds: Rounds = None,
-    minutes: Annotated[float, typer.Option(help="After which no new row is begun.")] = 9.0,
+    minutes: Annotated[float, typer.Option(help="After which no new row is begun (not with --attention).")] = 9.0,
     note: Annotated[str, typer.Option(help="What a reader should know of this run.")] = "",
     threads: Threads = None,
     out: Out = None,
@@ -116,7 +117,7 @@ def decoding(
     from benchmarks.shapes import chosen
 
     with one_line_errors():
-        record = _recorder(context, out, threads, minutes=minutes)
+        record = _recorder(context, out, threads, minutes=math.inf if attention else minutes)
         if attention:
             picked = chosen(decode_step.SHAPES, shapes)
             results = decode_step.run(record, shapes=picked, device="cuda", rounds=3 if rounds is None else rounds)
