@@ -51,8 +51,11 @@ format: $(INSTALLED) ## ruff: apply fixes and formatting
 	@$(BIN)/ruff check --quiet --fix .
 	@$(BIN)/ruff format .
 
-bench: $(INSTALLED) ## speed of the op against its peers
-	@$(BIN)/python -m benchmarks
+bench: $(INSTALLED) ## speed and memory on this CPU against peers, half an hour; loss-full takes 10 GB
+	@$(BIN)/python -m benchmarks attention
+	@$(BIN)/python -m benchmarks decoding
+	@$(BIN)/python -m benchmarks training --statistics
+	@$(BIN)/python -m benchmarks memory
 
 clean: ## remove the virtual environment, caches and build outputs
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,12 +1,223 @@
-"""`python -m benchmarks`, from a checkout."""
+"""`python -m benchmarks`, from a checkout: one command per subject. What a command needs is imported when it runs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from benchmarks.verb import bench
 from longshort.cli import one_line_errors
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-app.command()(one_line_errors()(bench))
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
+
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Rounds = Annotated[int | None, typer.Option(min=1, help="Entrants take turns so often; numbers are medians over them.")]
+Shapes = Annotated[str | None, typer.Option(help="Only these, by number from 0, as in 0,3.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads (default: torch's own choice).")]
+Out = Annotated[Path | None, typer.Option(help="JSON file for the results, resumed if unfinished; its page beside it.")]
+
+
+@app.callback(invoke_without_command=True)
+def main(
+    listed: Annotated[bool, typer.Option("--list", help="Say what there is, and end.")] = False,
+    build: Annotated[
+        bool, typer.Option("--build", help="Build docs/results pages and picture from benchmarks/results, and end.")
+    ] = False,
+) -> None:
+    """Speed and memory on this machine; every row passes a check of correctness first."""
+    if listed:
+        for page in _pages():
+            typer.echo(f"{page.name:20} {page.title}\n{'':20} {page.command}")
+    if build:
+        from benchmarks import decoding_page, pages
+
+        with one_line_errors():
+            for page in _pages():
+                typer.echo(f"wrote {page.build()}")
+            picture = decoding_page.draw_cache(pages.RESULTS / "decoding-cpu.json", pages.PAGES / "cache-memory.png")
+            typer.echo(f"wrote {picture}")
+
+
+@app.command()
+def attention(
+    context: typer.Context,
+    device: Device = "cpu",
+    rounds: Rounds = None,
+    shapes: Shapes = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Smallest shape, two rounds: a look, no measurement.")] = False,
+    las: Annotated[bool, typer.Option("--las", help="LaS's decay and smoothing by length instead.")] = False,
+    slopes: Annotated[bool, typer.Option("--slopes", help="ALiBi's slopes by length instead.")] = False,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Search tile shapes for this GPU and write them to --out as a table.")
+    ] = False,
+    threads: Threads = None,
+    out: Out = None,
+) -> None:
+    """LS-attention against its peers, forward and backward; cuda has shapes and peers of its own, in bf16.
+
+    Example: python -m benchmarks attention --quick
+    """
+    from benchmarks import attention as subject
+    from benchmarks import forms
+    from benchmarks import shapes as known
+
+    with one_line_errors():
+        if tune:
+            _tune(shapes, out)
+            return
+        record = _recorder(context, out, threads)
+        if las or slopes:
+            kind = "las" if las else "slopes"
+            results = forms.run(record, kind, device=device, repeats=forms.REPEATS if rounds is None else rounds)
+        else:
+            among = known.SHAPES.get(device, ())
+            picked = known.chosen(among, "0" if quick else shapes) if among else None
+            results = subject.run(
+                record, shapes=picked, device=device, rounds=2 if quick and rounds is None else rounds
+            )
+    typer.echo(record.page.tables(results))
+
+
+def _tune(shapes: str | None, out: Path | None) -> None:
+    from benchmarks import tune
+    from benchmarks.shapes import GPU_SHAPES, chosen
+    from longshort.files import write_json
+
+    if out is None:
+        raise ValueError("--tune needs --out, the file for the table (LONGSHORT_TILES=FILE then uses it)")
+    table = tune.run(shapes=chosen(GPU_SHAPES, shapes), progress=typer.echo)
+    typer.echo(f"wrote {write_json(out, table)}; LONGSHORT_TILES={out} uses it")
+
+
+@app.command()
+def decoding(
+    context: typer.Context,
+    device: Device = "cpu",
+    parts: Annotated[
+        str | None, typer.Option(help="Of cache,speed,batch,prefill,compiled (default: all; cpu: cache,speed).")
+    ] = None,
+    attention: Annotated[
+        bool, typer.Option("--attention", help="The attention of one step alone, and the best tiles for it (cuda).")
+    ] = False,
+    shapes: Annotated[str | None, typer.Option(help="Of --attention: only these, by number from 0, as in 0,3.")] = None,
+    rounds: Rounds = None,
+    minutes: Annotated[float, typer.Option(help="After which no new row is begun (not with --attention).")] = 9.0,
+    note: Annotated[str, typer.Option(help="What a reader should know of this run.")] = "",
+    threads: Threads = None,
+    out: Out = None,
+) -> None:
+    """Decoding: the cache's bytes, tokens per second against transformers, the largest batch, the prefill.
+
+    Example: python -m benchmarks decoding --parts cache
+    """
+    from benchmarks import decode_step
+    from benchmarks import decoding as subject
+    from benchmarks.shapes import chosen
+
+    with one_line_errors():
+        record = _recorder(context, out, threads, minutes=math.inf if attention else minutes)
+        if attention:
+            picked = chosen(decode_step.SHAPES, shapes)
+            results = decode_step.run(record, shapes=picked, device="cuda", rounds=3 if rounds is None else rounds)
+        else:
+            asked = None if parts is None else parts.split(",")
+            options: dict[str, Any] = {"rounds": 7 if rounds is None else rounds, "note": note}
+            results = subject.run(record, device=device, parts=asked, **options)
+    typer.echo(record.page.tables(results))
+
+
+@app.command()
+def training(
+    context: typer.Context,
+    only: Annotated[str | None, typer.Option(help="Settings, as in paper-6m:2048,gpt2-small:8192.")] = None,
+    kernels: Annotated[str | None, typer.Option(help="As in longshort-ls,cuDNN-plain.")] = None,
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile the blocks of the model.")] = False,
+    statistics: Annotated[
+        bool, typer.Option("--statistics", help="What the logit statistics cost per step instead; also on a CPU.")
+    ] = False,
+    device: Annotated[str | None, typer.Option(help="cuda; with --statistics also cpu, its default.")] = None,
+    rounds: Rounds = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps in a round.")] = 2,
+    threads: Threads = None,
+    out: Out = None,
+) -> None:
+    """Training throughput of the same GPT with LS-attention and with plain attention, by several implementations.
+
+    Example: python -m benchmarks training --only paper-6m:2048
+    """
+    from benchmarks import training as subject
+
+    with one_line_errors():
+        record = _recorder(context, out, threads)
+        if statistics:
+            results = subject.run_statistics(record, device=device or "cpu", rounds=15 if rounds is None else rounds)
+        else:
+            settings, chosen = _named("only", only, subject.SETTINGS), _named("kernels", kernels, subject.KERNELS)
+            options: dict[str, Any] = {"compiled": compiled, "rounds": 3 if rounds is None else rounds, "steps": steps}
+            results = subject.run(record, settings, kernels=chosen, device=device or "cuda", **options)
+    typer.echo(record.page.tables(results))
+
+
+@app.command()
+def memory(
+    context: typer.Context,
+    only: Annotated[str | None, typer.Option(help="Cases, as in loss-chunked,attention-local.")] = None,
+    threads: Threads = None,
+    out: Out = None,
+) -> None:
+    """Peak memory of the loss and of attention, forward and backward, on a CPU; loss-full takes 10 GB.
+
+    Example: python -m benchmarks memory --only loss-chunked
+    """
+    from benchmarks import memory as subject
+
+    with one_line_errors():
+        record = _recorder(context, out, threads)
+        results = subject.run(record, _named("only", only, tuple(subject.CASES)))
+    typer.echo(record.page.tables(results))
+
+
+def _pages() -> list[Any]:
+    from benchmarks import attention_page, decode_step, decoding_page, forms, memory, training
+
+    attention = (attention_page.CPU_PAGE, attention_page.GPU_PAGE, *forms.PAGES.values())
+    decoding = (*decoding_page.PAGES.values(), decode_step.PAGE)
+    return [*attention, *decoding, training.PAGE, training.STATISTICS_PAGE, memory.PAGE]
+
+
+def _recorder(context: typer.Context, out: Path | None, threads: int | None, **options: Any) -> Any:
+    """With the command as it was given, threads set."""
+    import torch
+
+    from benchmarks.harness import Recorder
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return Recorder(out, command=_command(context), progress=typer.echo, **options)
+
+
+def _command(context: typer.Context) -> str:
+    words = ["python -m benchmarks", str(context.info_name)]
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            value = context.params[name]
+            words += [parameter.opts[0]] if value is True else [parameter.opts[0], str(value)]
+    return " ".join(words)
+
+
+def _named(what: str, names: str | None, among: Any) -> list[Any]:
+    """Those of these names, separated by commas; all if None."""
+    known = {str(x): x for x in among}
+    wanted = list(known) if names is None else names.split(",")
+    for name in wanted:
+        if name not in known:
+            raise ValueError(f"--{what} must be among {', '.join(known)}, got {name!r}")
+    return [known[name] for name in wanted]
+
 
 if __name__ == "__main__":
     app(prog_name="python -m benchmarks")

@@ -1,104 +1,242 @@
-"""Times attention implementations against each other, each row behind a correctness check against the reference.
+"""Attention against its peers, forward and backward: in fp32 by the clock on a CPU, in bf16 in CUDA graphs on a GPU.
 
-Machines are noisy: implementations take turns within a round, a row is the median over rounds, and ratios are medians
-of the ratios within a round.
+Each implementation is first held to the reference in fp32 on the same numbers. On a GPU forward is that of training
+(what backward needs is kept, by all alike) and backward is timed alone; `attention_page` draws the conclusions.
 """
 
 from __future__ import annotations
 
-import gc
-import platform
-import statistics
-import time
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from importlib import import_module
-from pathlib import Path
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.registry import CPU_IMPLEMENTATIONS, CPU_SHAPES, Attend, Implementation, Shape
-from longshort.files import write_atomically, write_json
+from benchmarks import timing
+from benchmarks.attention_page import CPU_PAGE, GPU_PAGE, summarize
+from benchmarks.harness import DTYPES, OURS, Entrant, Recorder, WrongResult, median_ratio, require, take_turns
+from benchmarks.pages import Results
+from benchmarks.peers import Attend, Implementation, on_cpu, on_gpu
+from benchmarks.shapes import SHAPES, Shape
 from longshort.heads import HeadPlan
 from longshort.ops import attention
 
-_TOLERANCE = 2e-5
-"""Largest accepted absolute error in fp32 on standard normal inputs."""
+Drawn = tuple[Tensor, Tensor, Tensor, Tensor]
+"""q, k, v and a gradient for the output."""
 
+DIRECTIONS = {"cpu": ("forward", "forward+backward"), "cuda": ("forward", "backward")}
+ROUNDS = {"cpu": 5, "cuda": 3}
 
-@dataclass(frozen=True)
-class Row:
-    """One implementation at one shape."""
-
-    shape: str
-    work: str
-    name: str
-    direction: str
-    milliseconds: list[float]
-    error: float
-    """Largest absolute difference from the reference, outputs and gradients."""
-    speedup: float | None = None
-    """How many times faster than the row it is compared with; the median of the rounds' ratios."""
-    against: str | None = None
+_OUTPUT_ERROR = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+"""Largest accepted error of an output on standard normal inputs, relative to the larger of it and 1."""
+_GRADIENT_ERROR = {torch.float32: 2e-5, torch.bfloat16: 5e-2}
+"""The same of gradients in fp32; in bf16 the norm of the error of a head's gradient, relative to that gradient's."""
+_CACHE_BYTES, _MOST_INPUTS = 60e6, 32
+"""The second-level cache of an H200, which nothing timed should find its inputs in."""
 
 
 def run(
+    record: Recorder,
     *,
-    shapes: Iterable[Shape] = CPU_SHAPES,
-    implementations: Iterable[Implementation] = CPU_IMPLEMENTATIONS,
-    rounds: int = 5,
-    progress: Callable[[str], None] = lambda line: None,
-) -> dict[str, Any]:
-    """Measure every implementation at every shape; returns versions, machine and rows, ready for JSON."""
-    rows: list[Row] = []
+    shapes: Iterable[Shape] | None = None,
+    implementations: Iterable[Implementation] | None = None,
+    device: str = "cpu",
+    rounds: int | None = None,
+) -> Results:
+    """Measure every implementation at every shape."""
+    require(device)
+    rounds = ROUNDS[device] if rounds is None else rounds
+
+    def conclude(results: Results) -> None:
+        if device == "cuda":
+            results["summary"] = summarize(results["rows"])
+
     usable = []
-    for implementation in implementations:
+    for implementation in (on_gpu() if device == "cuda" else on_cpu()) if implementations is None else implementations:
         why = implementation.missing()
         if why is None:
             usable.append(implementation)
         else:
-            progress(f"left out {implementation.name}: {why}")
-    for shape in shapes:
-        built = [(implementation, implementation.build(shape)) for implementation in usable]
-        errors = [check(implementation, shape) for implementation in usable]
-        for direction in ("forward", "forward+backward"):
-            progress(f"{shape} {direction}")
-            times = _take_turns([_task(attend, i.work, shape, direction) for i, attend in built], rounds)
-            measured = [
-                Row(str(shape), i.work, i.name, direction, ms, error)
-                for (i, _), ms, error in zip(built, times, errors, strict=True)
-            ]
-            rows += [compared(row, measured) for row in measured]
-    return {"machine": machine(), "rounds": rounds, "dtype": "float32", "rows": [asdict(row) for row in rows]}
+            record.progress(f"left out {implementation.name}: {why}")
+    results = record.begin(GPU_PAGE if device == "cuda" else CPU_PAGE, device, conclude=conclude, rounds=rounds)
+    if device == "cuda" and "copy_bandwidth" not in results:
+        results["copy_bandwidth"] = timing.copy_bandwidth(device)
+    for shape in SHAPES[device] if shapes is None else shapes:
+        options: dict[str, Any] = {"device": device, "rounds": rounds, "bandwidth": results.get("copy_bandwidth")}
+        record.piece("rows", str(shape), partial(measure, shape, usable, progress=record.progress, **options))
+    return record.end()
 
 
-def check(implementation: Implementation, shape: Shape) -> float:
-    """Largest error of outputs and gradients at a reduced length, and of outputs at the shape; raises if large."""
-    short = replace(shape, batch=min(2, shape.batch), length=min(shape.length, 4 * shape.window + 37))
-    q, k, v = _inputs(short, implementation.work)
-    plan, upstream = shape.plan(implementation.work), torch.randn_like(q)
-    ours = implementation.build(short)(q, k, v)
-    theirs = attention(q, k, v, plan, backend="reference").out
-    pairs = [(ours, theirs)]
-    pairs += zip(
-        torch.autograd.grad(ours, (q, k, v), upstream),
-        torch.autograd.grad(theirs, (q, k, v), upstream),
-        strict=True,
-    )
+def measure(
+    shape: Shape,
+    implementations: Sequence[Implementation],
+    *,
+    device: str,
+    rounds: int,
+    bandwidth: float | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[dict[str, Any]]:
+    """The rows of one shape, ready for JSON."""
+    drawn = {work: _draw_several(shape, work, device) for work in sorted({i.work for i in implementations})}
+    entrants = [Entrant(i.name, i.work, required=i.name.startswith(OURS)) for i in implementations]
+    attends: dict[int, Attend] = {}
+
+    def prepare(number: int) -> None:
+        implementation, entrant = implementations[number], entrants[number]
+        attends[number] = implementation.build(shape)
+        inputs = drawn[entrant.work][0][:3]
+        error, gradient_error = check(implementation, attends[number], shape, inputs)
+        entrant.facts = {"error": error, "gradient_error": gradient_error}
+
+    def set_clock(number: int, direction: str) -> None:
+        entrant = entrants[number]
+        entrant.sample, entrant.facts["timing"] = _timer(attends[number], drawn[entrant.work], direction, device)
+
+    for number, entrant in enumerate(entrants):
+        progress(f"{shape} checking {entrant.name} ({entrant.work})")
+        entrant.attempt(partial(prepare, number))
+    rows: list[dict[str, Any]] = []
+    for direction in DIRECTIONS[device]:
+        progress(f"{shape} {direction}")
+        for number, entrant in enumerate(entrants):
+            entrant.attempt(partial(set_clock, number, direction))
+        take_turns(entrants, rounds)
+        for number, entrant in enumerate(entrants):
+            row: dict[str, Any] = {
+                "shape": str(shape),
+                "work": entrant.work,
+                "name": entrant.name,
+                "direction": direction,
+            }
+            row |= entrant.row() | (_compared(entrant, entrants) if entrant.name == OURS else {})
+            if entrant.failed is not None:
+                progress(f"{shape} {direction} failed: {entrant.name} ({entrant.work}): {entrant.failed}")
+            elif bandwidth and entrant.work == "local" and direction == "forward":
+                row["copy_share"] = 4 * drawn["local"][0][0].nbytes / (1e-3 * entrant.median) / bandwidth
+            elif device == "cuda" and (entrant.name, entrant.work, direction) == (OURS, "ls", "backward"):
+                row["memory"] = _memory(attends[number], drawn["ls"][0])
+            rows.append(row)
+    return rows
+
+
+def _compared(ours: Entrant, entrants: Sequence[Entrant]) -> dict[str, Any]:
+    """Ours against the peer that matters: LS against full attention, local heads against the fastest local peer."""
+    work = "full" if ours.work == "ls" else ours.work
+    peers = [peer for peer in entrants if peer.work == work and peer.name != ours.name and peer.failed is None]
+    if ours.failed is not None or not peers:
+        return {}
+    peer = min(peers, key=lambda peer: peer.median)
+    return {"speedup": median_ratio(peer.milliseconds, ours.milliseconds), "against": peer.name}
+
+
+def _timer(attend: Attend, drawn: Sequence[Drawn], direction: str, device: str) -> tuple[timing.Sample, str]:
+    *inputs, upstream = drawn[0]
+    if device == "cpu":
+
+        def forward() -> None:
+            with torch.no_grad():
+                attend(*inputs)
+
+        def both() -> None:
+            torch.autograd.grad(attend(*inputs), inputs, upstream)
+
+        return timing.repeated([forward if direction == "forward" else both], device)
+    if direction == "forward":
+        return timing.repeated([partial(attend, q, k, v) for q, k, v, _ in drawn], device)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        leaves = [x.detach().requires_grad_() for x in inputs]  # whose graph belongs to this stream from the start
+        out = attend(*leaves)
+    call = partial(torch.autograd.grad, out, leaves, upstream, retain_graph=True)
+    return timing.repeated([call], device, stream=stream)
+
+
+def _memory(attend: Attend, drawn: Drawn) -> dict[str, float]:
+    """`peak`: what a forward and backward adds to its inputs; `results`: what it leaves; MiB."""
+    q, k, v, upstream = drawn
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = attend(q, k, v)
+    grads = torch.autograd.grad(out, (q, k, v), upstream)
+    peak = torch.cuda.max_memory_allocated() - before
+    lse = 4 * out.numel() // out.shape[-1]
+    results = out.nbytes + lse + sum(grad.nbytes for grad in grads)
+    return {"peak": round(peak / 2**20, 1), "results": round(results / 2**20, 1)}
+
+
+def draw(shape: Shape, work: str, device: str, *, seed: int = 0) -> Drawn:
+    """q, k, v as leaves and a gradient for the output: standard normal, (B, H, T, D); on a GPU in (B, T, H, D) memory.
+
+    The generator is not the default one, which a failed capture of a CUDA graph leaves unusable.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    size = (shape.batch, shape.length, shape.plan(work).n_heads, shape.head_dim)
+    layout = torch.preserve_format if device == "cuda" else torch.contiguous_format
+
+    def normal() -> Tensor:
+        x = torch.randn(size, generator=generator, device=device, dtype=DTYPES[device])
+        # A tensor of its own with these strides: compilers stumble over leaf views.
+        return x.transpose(1, 2).clone(memory_format=layout)
+
+    q, k, v, grad = (normal() for _ in range(4))
+    return q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), grad
+
+
+def _draw_several(shape: Shape, work: str, device: str) -> list[Drawn]:
+    """As many inputs as make four times the cache of a GPU; not very many where they are small."""
+    first = draw(shape, work, device)
+    size = sum(x.nbytes for x in first[:3])
+    count = 1 if device == "cpu" else min(_MOST_INPUTS, math.ceil(4 * _CACHE_BYTES / size))
+    return [first, *(draw(shape, work, device, seed=seed) for seed in range(1, count))]
+
+
+def check(
+    implementation: Implementation, attend: Attend, shape: Shape, inputs: tuple[Tensor, Tensor, Tensor]
+) -> tuple[float, float]:
+    """Largest errors of outputs and of gradients; raises `WrongResult` if one is too large, or NaN.
+
+    Outputs and gradients at a reduced length, and the first and last rows of the output at the shape itself, on
+    `inputs`, by `attend`, which is the implementation built for that shape.
+    """
+    device, dtype = inputs[0].device.type, inputs[0].dtype
+    short, gradient = _errors_when_short(implementation, shortened(shape, device), device)
+    out = attend(*inputs).detach()  # recording gradients, as when it is timed: FlexAttention is compiled only once
     with torch.no_grad():
-        q, k, v = _inputs(shape, implementation.work)
-        pairs += both_ends(implementation.build(shape)(q, k, v), q, k, v, plan)
-    error = max((a - b).abs().max().item() for a, b in pairs)
-    if not error <= _TOLERANCE:
-        raise RuntimeError(
-            f"{implementation.name} ({implementation.work}) is wrong at {shape}: error {error:.1e} > {_TOLERANCE:.0e}"
-        )
-    return error
+        q, k, v = (x.float() for x in inputs)
+        ends = _both_ends(out, q, k, v, shape.plan(implementation.work))
+        output = _largest([torch.tensor(short), *(_error(a, b) for a, b in ends)])
+    found = (("output", output, _OUTPUT_ERROR[dtype]), ("gradient", gradient, _GRADIENT_ERROR[dtype]))
+    for what, error, allowed in found:
+        if not error <= allowed:
+            where = f"{implementation.name} ({implementation.work}) is wrong at {shape}"
+            raise WrongResult(f"{where}: {what} error {error:.1e} > {allowed:.0e}")
+    return output, gradient
 
 
-def both_ends(out: Tensor, q: Tensor, k: Tensor, v: Tensor, plan: HeadPlan) -> list[tuple[Tensor, Tensor]]:
+def shortened(shape: Shape, device: str) -> Shape:
+    """Some windows long; on a GPU in the multiples of 128 that every peer takes."""
+    step = 128 if device == "cuda" else 1
+    return replace(shape, batch=2, length=min(shape.length, step * math.ceil((4 * shape.window + 37) / step)))
+
+
+@cache  # several shapes share a shortened one, and FlexAttention would be compiled again for each
+def _errors_when_short(implementation: Implementation, shape: Shape, device: str) -> tuple[float, float]:
+    q, k, v, upstream = draw(shape, implementation.work, device)
+    out = implementation.build(shape)(q, k, v)
+    grads = torch.autograd.grad(out, (q, k, v), upstream)
+    exact = [x.detach().float().requires_grad_() for x in (q, k, v)]
+    wanted = attention(exact[0], exact[1], exact[2], shape.plan(implementation.work), backend="reference").out
+    wanted_grads = torch.autograd.grad(wanted, exact, upstream.float())
+    measured = _error if q.dtype == torch.float32 else _error_of_norm
+    gradient = _largest([measured(a, b) for a, b in zip(grads, wanted_grads, strict=True)])
+    return _largest([_error(out.detach(), wanted.detach())]), gradient
+
+
+def _both_ends(out: Tensor, q: Tensor, k: Tensor, v: Tensor, plan: HeadPlan) -> list[tuple[Tensor, Tensor]]:
     """The first and the last rows of the output, each beside the reference: all rows would not fit in memory."""
     few = min(64, q.shape[2])
     first = attention(q[:, :, :few], k[:, :, :few], v[:, :, :few], plan, backend="reference").out
@@ -106,101 +244,15 @@ def both_ends(out: Tensor, q: Tensor, k: Tensor, v: Tensor, plan: HeadPlan) -> l
     return [(out[:, :, :few], first), (out[:, :, -few:], last)]
 
 
-def machine(device: str = "cpu") -> dict[str, Any]:
-    """What a reader needs to place the numbers; on a GPU, its name and the versions that its speed depends on."""
-    gpu: dict[str, Any] = {}
-    if device != "cpu":
-        triton = import_module("triton").__version__
-        gpu = {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "triton": triton}
-    return gpu | {
-        "processor": _processor(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-    }
+def _error(out: Tensor, wanted: Tensor) -> Tensor:
+    return ((out.float() - wanted).abs() / wanted.abs().clamp_min(1)).max()
 
 
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()
+def _error_of_norm(grad: Tensor, wanted: Tensor) -> Tensor:
+    error, size = (torch.linalg.vector_norm(x, dim=(2, 3)) for x in (grad.float() - wanted, wanted))
+    return (error / size).max()
 
 
-def _inputs(shape: Shape, work: str) -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    size = (shape.batch, shape.plan(work).n_heads, shape.length, shape.head_dim)
-    q, k, v = (torch.randn(size, generator=generator).requires_grad_() for _ in range(3))
-    return q, k, v
-
-
-def _task(attend: Attend, work: str, shape: Shape, direction: str) -> Callable[[], None]:
-    q, k, v = _inputs(shape, work)
-    upstream = torch.randn_like(q)
-
-    def forward() -> None:
-        with torch.no_grad():
-            attend(q, k, v)
-
-    def both() -> None:
-        torch.autograd.grad(attend(q, k, v), (q, k, v), upstream)
-
-    return forward if direction == "forward" else both
-
-
-def _take_turns(tasks: list[Callable[[], None]], rounds: int) -> list[list[float]]:
-    """Milliseconds of each task in each round; one warm-up round before."""
-    times: list[list[float]] = [[] for _ in tasks]
-    for turn in range(rounds + 1):
-        for task, taken in zip(tasks, times, strict=True):
-            gc.collect()
-            start = time.perf_counter()
-            task()
-            if turn:
-                taken.append(1e3 * (time.perf_counter() - start))
-    return times
-
-
-def compared(row: Row, measured: Sequence[Row]) -> Row:
-    """Ours against the peer that matters: LS against full attention, local heads against the fastest local peer."""
-    if row.name != "longshort":
-        return row
-    peers = [p for p in measured if p.work == ("full" if row.work == "ls" else row.work) and p.name != row.name]
-    if not peers:
-        return row
-    peer = min(peers, key=lambda p: statistics.median(p.milliseconds))
-    return replace(row, speedup=median_ratio(peer.milliseconds, row.milliseconds), against=peer.name)
-
-
-def median_ratio(times: Sequence[float], others: Sequence[float]) -> float:
-    """The median over rounds of the ratio within the round: what slows the machine in one round slows both."""
-    return statistics.median(a / b for a, b in zip(times, others, strict=True))
-
-
-def table(results: dict[str, Any]) -> str:
-    """The rows as a Markdown table, ratios first: absolute times belong to one machine."""
-    lines = [
-        "| shape | direction | work | implementation | median ms | ours is faster by | max error |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in results["rows"]:
-        ratio = f"{row['speedup']:.2f}x ({row['against']})" if row["speedup"] else ""
-        median = statistics.median(row["milliseconds"])
-        lines.append(
-            f"| {row['shape']} | {row['direction']} | {row['work']} | {row['name']} | {median:.1f} | {ratio} |"
-            f" {row['error']:.0e} |"
-        )
-    return "\n".join(lines)
-
-
-def save(results: dict[str, Any], path: Path) -> list[Path]:
-    """Write the results as JSON, and as a Markdown table beside it."""
-    page = path.with_suffix(".md")
-    about = ", ".join(f"{key} {value}" for key, value in results["machine"].items())
-    text = f"# Attention, forward and backward\n\n    {results['command']}\n\n{about}; {results['dtype']}, medians of"
-    text += f" {results['rounds']} rounds. `full` is causal attention over all heads, `ls` one global head and the rest"
-    text += f" local, `local` those local heads alone. Data: [{path.name}]({path.name}).\n\n{table(results)}\n"
-    return [write_json(path, results), write_atomically(page, text)]
+def _largest(errors: list[Tensor]) -> float:
+    """NaN if one is: Python's own max would drop it."""
+    return torch.stack([error.cpu() for error in errors]).max().item()

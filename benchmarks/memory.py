@@ -1,28 +1,35 @@
-"""Peak memory of one forward and backward pass, each case in a process of its own, since a process's peak never falls.
-
-Run `python -m benchmarks.memory --out docs/results/memory.json`.
-"""
+"""Peak memory of one forward and backward pass, each case in a process of its own, since a process's peak never falls;
+and what a cache takes: its bytes against those of a full cache, and the largest batch that fits a device."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from benchmarks.attention import machine
-from longshort.files import write_json
+from benchmarks.harness import Recorder, WrongResult
+from benchmarks.pages import ROOT, Page, Results, markdown
+from benchmarks.timing import free
 from longshort.heads import HeadPlan
 from longshort.losses import linear_cross_entropy
+from longshort.model import GPT, GPTConfig
+from longshort.nn import LSCache
 from longshort.ops import attention
+
+LENGTHS = (4096, 32768, 131072)
+_MARGIN = 1 << 31
+"""Bytes of a GPU left free for a step's activations."""
+_RETREAT = 0.98
+"""The batch is lowered by this where what was computed does not fit after all."""
 
 
 def _loss(tokens: int, vocab: int, width: int, *, chunked: bool) -> Callable[[], None]:
@@ -45,7 +52,7 @@ def _attention(plan: HeadPlan, length: int, head_dim: int) -> Callable[[], None]
     return lambda: attention(q, k, v, plan).out.backward(upstream)
 
 
-CASES: dict[str, tuple[str, Callable[[], Callable[[], None]]]] = {
+CASES: dict[str, tuple[str, Callable[[], Callable[[], object]]]] = {
     "loss-full": (
         "cross-entropy of full logits, 16,384 tokens, vocabulary 50,257, width 256",
         lambda: _loss(16_384, 50_257, 256, chunked=False),
@@ -59,26 +66,32 @@ CASES: dict[str, tuple[str, Callable[[], Callable[[], None]]]] = {
 """Name -> what it is, and a function that makes the inputs and returns the step to measure."""
 
 
-def measure(name: str) -> float:
+def run(record: Recorder, cases: Sequence[str] = tuple(CASES)) -> Results:
+    """Every case in a fresh process."""
+    record.begin(PAGE, "cpu", direction="forward+backward")
+    for name in cases:
+        record.piece("rows", name, partial(_measure_apart, name))
+    return record.end()
+
+
+def _measure_apart(name: str) -> list[dict[str, Any]]:
+    code = f"from benchmarks import memory; print(memory.peak(*memory.CASES[{name!r}][1:]))"
+    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    if answer.returncode:
+        raise ValueError(f"the process that measures {name} ended with {answer.returncode}: {answer.stderr[-300:]}")
+    return [{"case": name, "what": CASES[name][0], "peak_mib": float(answer.stdout)}]
+
+
+def peak(make: Callable[[], Callable[[], object]]) -> float:
     """Peak memory of one step above what the inputs take, in MiB."""
     torch.manual_seed(0)
     small = torch.ones(1, 1, 200, 8, requires_grad=True)  # loads what is loaded once
     attention(small, small, small, HeadPlan.long_short(n_heads=1, n_global=0, window=8)).out.sum().backward()
     linear_cross_entropy(torch.ones(4, 8, requires_grad=True), torch.ones(9, 8), torch.zeros(4).long()).backward()
-    step = CASES[name][1]()
+    step = make()
     before = _peak_mib()
     step()
     return round(_peak_mib() - before, 1)
-
-
-def measure_all(names: list[str]) -> dict[str, Any]:
-    """Every case in a fresh process; ready for JSON."""
-    rows = []
-    for name in names:
-        command = [sys.executable, "-m", "benchmarks.memory", "--only", name]
-        answer = subprocess.run(command, check=True, capture_output=True, text=True)
-        rows.append({"case": name, "what": CASES[name][0], "peak_mib": float(answer.stdout)})
-    return {"machine": machine(), "dtype": "float32", "direction": "forward+backward", "rows": rows}
 
 
 def _peak_mib() -> float:
@@ -89,19 +102,93 @@ def _peak_mib() -> float:
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10  # bytes there, KiB elsewhere
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="JSON file for the result")
-    parser.add_argument("--only", choices=list(CASES), help="measure one case in this process")
-    arguments = parser.parse_args()
-    if arguments.only:
-        print(measure(arguments.only))
-        return
-    result = measure_all(list(CASES))
-    print(json.dumps(result, indent=2))
-    if arguments.out is not None:
-        print(f"wrote {write_json(arguments.out, result)}")
+PAGE = Page(
+    name="memory",
+    title="Peak memory of forward and backward",
+    command="python -m benchmarks memory --out benchmarks/results/memory.json",
+    about=lambda results: f"Above what the inputs take, {results['dtype']}, each case in a process of its own.",
+    tables=lambda results: markdown(
+        ("case", "what", "peak, MiB"),
+        [(row["case"], row["what"], f"{row['peak_mib']:,.1f}") for row in results["rows"]],
+    ),
+)
 
 
-if __name__ == "__main__":
-    main()
+def cache_bytes(plan: HeadPlan, *, length: int, rollback: int, n_layers: int, head_dim: int, itemsize: int) -> int:
+    """Bytes of a cache allocated for `length` positions: a key and a value for each slot that a head keeps.
+
+    >>> plan = HeadPlan.long_short(n_heads=12, n_global=1, window=128)
+    >>> full = cache_bytes(HeadPlan.full(12), length=32768, rollback=32, n_layers=12, head_dim=64, itemsize=2)
+    >>> round(full / cache_bytes(plan, length=32768, rollback=32, n_layers=12, head_dim=64, itemsize=2), 1)
+    11.4
+    """
+    slots = sum(length if window is None else min(length, window + rollback) for window in plan.windows)
+    return 2 * n_layers * slots * head_dim * itemsize
+
+
+def cache_rows(
+    lengths: tuple[int, ...] = LENGTHS, *, window: int = 128, device: str = "cpu", rollback: int = 32
+) -> list[dict[str, Any]]:
+    """Caches in bf16 with 1 global head of 12, measured, against ones in which every head keeps everything."""
+    rows = []
+    for length in lengths:
+        measured = {}
+        for heads, plan in (("ls", HeadPlan.long_short(12, 1, window)), ("plain", HeadPlan.full(12))):
+            options: dict[str, Any] = {"head_dim": 64, "max_length": length, "rollback": rollback}
+            cache = LSCache([plan] * 12, dtype=torch.bfloat16, device=device, **options)
+            measured[heads] = cache.nbytes
+            del cache
+            wanted = cache_bytes(plan, length=length, rollback=rollback, n_layers=12, head_dim=64, itemsize=2)
+            if measured[heads] != wanted:
+                raise WrongResult(f"a cache of {length} tokens ({heads}) has {measured[heads]} bytes, not {wanted}")
+        smaller = measured["plain"] / measured["ls"]
+        rows.append({"length": length, "window": window, "rollback": rollback, "bytes": measured, "smaller": smaller})
+    return rows
+
+
+def largest_batches(
+    *,
+    length: int = 32768,
+    window: int = 128,
+    device: str = "cuda",
+    sizes: dict[str, Any] | None = None,
+    memory: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> dict[str, Any]:
+    """The largest batch of gpt2-small for LS heads and for plain ones, computed and then allocated and used.
+
+    `memory` are the bytes that the caches may take; what is free on the GPU, less a margin, if None.
+    """
+    batches: dict[str, Any] = {}
+    for heads in ("plain", "ls"):
+        changes = {"context": length, "window": window} | (sizes or {})
+        config = GPTConfig.preset("gpt2-small", **changes)
+        if heads == "plain":
+            config = replace(config, n_global=config.n_heads, window=None)
+        torch.manual_seed(0)
+        model = GPT(config).to(device, dtype).eval()
+        one_sequence = model.new_cache(1, max_length=length, rollback=0).nbytes
+        free(device)
+        available = memory if memory is not None else torch.cuda.mem_get_info()[0] - _MARGIN
+        computed = available // one_sequence
+        batches[heads] = {"bytes_a_row": one_sequence, "free": available, "computed": computed}
+        batches[heads]["fits"] = _largest_that_fits(model, computed, length, device)
+        del model
+        free(device)
+    return {"length": length, "window": window, **batches, "ratio": batches["ls"]["fits"] / batches["plain"]["fits"]}
+
+
+@torch.no_grad()
+def _largest_that_fits(model: GPT, batch: int, length: int, device: str) -> int:
+    """At most `batch`: the cache is allocated and a token goes through the model."""
+    while batch:
+        try:
+            cache = model.new_cache(batch, max_length=length, rollback=0)
+            model(torch.zeros(batch, 1, dtype=torch.long, device=device), cache=cache)
+            return batch
+        except torch.OutOfMemoryError:
+            batch = min(batch - 1, int(_RETREAT * batch))
+        finally:
+            cache = None  # type: ignore[assignment]
+            free(device)
+    raise WrongResult("not even one row fits")

@@ -1,40 +1,31 @@
-"""Training throughput on one GPU: the same GPT with LS-attention and with plain attention, by several implementations.
+"""Training throughput on one GPU: the same GPT with LS-attention and with plain attention, by several implementations;
+and what the logit statistics add to a training step.
 
 A step is forward, loss, backward and fused AdamW on random tokens, under bf16 autocast; only the function that the
 attention layers call differs. FLOPs of a step, forward and backward: 6 for each token and weight in a matrix product
 (all but the embedding tables; a tied table is the head's matrix), and 12 D for each pair of a query and a key that it
 sees, in each head of dimension D (two products forward, four backward). MFU relates them to the GPU's dense bf16 peak;
-`mfu_as_plain` counts every pair that plain attention would see, whether the arm computes it or not.
-
-Run `python -m benchmarks.training --out docs/results/training-throughput.json`.
+`mfu_as_plain` counts every pair that plain attention would see, whether it is computed or not.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-import longshort.nn.attention as layer
-from benchmarks.attention import machine, median_ratio
-from benchmarks.gpu import require
-from benchmarks.gpu_check import failure
-from benchmarks.gpu_peers import allow_many_graphs, flex, sdpa
-from benchmarks.registry import Attend
-from longshort.files import write_atomically, write_json
+from benchmarks.harness import OURS, Entrant, Recorder, median_ratio, take_turns
+from benchmarks.pages import Page, Results, markdown
+from benchmarks.peers import CUDNN, FA2, FLEX, Attend, allow_many_graphs, attending, flex, sdpa, standing_in
+from benchmarks.timing import clocked, warmed
 from longshort.heads import HeadPlan
 from longshort.model import GPT, GPTConfig
-from longshort.ops import AttentionResult
 from longshort.train.config import OptimizerConfig
 from longshort.train.flops import flops_per_token, peak_flops
 from longshort.train.optimizer import build_optimizer
@@ -42,18 +33,18 @@ from longshort.train.precision import autocast
 
 _WARMUP_STEPS = 3
 _LOSS_ERROR, _GRADIENT_ERROR = 1e-2, 5e-2
-"""Largest accepted differences between arms of one plan at the first step: of the loss, and of the first projection's
-gradient relative to its norm, which a wrong mask changes more than the loss of a model that knows nothing yet."""
+"""Largest accepted differences within one plan at the first step: of the loss, and of the first projection's gradient
+relative to its norm, which a wrong mask changes more than the loss of a model that knows nothing yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A model and the rows it is trained on."""
+    """A model and the sequences it is trained on."""
 
     preset: str
     context: int
     tokens: int
-    """Tokens of a step, the same for every arm."""
+    """Tokens per step, the same for every implementation."""
     overrides: dict[str, Any] = field(default_factory=dict)
     """Fields of the preset that are changed."""
 
@@ -83,8 +74,8 @@ SETTINGS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arm:
-    """One way to attend."""
+class Kernel:
+    """One way to attend inside a model."""
 
     name: str
     plan: str
@@ -92,47 +83,36 @@ class Arm:
     build: Callable[[GPTConfig, str, bool], Attend | None] = lambda config, device, compiled: None
     """What the layers call in place of the package's own op, given whether the model is compiled; None is that op."""
 
+    def __str__(self) -> str:
+        return f"{self.name}-{self.plan}"
+
 
 def _flex(config: GPTConfig, device: str, compiled: bool) -> Attend:
     return flex(config.layer_plans[0], config.context, device, inside_compile=compiled)
 
 
-ARMS = (
-    Arm(name="longshort", plan="ls"),
-    Arm(name="FlexAttention", plan="ls", build=_flex),
-    Arm(name="longshort", plan="plain"),
-    Arm(name="cuDNN", plan="plain", build=lambda *_: sdpa(SDPBackend.CUDNN_ATTENTION)),
-    Arm(name="FA2", plan="plain", build=lambda *_: sdpa(SDPBackend.FLASH_ATTENTION)),
+KERNELS = (
+    Kernel(name=OURS, plan="ls"),
+    Kernel(name=FLEX, plan="ls", build=_flex),
+    Kernel(name=OURS, plan="plain"),
+    Kernel(name=CUDNN, plan="plain", build=lambda *_: sdpa(SDPBackend.CUDNN_ATTENTION)),
+    Kernel(name=FA2, plan="plain", build=lambda *_: sdpa(SDPBackend.FLASH_ATTENTION)),
 )
 
 
-def standing_in(attend: Attend) -> Callable[..., AttentionResult]:
-    """`attend` with the signature of the op, for causal attention over whole rows without statistics."""
+class FirstStep(NamedTuple):
+    """What kernels of one plan must agree on."""
 
-    def attention(q: Tensor, k: Tensor, v: Tensor, plan: HeadPlan, **options: Any) -> AttentionResult:
-        assert options["softcap"] is None and options["segments"] is None and not options["stats"], options
-        return AttentionResult(attend(q, k, v), q.new_empty(0), None)
-
-    return attention
-
-
-@contextmanager
-def attending(attention: Callable[..., AttentionResult] | None) -> Iterator[None]:
-    """Inside, attention layers call this function instead of the op; None changes nothing."""
-    module: Any = layer
-    original = module.attention
-    module.attention = attention or original
-    try:
-        yield
-    finally:
-        module.attention = original
+    loss: float
+    gradient: Tensor
+    """Of the first layer's projection to queries, keys and values."""
 
 
 class Trainee:
-    """One arm's model, optimizer and data; every arm of a setting starts from the same weights."""
+    """One kernel's model, optimizer and data; all of a setting start from the same weights."""
 
-    def __init__(self, arm: Arm, setting: Setting, *, device: str, backend: str, compiled: bool) -> None:
-        config = setting.config(arm.plan, backend)
+    def __init__(self, kernel: Kernel, setting: Setting, *, device: str, backend: str, compiled: bool) -> None:
+        config = setting.config(kernel.plan, backend)
         torch.manual_seed(0)
         with torch.device(device):
             self.model: Any = GPT(config)
@@ -143,7 +123,7 @@ class Trainee:
         self.tokens, self.targets = (
             torch.randint(config.vocab_size, size, generator=generator, device=device) for _ in range(2)
         )
-        attend = arm.build(config, device, compiled)
+        attend = kernel.build(config, device, compiled)
         self.attention = None if attend is None else standing_in(attend)
         if compiled:
             allow_many_graphs()
@@ -160,26 +140,9 @@ class Trainee:
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach(), gradient
 
-    def time(self, steps: int) -> float:
-        """Milliseconds of a step, on average over `steps`."""
-        _finish(self.device)
-        start = time.perf_counter()
-        for _ in range(steps):
-            self.step()
-        _finish(self.device)
-        return 1e3 * (time.perf_counter() - start) / steps
-
-
-class FirstStep(NamedTuple):
-    """What arms of one plan must agree on."""
-
-    loss: float
-    gradient: Tensor
-    """Of the first layer's projection to queries, keys and values."""
-
 
 def disagreement(first: FirstStep, other: FirstStep) -> str | None:
-    """How far two arms of one plan are apart at the first step, if that is more than rounding."""
+    """How far two kernels of one plan are apart at the first step, if that is more than rounding."""
     difference, size = (torch.linalg.vector_norm(x) for x in (first.gradient - other.gradient, other.gradient))
     apart = (difference / size).item()
     if abs(first.loss - other.loss) <= _LOSS_ERROR and apart <= _GRADIENT_ERROR:
@@ -187,43 +150,25 @@ def disagreement(first: FirstStep, other: FirstStep) -> str | None:
     return f"wrong: first loss {first.loss:.4f} and not {other.loss:.4f}, gradients apart by {apart:.1%}"
 
 
-@dataclass
-class _Entrant:
-    """An arm on its way through one setting."""
-
-    arm: Arm
-    trainee: Trainee | None = None
-    first: FirstStep | None = None
-    milliseconds: list[float] = field(default_factory=list)
-    failed: str | None = None
-
-    def attempt(self, step: Callable[[], object]) -> None:
-        """Take a step, unless an earlier one failed."""
-        if self.failed is None:
-            self.failed = failure(step, required=self.arm.name == "longshort")
-        if self.failed is not None:
-            self.trainee = None  # and its memory
-
-    def begin(self, setting: Setting, **options: Any) -> None:
-        self.trainee = Trainee(self.arm, setting, **options)
-        loss, gradient = self.trainee.step()
-        self.first = FirstStep(loss.item(), gradient)
-        for _ in range(_WARMUP_STEPS - 1):
-            self.trainee.step()
-
-    def compare(self, other: _Entrant) -> None:
-        """Fail where the two arms do not start alike."""
-        assert self.first is not None and other.first is not None
-        self.failed = disagreement(self.first, other.first)
-
-    def run(self, steps: int) -> None:
-        assert self.trainee is not None
-        self.milliseconds.append(self.trainee.time(steps))
+def run(
+    record: Recorder,
+    settings: Sequence[Setting] = SETTINGS,
+    *,
+    kernels: Sequence[Kernel] = KERNELS,
+    device: str = "cuda",
+    **options: Any,
+) -> Results:
+    """Measure every setting; `options` are those of `measure`."""
+    record.begin(PAGE, device)
+    for setting in settings:
+        record.piece("rows", str(setting), partial(measure, setting, kernels, device=device, **options))
+        torch.compiler.reset()
+    return record.end()
 
 
 def measure(
     setting: Setting,
-    arms: Iterable[Arm] = ARMS,
+    kernels: Sequence[Kernel] = KERNELS,
     *,
     device: str = "cuda",
     backend: str = "triton",
@@ -231,22 +176,29 @@ def measure(
     rounds: int = 3,
     steps: int = 2,
 ) -> list[dict[str, Any]]:
-    """The rows of one setting, ready for JSON; an arm that disagrees with the first of its plan is not timed."""
+    """The rows of one setting, ready for JSON; a kernel that disagrees with the first of its plan is not timed."""
     if setting.tokens % setting.context:
         raise ValueError(f"tokens must be a multiple of the context {setting.context}, got {setting.tokens}")
-    entrants = [_Entrant(arm) for arm in arms]
-    for entrant in entrants:
-        entrant.attempt(partial(entrant.begin, setting, device=device, backend=backend, compiled=compiled))
-    for plan in ("ls", "plain"):
-        alike = [entrant for entrant in entrants if entrant.arm.plan == plan and entrant.failed is None]
-        for entrant in alike[1:]:
-            entrant.compare(alike[0])
-    for _ in range(rounds):
-        for entrant in entrants:
-            entrant.attempt(partial(entrant.run, steps))
+    entrants = [Entrant(kernel.name, kernel.plan, required=kernel.name == OURS) for kernel in kernels]
+    first: dict[str, FirstStep] = {}
+
+    def begin(kernel: Kernel, entrant: Entrant) -> None:
+        trainee = Trainee(kernel, setting, device=device, backend=backend, compiled=compiled)
+        loss, gradient = trainee.step()
+        mine = FirstStep(loss.item(), gradient)
+        warmed(trainee.step, _WARMUP_STEPS - 1)
+        entrant.facts["first_loss"] = mine.loss
+        entrant.sample = clocked(trainee.step, device, calls=steps)
+        wrong = disagreement(mine, first.setdefault(kernel.plan, mine))
+        if wrong is not None:
+            entrant.fail(wrong)
+
+    for kernel, entrant in zip(kernels, entrants, strict=True):
+        entrant.attempt(partial(begin, kernel, entrant))
+    take_turns(entrants, rounds)
     flops = {plan: step_flops(setting, plan) for plan in ("ls", "plain")}
     rows = [_row(setting, entrant, flops, peak_flops(torch.device(device)), compiled) for entrant in entrants]
-    ours = next((row for row in rows if (row["arm"], row["plan"]) == ("longshort", "ls")), {})
+    ours = next((row for row in rows if (row["arm"], row["plan"]) == (OURS, "ls")), {})
     for row in rows:
         if "failed" not in row and "milliseconds" in ours:
             row["ls_speedup"] = median_ratio(row["milliseconds"], ours["milliseconds"])
@@ -261,120 +213,109 @@ def step_flops(setting: Setting, plan: str) -> float:
 
 
 def _row(
-    setting: Setting, entrant: _Entrant, flops: dict[str, float], peak: float | None, compiled: bool
+    setting: Setting, entrant: Entrant, flops: dict[str, float], peak: float | None, compiled: bool
 ) -> dict[str, Any]:
-    arm = entrant.arm
-    row: dict[str, Any] = {"setting": str(setting), "arm": arm.name, "plan": arm.plan, "compiled": compiled}
-    if entrant.failed is not None or entrant.first is None:
-        return row | {"failed": entrant.failed}
-    seconds = 1e-3 * statistics.median(entrant.milliseconds)
+    row: dict[str, Any] = {"setting": str(setting), "arm": entrant.name, "plan": entrant.work, "compiled": compiled}
+    if entrant.failed is not None:
+        return row | entrant.row()
+    seconds = 1e-3 * entrant.median
     return row | {
         "overrides": setting.overrides,
         "batch": setting.tokens // setting.context,
-        "milliseconds": entrant.milliseconds,
+        **entrant.row(),
         "tokens_per_second": setting.tokens / seconds,
-        "mfu": peak and flops[arm.plan] / seconds / peak,
+        "mfu": peak and flops[entrant.work] / seconds / peak,
         "mfu_as_plain": peak and flops["plain"] / seconds / peak,
-        "first_loss": entrant.first.loss,
     }
 
 
-def run(
-    settings: Iterable[Setting] = SETTINGS,
-    *,
-    arms: Iterable[Arm] = ARMS,
-    device: str = "cuda",
-    command: str = "",
-    progress: Callable[[str], None] = lambda line: None,
-    keep: Callable[[dict[str, Any]], object] = lambda results: None,
-    **options: Any,
-) -> dict[str, Any]:
-    """Measure every setting; `keep` is given the results so far after each. `options` are those of `measure`."""
-    require(device)
-    start = time.monotonic()
-    results: dict[str, Any] = {"machine": machine(device), "command": command, "seconds": 0.0, "rows": []}
-    for setting in settings:
-        progress(f"{setting} ...")
-        rows = measure(setting, arms, device=device, **options)
-        results["rows"] += rows
-        results["seconds"] = round(time.monotonic() - start, 1)
-        for row in rows:
-            speed = row.get("failed") or f"{row['tokens_per_second']:,.0f} tokens/s"
-            progress(f"{setting} {row['arm']} ({row['plan']}): {speed}")
-        progress(f"{setting} done, {results['seconds']:.0f} s in all")
-        keep(results)
-        torch.compiler.reset()
-    return results
-
-
-def table(results: dict[str, Any]) -> str:
-    """The rows as a Markdown table."""
-    lines = [
-        "| model:context | attention | by | ms a step | tokens/s | MFU | MFU as if plain | LS is faster by |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+def table(results: Results) -> str:
+    """A line for each row."""
+    header = ("model:context", "attention", "by", "ms a step", "tokens/s", "MFU", "MFU as if plain", "LS is faster by")
+    lines = []
     for row in results["rows"]:
-        named = f"| {row['setting']} | {row['plan']} | {row['arm']} |"
+        named = (row["setting"], row["plan"], row["arm"])
         if "failed" in row:
-            lines.append(f"{named} {row['failed']} | | | | |")
+            lines.append((*named, row["failed"], "", "", "", ""))
             continue
-        shares = " | ".join("" if row[key] is None else f"{row[key]:.1%}" for key in ("mfu", "mfu_as_plain"))
+        shares = ("" if row[key] is None else f"{row[key]:.1%}" for key in ("mfu", "mfu_as_plain"))
         faster = f"{row['ls_speedup']:.2f}x" if "ls_speedup" in row else ""
-        median = statistics.median(row["milliseconds"])
-        lines.append(f"{named} {median:.1f} | {row['tokens_per_second']:,.0f} | {shares} | {faster} |")
-    return "\n".join(lines)
+        median = f"{statistics.median(row['milliseconds']):.1f}"
+        lines.append((*named, median, f"{row['tokens_per_second']:,.0f}", *shares, faster))
+    return markdown(header, lines)
 
 
-def save(results: dict[str, Any], path: Path) -> list[Path]:
-    """Write the results as JSON, and as a Markdown table beside it."""
-    about = ", ".join(f"{key} {value}" for key, value in results["machine"].items())
-    text = f"# Training throughput\n\n    {results['command']}\n\n{about}. Forward, loss, backward and fused AdamW"
-    text += " under bf16 autocast, random tokens, as many a step for all arms, which take turns; medians over rounds."
-    text += f" Data: [{path.name}]({path.name}).\n\n{table(results)}\n"
-    return [write_json(path, results), write_atomically(path.with_suffix(".md"), text)]
+_ABOUT = """Forward, loss, backward and fused AdamW under bf16 autocast, random tokens, as many per step for all, which
+take turns; medians over rounds."""
+PAGE = Page(
+    name="training-throughput",
+    title="Training throughput",
+    command="python -m benchmarks training --rounds 3 --steps 2 --out benchmarks/results/training-throughput.json",
+    about=lambda results: _ABOUT,
+    tables=table,
+)
 
 
-def _named(names: str | None, among: Sequence[Any], what: str) -> list[Any]:
-    """Those of these names, separated by commas; all if None."""
-    known = {str(x) if isinstance(x, Setting) else f"{x.name}-{x.plan}": x for x in among}
-    wanted = list(known) if names is None else names.split(",")
-    for name in wanted:
-        if name not in known:
-            raise ValueError(f"{what} must be among {', '.join(known)}, got {name!r}")
-    return [known[name] for name in wanted]
+_SMALL: dict[str, Any] = {"vocab_size": 257, "context": 1024, "n_layers": 2, "width": 64, "n_heads": 4}
+PLANS = {
+    "plain": HeadPlan.full(4),
+    "ls": HeadPlan.long_short(n_heads=4, n_global=1, window=16),
+}
 
 
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+def run_statistics(record: Recorder, *, device: str = "cpu", rounds: int = 15, every: int = 10) -> Results:
+    """What the logit statistics cost: forward and backward with and without them, taking turns."""
+    results = record.begin(STATISTICS_PAGE, device, rounds=rounds, every=every)
+    results["rows"] = {
+        name: statistics_cost(plan, device=device, rounds=rounds, every=every) for name, plan in PLANS.items()
+    }
+    return record.end()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="JSON file for the result; a .md table goes beside it")
-    parser.add_argument("--only", help="settings, as in paper-6m:2048,gpt2-small:8192")
-    parser.add_argument("--arms", help="as in longshort-ls,cuDNN-plain")
-    parser.add_argument("--compile", action="store_true", help="compile the blocks of the model")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=2, help="steps of an arm in a round")
-    a = parser.parse_args()
-    given = {"--out": a.out, "--only": a.only, "--arms": a.arms, "--rounds": a.rounds, "--steps": a.steps}
-    said = "".join(f" {name} {value}" for name, value in given.items() if value is not None)
-    try:
-        results = run(
-            _named(a.only, SETTINGS, "--only"),
-            arms=_named(a.arms, ARMS, "--arms"),
-            compiled=a.compile,
-            rounds=a.rounds,
-            steps=a.steps,
-            command=f"python -m benchmarks.training{' --compile' if a.compile else ''}{said}",
-            progress=partial(print, flush=True),
-            keep=lambda results: a.out and save(results, a.out),
+def statistics_cost(plan: HeadPlan, *, device: str, rounds: int, every: int) -> dict[str, float]:
+    """Median milliseconds of a step, median ratio with to without, and what that is at one reading in `every` steps."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**_SMALL, plan=plan)).to(device)
+    tokens = torch.randint(257, (2, 1025), device=device)
+
+    def step(stats: bool) -> None:
+        output = model(tokens[:, :-1], tokens[:, 1:], stats=stats)
+        output.loss.backward()
+        if stats:
+            output.stats.tolist()
+
+    samples = {stats: clocked(warmed(partial(step, stats)), device) for stats in (False, True)}
+    entrants = [Entrant(str(stats), required=True, sample=sample) for stats, sample in samples.items()]
+    take_turns(entrants, rounds)
+    without, with_statistics = entrants
+    ratio = median_ratio(with_statistics.milliseconds, without.milliseconds)
+    return {
+        "milliseconds": without.median,
+        "milliseconds_with_statistics": with_statistics.median,
+        "ratio": ratio,
+        "overhead_at_default": (ratio - 1) / every,
+    }
+
+
+def _statistics_table(results: Results) -> str:
+    last = f"overhead at one reading in {results['every']} steps"
+    rows = [
+        (
+            name,
+            f"{row['milliseconds']:.1f}",
+            f"{row['milliseconds_with_statistics']:.1f}",
+            f"{row['ratio']:.2f}",
+            f"{100 * row['overhead_at_default']:.1f} %",
         )
-    except ValueError as error:
-        parser.exit(1, f"error: {error}\n")
-    print(table(results))
+        for name, row in results["rows"].items()
+    ]
+    return markdown(("attention", "step, ms", "with statistics, ms", "ratio", last), rows)
 
 
-if __name__ == "__main__":
-    main()
+STATISTICS_PAGE = Page(
+    name="telemetry",
+    title="What the logit statistics cost",
+    command="python -m benchmarks training --statistics --rounds 15 --out benchmarks/results/telemetry.json",
+    about=lambda results: "Forward and backward of the demo's model, 2 sequences of 1,024 tokens.",
+    tables=_statistics_table,
+)

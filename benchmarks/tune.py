@@ -1,24 +1,26 @@
-"""Searches tile shapes of the Triton kernels on this GPU and writes the table that the kernels look them up in.
+"""Searches tile shapes of the Triton kernels on this GPU: those of attention, for the table that the kernels look them
+up in, and those of one decoding step, which `decode_step` measures.
 
-Candidates are compiled side by side in many processes, then timed one after another by CUDA graphs. A candidate whose
-result differs from that of the untuned shapes is left out.
+Candidates are compiled side by side in many processes, then timed one after another. One of attention whose result
+differs from that of the untuned shapes is left out.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import product
 from multiprocessing import get_context
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from benchmarks import gpu_timing
-from benchmarks.attention import machine
-from benchmarks.gpu_check import draw
-from benchmarks.registry import GPU_SHAPES, Shape
+from benchmarks import timing
+from benchmarks.attention import Drawn, draw
+from benchmarks.harness import Entrant, machine, require, take_turns
+from benchmarks.shapes import GPU_SHAPES, Shape
 
 CANDIDATES: dict[str, tuple[tuple[int | None, ...], ...]] = {
     "forward": (
@@ -50,37 +52,79 @@ class Job(NamedTuple):
         return self.kernel, self.shape.head_dim, self.candidate
 
 
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def side_by_side(work: Callable[[T], R], jobs: Sequence[T]) -> list[R]:
+    """Each job in one of many processes; what they compile goes to Triton's cache on disk."""
+    with get_context("spawn").Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
+        return list(pool.imap(work, jobs))
+
+
+def search(
+    tried: Iterable[Sequence[Any]],
+    prepare: Callable[[Entrant, Sequence[Any]], None],
+    *,
+    rounds: int = 1,
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[dict[str, Any]]:
+    """Microseconds of each shape of tile, as `prepare` makes it ready; one that the GPU has no room for says so."""
+    found: list[dict[str, Any]] = []
+    for numbers in tried:
+        entrant = Entrant(f"tiles {numbers}")
+        entrant.attempt(partial(prepare, entrant, numbers))
+        take_turns([entrant], rounds)
+        microseconds = None if entrant.failed else 1e3 * entrant.median
+        found.append({"shape": list(numbers), "microseconds": microseconds, "failed": entrant.failed})
+        progress(f"{numbers} {entrant.failed or f'{microseconds:.2f} us'}")
+    return found
+
+
+def fastest(search: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that ran, the fastest first."""
+    return sorted((row for row in search if row["failed"] is None), key=lambda row: row["microseconds"])
+
+
 def run(*, shapes: tuple[Shape, ...] = GPU_SHAPES, progress: Callable[[str], None]) -> dict[str, Any]:
-    """The table: for each kernel and shape the fastest candidate, with all times beside it."""
-    if not torch.cuda.is_available():
-        raise ValueError("--tune must run on a CUDA GPU, and torch sees none")
+    """The table of attention: for each kernel and shape the fastest candidate, with all times beside it."""
+    require("cuda")
     jobs = [Job(kernel, shape, candidate) for shape in shapes for kernel, c in CANDIDATES.items() for candidate in c]
     alike = {job.compiled_as: job for job in jobs}
     progress(f"compiling {len(alike)} candidates")
-    with get_context("spawn").Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
-        unfit = {key for key, fits in zip(alike, pool.imap(_compiles, alike.values()), strict=True) if not fits}
+    fits = dict(zip(alike, side_by_side(_compiles, list(alike.values())), strict=True))
     rows = []
     for shape, which in product(shapes, ("ls", "local")):
         inputs = draw(shape, which, "cuda")
         for kernel in CANDIDATES:
-            mine = [job._replace(which=which) for job in jobs if job.shape == shape and job.kernel == kernel]
-            mine = [job for job in mine if job.compiled_as not in unfit]
-            times = [(_microseconds(job, inputs), job.candidate) for job in mine]
-            correct = sorted((us, candidate) for us, candidate in times if us is not None)
-            progress(f"{shape} {which} {kernel}: {correct[0][1]} {correct[0][0]:.0f} us, the next {correct[1][0]:.0f}")
+            mine = [job for job in jobs if job.shape == shape and job.kernel == kernel and fits[job.compiled_as]]
+            ready = partial(_prepare, Job(kernel, shape, (), which), inputs)
+            times = fastest(search([job.candidate for job in mine], ready, rounds=3))
+            best, second = times[:2]
+            said = f"{tuple(best['shape'])} {best['microseconds']:.0f} us, the next {second['microseconds']:.0f}"
+            progress(f"{shape} {which} {kernel}: {said}")
             rows.append(
                 {
                     "device": torch.cuda.get_device_name(),
                     **{"kernel": kernel, "head_dim": shape.head_dim, "window": shape.window, "length": shape.length},
                     "local": which == "local",
-                    "shape": list(correct[0][1]),
-                    "microseconds": [[us, list(candidate)] for us, candidate in correct],
+                    "shape": best["shape"],
+                    "microseconds": [[row["microseconds"], row["shape"]] for row in times],
                 }
             )
-    return {"machine": machine(), "rows": rows}
+    return {"machine": machine("cuda"), "rows": rows}
 
 
-def task(job: Job, inputs: tuple[Tensor, Tensor, Tensor, Tensor]) -> Callable[[], list[Tensor]]:
+def _prepare(job: Job, inputs: Drawn, entrant: Entrant, candidate: Sequence[Any]) -> None:
+    call = task(job._replace(candidate=tuple(candidate)), inputs)
+    untuned = task(job._replace(candidate=(64, 64, 2, 4)), inputs)
+    for got, wanted in zip(call(), untuned(), strict=True):
+        if not (got.float() - wanted.float()).norm() <= _CLOSE * wanted.float().norm():
+            raise RuntimeError("the result differs from that of the untuned shapes")
+    entrant.sample = timing.graphed([call])
+
+
+def task(job: Job, inputs: Drawn) -> Callable[[], list[Tensor]]:
     """What is compiled and timed: the forward launch, or the whole backward with this candidate for one kernel."""
     from longshort.ops.triton import backward, forward
     from longshort.ops.triton.tiles import TileShape, use
@@ -113,11 +157,61 @@ def _compiles(job: Job) -> bool:
     return True
 
 
-def _microseconds(job: Job, inputs: tuple[Tensor, Tensor, Tensor, Tensor]) -> float | None:
-    """None if the candidate's result is wrong."""
-    call, untuned = task(job, inputs), task(job._replace(candidate=(64, 64, 2, 4), parts=0), inputs)
-    for got, wanted in zip(call(), untuned(), strict=True):
-        if not (got.float() - wanted.float()).norm() <= _CLOSE * wanted.float().norm():
-            return None
-    sample = gpu_timing.graphed([call])
-    return 1e3 * sorted(sample() for _ in range(3))[1]
+_DECODE_SIZES = ((64, 4, 3), (32, 4, 4), (64, 4, 4), (32, 4, 6), (16, 4, 6), (128, 4, 2), (128, 8, 2))
+"""Columns at head dim 64 (as many more or fewer as the dim is smaller or larger), warps, stages: those of four
+warps were each among the best at some shape of wider searches."""
+_DECODE_PROGRAMS = (0.75, 1.0, 1.75, 2.0)
+"""Of the split heads, a processor: one or two, or as many less those that the other heads take."""
+_DECODE_BY_MATRIX = ((128, 4, 3),)
+"""Sizes for the matrix units."""
+_DECODE_VARIANTS = ((0, 0), (0, 1), (1, 1), (2, 1), (3, 1))
+"""`early` and `fetch` of a `DecodeShape`."""
+_COMPILED_AHEAD = 300
+"""Kernels; if there were more with the variants of all candidates, those of the best are compiled when tried."""
+
+
+def decode_candidates(head_dim: int) -> list[tuple[Any, ...]]:
+    """Shapes worth trying at a head dim, as fields of a `DecodeShape`.
+
+    Those by hand have four, and `decode_variants` follow; those by the matrix units have all.
+
+    >>> len(decode_candidates(64)), decode_candidates(128)[0], decode_candidates(128)[-1]
+    (32, (32, 4, 3, 0.75), (64, 4, 3, 2.0, 0, 1, True))
+    """
+
+    def sized(sizes: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        return list(dict.fromkeys((max(16, c * 64 // head_dim), warps, stages) for c, warps, stages in sizes))
+
+    by_hand = [(*size, programs) for size in sized(_DECODE_SIZES) for programs in _DECODE_PROGRAMS]
+    return by_hand + [
+        (*size, programs, 0, 1, True) for size in sized(_DECODE_BY_MATRIX) for programs in _DECODE_PROGRAMS
+    ]
+
+
+def decode_variants() -> list[tuple[int, int]]:
+    """`early` and `fetch` as this GPU can have them, the plain one first."""
+    able = torch.cuda.get_device_capability() >= (9, 0)
+    return [(early, fetch) for early, fetch in _DECODE_VARIANTS if able or not early]
+
+
+def distinct_kernels(shapes: Iterable[Shape], processors: int) -> list[tuple[Shape, tuple[Any, ...]]]:
+    """Candidates of the shapes, one for each kernel that they need."""
+    from longshort.ops.triton.decode_launch import joined_at_a_time, parts_of
+
+    found: dict[tuple[object, ...], tuple[Shape, tuple[Any, ...]]] = {}
+    for shape in shapes:
+        for numbers in decode_candidates(shape.head_dim):
+            columns, programs = numbers[0], numbers[3]
+            parts = parts_of(-(-shape.length // columns), round(programs * processors) // shape.batch)
+            kernel = (shape.head_dim, *numbers[:3], *numbers[4:], parts > 1, parts > joined_at_a_time(shape.head_dim))
+            found.setdefault(kernel, (shape, numbers))
+    return list(found.values())
+
+
+def decode_kernels(shapes: Iterable[Shape]) -> list[tuple[Shape, tuple[Any, ...]]]:
+    """What is worth compiling before the search of decoding's shapes."""
+    plain = distinct_kernels(shapes, torch.cuda.get_device_properties(0).multi_processor_count)
+    kinds: list[tuple[Any, ...]] = [()]
+    if len(plain) * len(decode_variants()) <= _COMPILED_AHEAD:
+        kinds += decode_variants()[1:]
+    return [(shape, (*numbers, *kind)) for kind in kinds for shape, numbers in plain if not kind or len(numbers) == 4]

@@ -24,7 +24,6 @@ from longshort.train.distributed import choose_device
 NAME = "latency"
 PRESETS = ("paper-6m", "paper-12l-768")
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
-NAMES = ("ls", "plain", "plain-flash", "plain-cudnn")
 ROUNDS = 3
 EAGER, GRAPH = "eager", "graph"
 TIMINGS = {
@@ -126,7 +125,7 @@ def figure(data: Data) -> Any:
                 for variant, ms in row["milliseconds"].items()
             ]
             axes: dict[str, Any] = {"x": "n", "y": "ms", "x_title": "n", "y_title": "forward pass, ms"}
-            axes |= {"title": f"{model}, {timing}", "names": NAMES}
+            axes |= {"title": f"{model}, {timing}", "names": prefill.VARIANTS}
             panels.append(figures.lines(points, log=True, log_x=True, points=True, width=260, **axes))
     return drawing().concat(*panels, columns=2)
 

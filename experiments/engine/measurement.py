@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from benchmarks.attention import machine
+from benchmarks.harness import machine
 from experiments.engine.records import Options
 from experiments.engine.sweep import remember_command
 

@@ -1,14 +1,14 @@
-"""The decoding benchmark: wrong decoders and caches are never measured, every part runs, goals are judged."""
+"""The decoding benchmark: wrong decoders are never measured, every part runs, goals are judged."""
 
 import json
-import sys
 
 import pytest
 import torch
 
-from benchmarks import cache_memory, decode_arms, decode_report, decoding, prefill
-from benchmarks.decode_arms import DYNAMIC, LS, PLAIN, STATIC, Arm, Expectation, Models, Ours, Setting
-from benchmarks.gpu_check import WrongResult
+from benchmarks import decoders, decoding, prefill
+from benchmarks.decoders import DYNAMIC, LS, PLAIN, STATIC, DecoderKind, Expectation, Models, Ours, Setting
+from benchmarks.decoding_page import goals, tables
+from benchmarks.harness import LEFT_OUT, Recorder, WrongResult
 from longshort import HeadPlan
 
 SIZES = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 64}
@@ -26,11 +26,11 @@ def expectation(models):
     return Expectation(models, 64)
 
 
-def measure(*arms, **options):
-    return decoding.decode_speed(TINY, arms, rounds=2, steps=2, **CPU, **options)
+def measure(*kinds, **options):
+    return decoding.decode_speed(TINY, kinds, rounds=2, steps=2, **CPU, **options)
 
 
-def test_every_arm_is_checked_and_timed_and_ls_compared_with_each():
+def test_every_decoder_is_checked_and_timed_and_ls_compared_with_each():
     rows = measure(LS, PLAIN, DYNAMIC, STATIC)
     assert [(row["arm"], row["heads"]) for row in rows] == [(a.name, a.heads) for a in (LS, PLAIN, DYNAMIC, STATIC)]
     assert all(len(row["milliseconds"]) == 2 and row["error"] < 1e-4 for row in rows)
@@ -43,16 +43,18 @@ def test_every_arm_is_checked_and_timed_and_ls_compared_with_each():
 def test_a_decoder_of_other_heads_than_it_says_is_refused(expectation, heads, dtype):
     models = Models(TINY, room=20, device="cpu", dtype=dtype)
     models.place()
-    right = Arm(name="ours", heads=heads, build=lambda m: Ours(m.ours[heads], "cpu"))
+    right = DecoderKind(name="ours", heads=heads, build=lambda m: Ours(m.ours[heads], "cpu"))
     expectation.check(right, right.build(models), models)
-    wrong = Arm(name="ours", heads="plain" if heads == "ls" else "ls", build=right.build)
+    wrong = DecoderKind(name="ours", heads="plain" if heads == "ls" else "ls", build=right.build)
     with pytest.raises(WrongResult, match="logits are off"):
         expectation.check(wrong, wrong.build(models), models)
 
 
 def test_a_window_off_by_one_is_refused(models, expectation):
     plan = HeadPlan.long_short(4, 1, TINY.window + 1)
-    wrong = Arm(name="ours", heads="ls", build=lambda m: Ours(decode_arms._with_plan(m.ours["plain"], plan), "cpu"))
+    wrong = DecoderKind(
+        name="ours", heads="ls", build=lambda m: Ours(decoders._with_plan(m.ours["plain"], plan), "cpu")
+    )
     with pytest.raises(WrongResult, match="logits are off"):
         expectation.check(wrong, wrong.build(models), models)
 
@@ -70,45 +72,17 @@ def test_a_peer_that_fails_is_a_row_and_one_of_ours_is_an_error():
     def build(models):
         return Broken(models.ours["plain"], "cpu")
 
-    rows = measure(LS, Arm(name="theirs", heads="plain", build=build))
+    rows = measure(LS, DecoderKind(name="theirs", heads="plain", build=build))
     assert rows[1]["failed"] == "RuntimeError: no such kernel" and "milliseconds" in rows[0]
     with pytest.raises(RuntimeError, match="no such kernel"):
-        measure(Arm(name="ours", heads="plain", build=build, required=True))
-
-
-def test_bytes_are_those_of_the_issue_and_a_wrong_formula_is_noticed(monkeypatch):
-    rows = cache_memory.bytes_rows()
-    assert [round(row["smaller"], 2) for row in rows] == [8.39, 11.39, 11.84]
-    monkeypatch.setattr(cache_memory, "formula", lambda *_, **__: 1)
-    with pytest.raises(WrongResult, match="bytes, not 1"):
-        cache_memory.bytes_rows((64,))
+        measure(DecoderKind(name="ours", heads="plain", build=build, required=True))
 
 
 NARROW = {"n_layers": 1, "n_heads": 4, "width": 32, "vocab_size": 16}
 SCARCE = {"length": 64, "window": 8, "sizes": NARROW, "memory": 1_000_000}
 
 
-def test_the_largest_batch_is_what_the_memory_holds():
-    row = cache_memory.largest_batches(device="cpu", dtype=torch.float32, **SCARCE)
-    assert row["plain"] == {"bytes_a_row": 2 * 4 * 8 * 4 * 64, "free": 1_000_000, "computed": 61, "fits": 61}
-    assert row["ls"]["bytes_a_row"] == 2 * 4 * 8 * (64 + 3 * 8) and row["ls"]["fits"] == 177
-    assert row["ratio"] == pytest.approx(177 / 61)
-
-
-def test_a_batch_that_does_not_fit_after_all_is_lowered(monkeypatch):
-    real = cache_memory.GPT.new_cache
-
-    def scarce(self, batch, **options):
-        if batch > 50:
-            raise torch.OutOfMemoryError("out of memory")
-        return real(self, batch, **options)
-
-    monkeypatch.setattr(cache_memory.GPT, "new_cache", scarce)
-    row = cache_memory.largest_batches(device="cpu", dtype=torch.float32, **SCARCE)
-    assert row["plain"]["computed"] == 61 and 48 <= row["plain"]["fits"] <= 50
-
-
-def test_prefill_measures_each_arm_and_what_ls_saves():
+def test_prefill_measures_each_variant_and_what_ls_saves():
     rows = prefill.measure("tiny", 64, device="cpu", tokens=128, loss=False, rounds=2)
     assert [row["arm"] for row in rows] == ["ls", "plain", "plain-flash"]  # cuDNN is for GPUs
     assert all(row["rows"] == 2 and len(row["milliseconds"]) == 2 for row in rows)
@@ -122,56 +96,49 @@ def test_a_compiled_pass_ends_in_the_same_loss():
     torch.testing.assert_close(compiled, eager)
 
 
-def run(**options):
+def run(record=None, **options):
     small = {"preset": "tiny", "tokens": 128, "lengths": (32, 64)}
-    return decoding.run(device="cpu", settings=(TINY,), rounds=2, **SCARCE, **small, **options)
+    return decoding.run(record or Recorder(), device="cpu", settings=(TINY,), rounds=2, **SCARCE, **small, **options)
 
 
-def test_all_parts_run_and_what_there_is_is_kept_after_each(tmp_path):
-    kept = []
-    results = run(parts=("cache", "speed", "batch", "prefill"), keep=lambda r: kept.append(len(json.dumps(r))))
-    assert len(kept) == 6 and kept == sorted(kept)
+def test_all_parts_run_and_the_page_has_each(tmp_path):
+    out = tmp_path / "r.json"
+    results = run(Recorder(out), parts=("cache", "speed", "batch", "prefill"), note="A note.")
     assert [len(results[part]) for part in ("cache", "speed", "batch", "prefill")] == [3, 3, 1, 6]
-    (page,) = [path for path in decode_report.save(results, tmp_path / "r.json") if path.suffix == ".md"]
-    text = page.read_text()
+    text = out.with_suffix(".md").read_text()
     for heading in ("Bytes of the cache", "Decoding", "Largest batch", "Prefill", "Goals"):
         assert f"## {heading}" in text
-    assert json.loads((tmp_path / "r.json").read_text())["goals"] == results["goals"]
+    assert "A note." in text and json.loads(out.read_text())["goals"] == results["goals"]
 
 
-def test_a_row_that_breaks_is_noted_and_the_others_go_on(monkeypatch):
+def test_a_row_that_breaks_is_noted_and_the_others_are_measured(monkeypatch):
     def broken(*args, **options):
         raise RuntimeError("no memory\nat all")
 
     monkeypatch.setattr(decoding, "decode_speed", broken)
-    said = []
-    results = run(parts=("speed", "cache"), progress=said.append)
+    results = run(parts=("speed", "cache"))
     assert results["speed"] == [{"name": "batch 2, context 40", "failed": "RuntimeError: no memory"}]
-    assert len(results["cache"]) == 3 and any("Traceback" in line for line in said)
-    assert "batch 2, context 40: RuntimeError: no memory" in decode_report.table(results)
+    assert len(results["cache"]) == 3
+    assert "batch 2, context 40: RuntimeError: no memory" in tables(results)
 
 
-def test_a_wrong_result_ends_the_benchmark(monkeypatch):
-    def wrong(*args, **options):
-        raise WrongResult("off")
-
-    monkeypatch.setattr(decoding, "decode_speed", wrong)
-    with pytest.raises(WrongResult):
-        run(parts=("speed",))
-
-
-def test_when_the_time_is_up_no_row_is_begun():
-    results = run(parts=("cache", "speed"), minutes=-1)
-    assert results["cache"] == [{"name": "bytes", "failed": "left out: the time was up"}]
+def test_what_the_time_was_up_for_has_no_verdict():
+    results = run(Recorder(minutes=-1), parts=("cache", "speed"))
+    assert results["cache"] == [{"name": "bytes", "failed": LEFT_OUT}]
     assert [goal["reached"] for goal in results["goals"]] == [None] * 4
 
 
-def test_goals_are_judged_by_the_right_rows():
-    def speed(arm, heads, batch, ratio):
-        return {"arm": arm, "heads": heads, "batch": batch, "ls_speedup": ratio}
+def test_an_unknown_part_is_refused():
+    with pytest.raises(ValueError, match="parts must be among cache, speed, batch, prefill, compiled, got speeed"):
+        run(parts=("speeed",))
 
-    def prefilled(n, arm, ms):
-        return {"n": n, "arm": arm, "milliseconds": [ms]}
+
+def test_goals_are_judged_by_the_right_rows():
+    def speed(name, heads, batch, ratio):
+        return {"arm": name, "heads": heads, "batch": batch, "ls_speedup": ratio}
+
+    def prefilled(n, variant, ms):
+        return {"n": n, "arm": variant, "milliseconds": [ms]}
 
     results = {
         "device": "cuda",
@@ -183,24 +150,13 @@ def test_goals_are_judged_by_the_right_rows():
         ],
         "batch": [{"ratio": 11.4}],
         "prefill": [
-            *(prefilled(2048, arm, ms) for arm, ms in (("ls", 9.0), ("plain-flash", 10.0), ("plain-cudnn", 10.0))),
-            *(prefilled(8192, arm, ms) for arm, ms in (("ls", 5.0), ("plain", 5.0), ("plain-flash", 10.0))),
+            *(prefilled(2048, name, ms) for name, ms in (("ls", 9.0), ("plain-flash", 10.0), ("plain-cudnn", 10.0))),
+            *(prefilled(8192, name, ms) for name, ms in (("ls", 5.0), ("plain", 5.0), ("plain-flash", 10.0))),
             prefilled(8192, "plain-cudnn", 8.0),
         ],
-        "compiled": [prefilled(8192, arm, ms) for arm, ms in (("ls", 3.0), ("plain-flash", 6.0), ("plain-cudnn", 4.0))],
+        "compiled": [
+            prefilled(8192, name, ms) for name, ms in (("ls", 3.0), ("plain-flash", 6.0), ("plain-cudnn", 4.0))
+        ],
     }
-    found = {goal["goal"]: (goal["value"], goal["reached"]) for goal in decode_report.goals(results)}
+    found = {goal["goal"]: (goal["value"], goal["reached"]) for goal in goals(results)}
     assert list(found.values()) == [(1.9, False), (2.5, True), (11.4, True), (0.375, True), (0.25, False)]
-
-
-def test_the_command_writes_its_files_and_bad_input_is_one_line(tmp_path, monkeypatch, capsys):
-    out = tmp_path / "decoding.json"
-    monkeypatch.setattr(sys, "argv", ["decoding", "--parts", "cache", "--out", str(out)])
-    decoding.main()
-    assert "times smaller" in capsys.readouterr().out
-    assert "--parts cache" in json.loads(out.read_text())["command"]
-    monkeypatch.setattr(sys, "argv", ["decoding", "--parts", "speeed"])
-    with pytest.raises(SystemExit) as caught:
-        decoding.main()
-    assert caught.value.code == 1
-    assert capsys.readouterr().err == "error: parts must be among cache, speed, batch, prefill, compiled, got speeed\n"

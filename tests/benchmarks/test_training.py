@@ -1,58 +1,55 @@
-"""The training benchmark: only the attention differs between arms, and throughput counts what it says it counts."""
-
-import json
-import sys
+"""The training benchmark: only the attention differs, and throughput counts what it says it counts."""
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
-import longshort.nn.attention as layer
 from benchmarks import training
-from benchmarks.gpu_peers import sdpa
-from benchmarks.training import ARMS, SETTINGS, Arm, FirstStep, Setting, Trainee, attending, standing_in
+from benchmarks.harness import Recorder
+from benchmarks.peers import sdpa
+from benchmarks.training import KERNELS, PLANS, SETTINGS, FirstStep, Kernel, Setting, Trainee
 from longshort import GPT, HeadPlan, attention
 
 TINY = Setting(preset="tiny", context=32, tokens=64)
-LS = Arm(name="longshort", plan="ls")
-PLAIN = Arm(name="longshort", plan="plain")
-SDPA = Arm(name="FA2", plan="plain", build=lambda *_: sdpa(SDPBackend.FLASH_ATTENTION))
+LS = Kernel(name="longshort", plan="ls")
+PLAIN = Kernel(name="longshort", plan="plain")
+SDPA = Kernel(name="FA2", plan="plain", build=lambda *_: sdpa(SDPBackend.FLASH_ATTENTION))
 CPU = {"device": "cpu", "backend": "blocked"}
 
 
-def measure(*arms, rounds=2, **options):
-    return training.measure(TINY, arms, rounds=rounds, steps=1, **CPU, **options)
+def measure(*kernels, rounds=2, **options):
+    return training.measure(TINY, kernels, rounds=rounds, steps=1, **CPU, **options)
 
 
 def full(q, k, v):
     return attention(q, k, v, HeadPlan.full(q.shape[1]), backend="reference").out
 
 
-def test_every_arm_runs_and_ls_is_compared_with_each():
+def test_every_kernel_runs_and_ls_is_compared_with_each():
     rows = measure(LS, PLAIN, SDPA)
-    assert [(row["arm"], row["plan"]) for row in rows] == [(arm.name, arm.plan) for arm in (LS, PLAIN, SDPA)]
+    assert [(row["arm"], row["plan"]) for row in rows] == [(kernel.name, kernel.plan) for kernel in (LS, PLAIN, SDPA)]
     assert all(len(row["milliseconds"]) == 2 and row["tokens_per_second"] > 0 for row in rows)
     assert rows[0]["ls_speedup"] == 1.0 and all(row["ls_speedup"] > 0 for row in rows[1:])
     assert rows[1]["first_loss"] == pytest.approx(rows[2]["first_loss"], abs=1e-5)
     assert rows[0]["mfu"] is None  # nobody knows the peak of this CPU
 
 
-def test_an_arm_that_computes_something_else_is_not_timed():
-    wrong = Arm(name="theirs", plan="ls", build=lambda *_: full)
+def test_a_kernel_that_computes_something_else_is_not_timed():
+    wrong = Kernel(name="theirs", plan="ls", build=lambda *_: full)
     row = measure(LS, wrong)[1]
     assert row["failed"].startswith("wrong: ") and "milliseconds" not in row
 
 
-def test_a_peer_that_fails_is_a_row_and_the_others_go_on():
+def test_a_peer_that_fails_is_a_row_and_the_others_are_timed():
     def out_of_memory(q, k, v):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    rows = measure(Arm(name="theirs", plan="plain", build=lambda *_: out_of_memory), LS)
+    rows = measure(Kernel(name="theirs", plan="plain", build=lambda *_: out_of_memory), LS)
     assert rows[0]["failed"] == "OutOfMemoryError: CUDA out of memory"
     assert rows[1]["tokens_per_second"] > 0
 
 
-def test_an_arm_that_fails_after_its_first_step_stays_failed():
+def test_a_kernel_that_fails_after_its_first_step_stays_failed():
     called = []
 
     def tires(q, k, v):
@@ -61,23 +58,13 @@ def test_an_arm_that_fails_after_its_first_step_stays_failed():
             raise NotImplementedError("no more")
         return full(q, k, v)
 
-    rows = measure(PLAIN, Arm(name="theirs", plan="plain", build=lambda *_: tires))
+    rows = measure(PLAIN, Kernel(name="theirs", plan="plain", build=lambda *_: tires))
     assert rows[1]["failed"] == "NotImplementedError: no more"
 
 
 def test_a_failure_of_ours_is_not_swallowed():
     with pytest.raises(ValueError, match="backend"):
         training.measure(TINY, [LS], device="cpu", backend="nonsense")
-
-
-def test_the_op_is_back_after_a_swap_even_if_it_failed():
-    original = layer.attention
-    with pytest.raises(RuntimeError, match="inside"), attending(standing_in(full)):
-        assert layer.attention is not original
-        raise RuntimeError("inside")
-    assert layer.attention is original
-    with attending(None):
-        assert layer.attention is original
 
 
 def test_a_swapped_function_is_what_the_layers_call():
@@ -87,18 +74,12 @@ def test_a_swapped_function_is_what_the_layers_call():
         called.append(q.shape)
         return full(q, k, v)
 
-    Trainee(Arm(name="watched", plan="plain", build=lambda *_: watched), TINY, compiled=False, **CPU).step()
+    Trainee(Kernel(name="watched", plan="plain", build=lambda *_: watched), TINY, compiled=False, **CPU).step()
     assert called == [(2, 4, 32, 8)] * 2  # layers
 
 
-def test_a_stand_in_refuses_what_it_would_ignore():
-    q = torch.randn(1, 2, 8, 4)
-    with pytest.raises(AssertionError):
-        standing_in(full)(q, q, q, HeadPlan.full(2), softcap=None, segments=None, stats=True)
-
-
-def test_arms_start_from_the_same_weights_and_tokens():
-    one, other = (Trainee(arm, TINY, compiled=False, **CPU) for arm in (LS, PLAIN))
+def test_all_start_from_the_same_weights_and_tokens():
+    one, other = (Trainee(kernel, TINY, compiled=False, **CPU) for kernel in (LS, PLAIN))
     assert torch.equal(one.tokens, other.tokens) and torch.equal(one.targets, other.targets)
     pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
@@ -140,40 +121,24 @@ def test_every_setting_makes_models_of_both_plans_and_whole_rows():
         assert [plan.n_global for plan in plans] == [1, plans[0].n_heads]
 
 
-def test_results_are_on_disk_after_every_setting(tmp_path):
-    out, seen = tmp_path / "training.json", []
-
-    def keep(results):
-        training.save(results, out)
-        seen.append(len(json.loads(out.read_text())["rows"]))
-
-    training.run([TINY, TINY], arms=[LS, PLAIN], rounds=1, steps=1, command="the command", keep=keep, **CPU)
-    assert seen == [2, 4]
-    page = out.with_suffix(".md").read_text()
-    assert "the command" in page and page.count("| tiny:32 |") == 4
-
-
 def test_the_table_names_what_failed():
     rows = [{"setting": "tiny:32", "arm": "FA2", "plan": "plain", "compiled": False, "failed": "OutOfMemoryError: no"}]
     assert "| tiny:32 | plain | FA2 | OutOfMemoryError: no |" in training.table({"rows": rows})
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--only", "paper-6m:1"], "--only must be among paper-6m:2048"),
-        (["--arms", "theirs"], "--arms must be among longshort-ls"),
-        pytest.param([], "needs a GPU", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")),
-    ],
-)
-def test_the_command_ends_in_one_line_where_it_cannot_run(options, says, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["training", *options])
-    with pytest.raises(SystemExit) as stopped:
-        training.main()
-    assert stopped.value.code == 1
-    shown = capsys.readouterr().err
-    assert shown.startswith("error: ") and says in shown and shown.count("\n") == 1
+def test_a_run_has_the_rows_of_every_setting():
+    results = training.run(
+        Recorder(), [TINY, Setting(preset="tiny", context=16, tokens=64)], kernels=[LS], rounds=1, **CPU
+    )
+    assert [row["setting"] for row in results["rows"]] == ["tiny:32", "tiny:16"]
 
 
-def test_arms_have_different_names():
-    assert len({(arm.name, arm.plan) for arm in ARMS}) == len(ARMS)
+@pytest.mark.parametrize("name", PLANS)
+def test_overhead_of_statistics_is_the_ratio_spread_over_the_steps_between_readings(name):
+    row = training.statistics_cost(PLANS[name], device="cpu", rounds=1, every=10)
+    assert row["milliseconds"] > 0
+    assert row["overhead_at_default"] == pytest.approx((row["ratio"] - 1) / 10)
+
+
+def test_kernels_have_different_names():
+    assert len({str(kernel) for kernel in KERNELS}) == len(KERNELS)

@@ -2,8 +2,9 @@
 
 import pytest
 
-from benchmarks import gpu, gpu_report, training
-from benchmarks.registry import Shape
+from benchmarks import attention, attention_page, decode_step, training
+from benchmarks.harness import Recorder
+from benchmarks.shapes import Shape
 
 pytestmark = pytest.mark.filterwarnings("default")  # what peers and compilers warn of is not ours
 
@@ -11,17 +12,29 @@ SMALL = Shape(batch=2, heads=4, length=512, head_dim=64, window=64)
 
 
 def test_every_implementation_runs_is_right_and_forward_is_captured():
-    results = gpu.run(shapes=[SMALL], rounds=1)
+    results = attention.run(Recorder(), shapes=[SMALL], device="cuda", rounds=1)
     assert [row for row in results["rows"] if "failed" in row] == []
     assert {row["timing"] for row in results["rows"] if row["direction"] == "forward"} == {"graph"}
     assert results["copy_bandwidth"] > 1e11
-    memory = next(row["memory"] for row in results["rows"] if row["memory"])
+    memory = next(row["memory"] for row in results["rows"] if row.get("memory"))
     assert memory["peak"] >= memory["results"] > 0
-    assert str(SMALL) in gpu_report.table(results)
+    assert str(SMALL) in attention_page.gpu_tables(results)
+
+
+def test_inputs_lie_in_memory_as_a_projection_leaves_them():
+    q = attention.draw(SMALL, "ls", "cuda")[0]
+    assert q.shape == (2, 4, 512, 64) and q.transpose(1, 2).is_contiguous() and not q._is_view()
+
+
+def test_a_decoding_step_is_captured_with_every_tile():
+    tried = [(32, 4, 4, 1.0), (64, 4, 3, 1.0)]
+    (shape,) = decode_step.run(Recorder(), shapes=[SMALL], rounds=1, tried=tried)["shapes"]
+    assert [row for row in shape["search"] if row["failed"]] == []
+    assert {row["timing"] for row in shape["rows"]} == {"graph"}
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_every_arm_trains(compiled):
+def test_every_kernel_trains(compiled):
     setting = training.Setting(preset="paper-6m", context=512, tokens=1024, overrides={"n_layers": 2})
     rows = training.measure(setting, compiled=compiled, rounds=1, steps=1)
     assert [row for row in rows if "failed" in row] == []

@@ -29,9 +29,11 @@ def frame(rows: Iterable[dict[str, Any]]) -> Any:
     return drawing().Chart(drawing().Data(values=list(rows)))
 
 
-def specification(chart: Any, *, title: str) -> dict[str, Any]:
-    """The chart as Vega-Lite with its title and the light theme: all that its picture depends on."""
-    spec: dict[str, Any] = chart.properties(title=drawing().TitleParams(title, anchor="start", offset=14)).to_dict()
+def specification(chart: Any, *, title: str | None = None) -> dict[str, Any]:
+    """The chart as Vega-Lite with its title, if it has none, and the light theme: all that its picture depends on."""
+    if title is not None:
+        chart = chart.properties(title=drawing().TitleParams(title, anchor="start", offset=14))
+    spec: dict[str, Any] = chart.to_dict()
     spec["config"] = vega_config(LIGHT) | {"background": LIGHT["card"], "padding": 20}
     return spec
 
@@ -48,7 +50,7 @@ def drawn_from(path: Path) -> str | None:
     return rest[:64].decode() if found else None
 
 
-def picture(chart: Any, path: Path, *, title: str) -> Path:
+def picture(chart: Any, path: Path, *, title: str | None = None) -> Path:
     """Write the chart as PNG, light, at twice its size, unless the file is its picture already."""
     spec = specification(chart, title=title)
     mark = fingerprint(spec)

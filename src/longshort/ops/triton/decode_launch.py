@@ -53,7 +53,7 @@ TUNED: dict[str, list[tuple[int, int, DecodeShape]]] = {
         (128, 1, DecodeShape(16, 4, 6, 1.0, 0, 1)),
     ]
 }
-"""By GPU: head dimension, split heads of all batch rows, shape. From `python -m benchmarks.decode_attention`."""
+"""By GPU: head dimension, split heads of all batch rows, shape. From `python -m benchmarks decoding --attention`."""
 _given: list[DecodeShape] = []
 
 

@@ -93,7 +93,7 @@ def backward(
     if segments is not None:
         grad = grad.masked_fill((segments[:, k.shape[2] - q.shape[2] :] < 0)[:, None, :, None], 0)
     call = _call(q, k, windows, decays, slopes, scale, causal, softcap, segments)
-    call.flags["FADE"] &= causal  # two-sided, its registers cost more than it saves (docs/results/las-h200.json)
+    call.flags["FADE"] &= causal  # two-sided, its registers cost more than it saves (benchmarks/results/las-h200.json)
     padded = _tiles_in(q.shape[2] + _PAD - 1, _PAD) * _PAD
     numbers = torch.empty((2, *lse.shape[:2], padded), dtype=torch.float32, device=q.device)
     _query_gradients(call, grad, q, k, v, out, lse, numbers, grad_q)

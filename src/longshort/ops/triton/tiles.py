@@ -1,7 +1,8 @@
 """Tile shapes: how many rows and columns a program takes at a time, by a small table and never by a search at run time.
 
-The table is `tile_table.json`, made by `python -m benchmarks --tune` on the GPUs it names; LONGSHORT_TILES may name
-another such file, whose rows come first. What was not tuned gets shapes that fit a GPU with 99 KB of shared memory.
+The table is `tile_table.json`, made by `python -m benchmarks attention --tune` on the GPUs it names; LONGSHORT_TILES
+may name another such file, whose rows come first. What was not tuned gets shapes that fit a GPU with 99 KB of shared
+memory.
 """
 
 from __future__ import annotations

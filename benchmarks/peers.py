@@ -1,13 +1,16 @@
-"""What the GPU benchmark measures: the package's own kernels and their peers, each called in its fastest form.
+"""Implementations of attention that are measured against each other, each called in its fastest form.
 
-Inputs are (B, H, T, D) in (B, T, H, D) memory: what a model's projection gives, and what FlashAttention reads
+On a GPU inputs are (B, H, T, D) in (B, T, H, D) memory: what a model's projection gives, and what FlashAttention reads
 without a copy. Window off-by-ones: FlashAttention counts the keys before the current one, a plan counts that one too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -15,19 +18,47 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.registry import Attend, Implementation, Shape, ours
+import longshort.nn.attention as layer
+from benchmarks.harness import OURS
+from benchmarks.shapes import Shape
 from longshort.heads import HeadPlan
+from longshort.ops import AttentionResult, attention
 
-OURS = "longshort"
 OURS_WITH_STATS = "longshort+stats"
 FLEX = "FlexAttention"
 TWO_CALLS = "two FA2 calls"
 CUDNN = "cuDNN"
 FA2 = "FA2"
 
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-def implementations(device: str = "cuda", *, backend: str = "triton") -> tuple[Implementation, ...]:
-    """All of them; `device` is where masks and the like are made, `backend` that of the package's own op."""
+
+@dataclass(frozen=True, kw_only=True)
+class Implementation:
+    """One way to do one kind of work."""
+
+    name: str
+    work: str
+    """'full', 'ls', 'local' or 'global', as in `Shape.plan`. Those of one kind compute the same and are checked to."""
+    build: Callable[[Shape], Attend]
+    """Given the shape, masks and the like are made here, outside the timing."""
+    missing: Callable[[], str | None] = lambda: None
+    """Why it cannot run here, or None."""
+
+
+def on_cpu() -> tuple[Implementation, ...]:
+    """The package's own op and its peers on a CPU."""
+    return (
+        Implementation(name="sdpa causal", work="full", build=lambda shape: sdpa()),
+        Implementation(name=OURS, work="ls", build=ours("ls")),
+        Implementation(name=OURS, work="local", build=ours("local")),
+        Implementation(name="sdpa band mask", work="local", build=_sdpa_band_mask),
+        Implementation(name="local-attention", work="local", build=_local_attention, missing=_local_attention_missing),
+    )
+
+
+def on_gpu(device: str = "cuda", *, backend: str = "triton") -> tuple[Implementation, ...]:
+    """Those on a GPU; `device` is where masks and the like are made, `backend` that of the package's own op."""
     return (
         Implementation(name=OURS, work="ls", build=ours("ls", backend=backend)),
         Implementation(name=OURS_WITH_STATS, work="ls", build=ours("ls", backend=backend, stats=True)),
@@ -41,14 +72,52 @@ def implementations(device: str = "cuda", *, backend: str = "triton") -> tuple[I
     )
 
 
-def sdpa(backend: SDPBackend) -> Attend:
-    """Full causal attention by one of PyTorch's own backends; it raises rather than taking another."""
+def ours(work: str, *, backend: str = "blocked", stats: bool = False) -> Callable[[Shape], Attend]:
+    """The package's own op."""
+
+    def build(shape: Shape) -> Attend:
+        plan = shape.plan(work)
+        return lambda q, k, v: attention(q, k, v, plan, stats=stats, backend=backend).out
+
+    return build
+
+
+def sdpa(backend: SDPBackend | None = None) -> Attend:
+    """Full causal attention by PyTorch's own, or by one of its backends, which raises rather than taking another."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if backend is None:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
         with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     return attend
+
+
+def _sdpa_band_mask(shape: Shape) -> Attend:
+    ones = torch.ones(shape.length, shape.length, dtype=torch.bool)
+    mask = ones.tril().triu(1 - shape.window)
+    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def _local_attention(shape: Shape) -> Attend:
+    from local_attention import LocalAttention
+
+    # Its exact window reaches `window_size` keys before the current one, hence the minus one.
+    heads = LocalAttention(
+        window_size=shape.window - 1,
+        causal=True,
+        look_backward=1,
+        look_forward=0,
+        exact_windowsize=True,
+        autopad=True,
+        use_rotary_pos_emb=False,
+    )
+    return lambda q, k, v: heads(q, k, v)
+
+
+def _local_attention_missing() -> str | None:
+    return None if find_spec("local_attention") else "pip install local-attention"
 
 
 def flex(plan: HeadPlan, length: int, device: str, *, inside_compile: bool = False) -> Attend:
@@ -141,3 +210,25 @@ def _two_calls(device: str) -> Callable[[Shape], Attend]:
         return attend
 
     return build
+
+
+def standing_in(attend: Attend) -> Callable[..., AttentionResult]:
+    """`attend` with the signature of the op, for causal attention over whole rows without statistics."""
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, plan: HeadPlan, **options: Any) -> AttentionResult:
+        assert options["softcap"] is None and options["segments"] is None and not options["stats"], options
+        return AttentionResult(attend(q, k, v), q.new_empty(0), None)
+
+    return attention
+
+
+@contextmanager
+def attending(attention: Callable[..., AttentionResult] | None) -> Iterator[None]:
+    """Inside, attention layers call this function instead of the op; None changes nothing."""
+    module: Any = layer
+    original = module.attention
+    module.attention = attention or original
+    try:
+        yield
+    finally:
+        module.attention = original

@@ -1,11 +1,13 @@
-"""How calls on a GPU are timed: replayed in a CUDA graph, which has no cost of Python in it, or eagerly between events.
+"""How calls are timed: by the clock on a CPU; on a GPU replayed in a CUDA graph, which has no cost of Python in it, or
+eagerly between events.
 
-Every timer returns a function that gives the milliseconds of one call, the median of some; a few tens of milliseconds
-each, so that many implementations can take turns. On the CPU a clock stands in, for the tests.
+Every timer returns a function that gives the milliseconds of one call; on a GPU the median of some, a few tens of
+milliseconds each, so that many implementations can take turns.
 """
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections import deque
@@ -30,7 +32,7 @@ def repeated(calls: Sequence[Call], device: str, *, stream: torch.cuda.Stream | 
     The calls take turns, so that together they can be larger than the cache; between events it is emptied instead.
     """
     if device == "cpu":
-        return clocked(calls[0]), "clock"
+        return clocked(warmed(calls[0])), "clock"
     try:
         return graphed(calls, stream=stream), "graph"
     except Exception:  # capture fails in many ways; if the call itself is broken, it fails again below
@@ -78,21 +80,48 @@ def graphed(calls: Sequence[Call], *, stream: torch.cuda.Stream | None = None) -
 def eager(call: Call, device: str) -> Sample:
     """Single calls between events, the cache emptied before each."""
     if device == "cpu":
-        return clocked(call)
+        return clocked(warmed(call))
     from triton.testing import do_bench
 
     return lambda: float(do_bench(call, warmup=_WARMUP_MS, rep=_EAGER_MS, return_mode="median"))
 
 
-def clocked(call: Call) -> Sample:
-    """One call by the clock of the host."""
+def clocked(
+    call: Call, device: str = "cpu", *, calls: int = 1, clock: Callable[[], float] = time.perf_counter
+) -> Sample:
+    """One call by a clock of the host, on average over `calls` in a row; the device has finished before and after."""
 
     def sample() -> float:
-        start = time.perf_counter()
-        call()
-        return 1e3 * (time.perf_counter() - start)
+        gc.collect()
+        finish(device)
+        start = clock()
+        for _ in range(calls):
+            call()
+        finish(device)
+        return 1e3 * (clock() - start) / calls
 
     return sample
+
+
+def warmed(call: Call, times: int = 1) -> Call:
+    """The call, after it has been made: what is compiled, loaded or tuned at first is done."""
+    for _ in range(times):
+        call()
+    return call
+
+
+def finish(device: str) -> None:
+    """Wait for what the device still has to do."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def free(device: str) -> None:
+    """Give back what nobody holds any more."""
+    if device.startswith("cuda"):
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
 
 
 def copy_bandwidth(device: str, *, size: int = 1 << 31) -> float:

@@ -1,18 +1,16 @@
-"""What the rows of the GPU benchmark say: ratios to the peers, the goals that were set, and a page of both."""
+"""What the rows of the attention benchmark say: on a GPU ratios to the peers and the goals that were set; the pages."""
 
 from __future__ import annotations
 
 import operator
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks.attention import median_ratio
-from benchmarks.gpu_peers import CUDNN, FA2, FLEX, OURS, OURS_WITH_STATS, TWO_CALLS
-from longshort.files import write_atomically, write_json
+from benchmarks.harness import OURS, median_ratio
+from benchmarks.pages import Page, Results, goals_table, markdown
+from benchmarks.peers import CUDNN, FA2, FLEX, OURS_WITH_STATS, TWO_CALLS
 
-DIRECTIONS = ("forward", "backward")
 COLUMNS = (
     (OURS, "ls"),
     (OURS_WITH_STATS, "ls"),
@@ -24,12 +22,10 @@ COLUMNS = (
     (FA2, "full"),
     (CUDNN, "global"),
 )
+_DIRECTIONS = ("forward", "backward")
 _HOLDS = {"<": operator.lt, "<=": operator.le, ">=": operator.ge}
-_EXPLANATION = """\
-Microseconds, forward / backward alone; all take turns within a round, replayed in CUDA graphs (* timed between events,
-where a call cannot be captured). `ls` is one global head and the rest local, `local` those local heads alone, `global`
-that global head alone, `full` causal attention over all heads. Ratios are ours to theirs, the median of the rounds'
-ratios. Every implementation was first checked against the reference."""
+_WORK = """`ls` is one global head and the rest local, `local` those local heads alone, `full` causal attention over all
+heads. Every implementation was first checked against the reference."""
 
 Rows = Sequence[dict[str, Any]]
 
@@ -51,7 +47,7 @@ def summarize(rows: Rows) -> dict[str, Any]:
     with_stats, without = (OURS_WITH_STATS, "ls", "forward"), (OURS, "ls", "forward")
     stats = _measured(shapes, lambda shape: _ratio(rows, shape, with_stats, without))
     summary = {
-        "ratios": {peer: {d: against(peer, d) for d in DIRECTIONS} for peer in (FLEX, TWO_CALLS)},
+        "ratios": {peer: {d: against(peer, d) for d in _DIRECTIONS} for peer in (FLEX, TWO_CALLS)},
         "mhsa_speedup": _measured(shapes, lambda s: _ratio(rows, s, (CUDNN, "full", "both"), (OURS, "ls", "both"))),
         "copy_share": {r["shape"]: r["copy_share"] for r in rows if r["name"] == OURS and r.get("copy_share")},
         "statistics_cost": {shape: ratio - 1 for shape, ratio in stats.items()},
@@ -60,14 +56,13 @@ def summarize(rows: Rows) -> dict[str, Any]:
 
 
 def _goals(summary: dict[str, Any]) -> list[dict[str, Any]]:
-    """What was to be reached, the number that decides it, and whether it was; None where it was not measured."""
     found: list[dict[str, Any]] = []
 
     def goal(text: str, value: float | None, sign: str, target: float) -> None:
         reached = None if value is None else _HOLDS[sign](value, target)
         found.append({"goal": text, "target": f"{sign} {target:g}", "value": value, "reached": reached})
 
-    for direction in DIRECTIONS:
+    for direction in _DIRECTIONS:
         flex, calls = (summary["ratios"][peer][direction] for peer in (FLEX, TWO_CALLS))
         goal(f"{direction} / {FLEX}, every shape", max(flex["by_shape"].values(), default=None), "<", 1.0)
         goal(f"{direction} / {FLEX}, geometric mean", flex["geometric_mean"], "<=", 0.80)
@@ -82,16 +77,15 @@ def _goals(summary: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def table(results: dict[str, Any]) -> str:
-    """Three Markdown tables: microseconds by shape, ratios by shape, goals."""
+def gpu_tables(results: Results) -> str:
+    """Three tables: microseconds by shape, ratios by shape, goals."""
     rows, summary = results["rows"], results["summary"]
     shapes = _shapes(rows)
-    times = [["shape", *(f"{name} ({work})" for name, work in COLUMNS)]]
-    times += [[shape, *(_cell(rows, shape, *column) for column in COLUMNS)] for shape in shapes]
+    times = [[shape, *(_cell(rows, shape, *column) for column in COLUMNS)] for shape in shapes]
     by_shape = {
         f"{direction} / {peer}": summary["ratios"][peer][direction]["by_shape"]
         for peer in (FLEX, TWO_CALLS)
-        for direction in DIRECTIONS
+        for direction in _DIRECTIONS
     }
     by_shape |= {
         f"times faster than {CUDNN} (full)": summary["mhsa_speedup"],
@@ -99,25 +93,58 @@ def table(results: dict[str, Any]) -> str:
         "cost of statistics": summary["statistics_cost"],
         "peak memory, MiB (results alone)": {r["shape"]: r["memory"] for r in rows if r.get("memory")},
     }
-    ratios = [["shape", *by_shape]]
-    ratios += [[shape, *(_number(values.get(shape)) for values in by_shape.values())] for shape in shapes]
-    says = {True: "yes", False: "no", None: "not measured"}
-    goals = [["goal", "target", "value", "reached"]]
-    goals += [[g["goal"], g["target"], _number(g["value"]), says[g["reached"]]] for g in summary["goals"]]
-    return "\n\n".join(_markdown(lines) for lines in (times, ratios, goals))
+    ratios = [[shape, *(_number(values.get(shape)) for values in by_shape.values())] for shape in shapes]
+    named = [f"{name} ({work})" for name, work in COLUMNS]
+    tables = [markdown(["shape", *named], times), markdown(["shape", *by_shape], ratios), goals_table(summary["goals"])]
+    return "\n\n".join(tables)
 
 
-def save(results: dict[str, Any], path: Path) -> list[Path]:
-    """Write the results as JSON, and as Markdown tables beside it."""
-    about = ", ".join(f"{key} {value}" for key, value in results["machine"].items())
-    speed = f"{results['dtype']}, copies within the GPU's memory at {results['copy_bandwidth'] / 1e12:.2f} TB/s"
-    head = f"# Attention on a GPU, forward and backward\n\n    {results['command']}\n\n{about}; {speed}."
-    text = f"{head} Medians of {results['rounds']} rounds.\n\n{_EXPLANATION} Data: [{path.name}]({path.name})."
-    return [write_json(path, results), write_atomically(path.with_suffix(".md"), f"{text}\n\n{table(results)}\n")]
+def cpu_tables(results: Results) -> str:
+    """One table, ratios before errors: absolute times belong to one machine."""
+    header = ("shape", "direction", "work", "implementation", "median ms", "ours is faster by", "max error")
+    lines = []
+    for row in results["rows"]:
+        named = (row["shape"], row["direction"], row["work"], row["name"])
+        if "failed" in row:
+            lines.append((*named, row["failed"], "", ""))
+            continue
+        ratio = f"{row['speedup']:.2f}x ({row['against']})" if row.get("speedup") else ""
+        error = max(row["error"], row.get("gradient_error", 0.0))
+        lines.append((*named, f"{statistics.median(row['milliseconds']):.1f}", ratio, f"{error:.0e}"))
+    return markdown(header, lines)
+
+
+def _about_cpu(results: Results) -> str:
+    return f"{results['dtype']}, medians of {results['rounds']} rounds. {_WORK}"
+
+
+def _about_gpu(results: Results) -> str:
+    speed = f"copies within the GPU's memory at {results['copy_bandwidth'] / 1e12:.2f} TB/s"
+    return f"""{results["dtype"]}, {speed}. Medians of {results["rounds"]} rounds.
+
+Microseconds, forward / backward alone; all take turns within a round, replayed in CUDA graphs (* timed between events,
+where a call cannot be captured). Ratios are ours to theirs, the median of the rounds' ratios. `global` is the global
+head alone; {_WORK}"""
+
+
+CPU_PAGE = Page(
+    name="attention-cpu",
+    title="Attention, forward and backward",
+    command="python -m benchmarks attention --rounds 5 --threads 2 --out benchmarks/results/attention-cpu.json",
+    about=_about_cpu,
+    tables=cpu_tables,
+)
+GPU_PAGE = Page(
+    name="attention-gpu",
+    title="Attention on a GPU, forward and backward",
+    command="python -m benchmarks attention --device cuda --rounds 3 --out benchmarks/results/attention-gpu.json",
+    about=_about_gpu,
+    tables=gpu_tables,
+)
 
 
 def _shapes(rows: Rows) -> list[str]:
-    return list(dict.fromkeys(row["shape"] for row in rows))
+    return list(dict.fromkeys(row["shape"] for row in rows if "shape" in row))
 
 
 def _find(rows: Rows, shape: str, name: str, work: str, direction: str) -> dict[str, Any]:
@@ -128,7 +155,7 @@ def _find(rows: Rows, shape: str, name: str, work: str, direction: str) -> dict[
 def _times(rows: Rows, shape: str, name: str, work: str, direction: str) -> list[float]:
     """Milliseconds of each round, of `both` directions their sum; none where it was not measured."""
     if direction == "both":
-        parts = [_times(rows, shape, name, work, d) for d in DIRECTIONS]
+        parts = [_times(rows, shape, name, work, d) for d in _DIRECTIONS]
         return [sum(pair) for pair in zip(*parts, strict=True)] if all(parts) else []
     times: list[float] = _find(rows, shape, name, work, direction).get("milliseconds", [])
     return times
@@ -146,7 +173,7 @@ def _measured(shapes: Iterable[str], value: Callable[[str], float | None]) -> di
 
 def _cell(rows: Rows, shape: str, name: str, work: str) -> str:
     parts = []
-    for direction in DIRECTIONS:
+    for direction in _DIRECTIONS:
         row = _find(rows, shape, name, work, direction)
         if "milliseconds" in row:
             mark = "*" if direction == "forward" and row["timing"] == "events" else ""
@@ -160,8 +187,3 @@ def _number(value: float | dict[str, float] | None) -> str:
     if isinstance(value, dict):
         return f"{value['peak']:.0f} ({value['results']:.0f})"
     return "" if value is None else f"{value:.3g}"
-
-
-def _markdown(lines: Sequence[Sequence[str]]) -> str:
-    marked = [f"| {' | '.join(line)} |" for line in lines]
-    return "\n".join([marked[0], "|" + "---|" * len(lines[0]), *marked[1:]])

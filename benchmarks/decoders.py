@@ -1,9 +1,9 @@
 """Whole models that decode token by token: ours with LS heads and with plain ones, and GPT-2 of transformers.
 
-All have the same weights. A decoder is given a prompt and then one token a step; before it is timed, its logits are
+All have the same weights. A decoder is given a prompt and then one token per step; before it is timed, its logits are
 held to an uncached forward pass in fp32 by other code than its own.
 
-Shapes: B rows, T tokens, V vocabulary.
+Shapes: B sequences, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_check import WrongResult
+from benchmarks.harness import OURS, WrongResult
 from longshort.generation.graphs import DecodingStep
 from longshort.heads import HeadPlan
 from longshort.hf.importers import from_gpt2
@@ -25,7 +25,7 @@ from longshort.nn import LSCache
 _CHUNK = {"cpu": 512, "cuda": 1024}
 """Tokens of the prompt that go through a model at once."""
 _CHECKED, _FED = 480, 8
-"""Length of the check's rows, several windows, and how many of their tokens are fed one by one."""
+"""Length of the check's sequences, several windows, and how many of their tokens are fed one by one."""
 _TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 0.6}
 """Largest accepted error of a logit. Their standard deviation is about 1.6, the two plans' are 4 to 7 apart, and twelve
 layers in bf16 were seen to be 0.1 off over a vocabulary of 200."""
@@ -35,7 +35,7 @@ _NEARER = 4.0
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A model's sizes, how much it has read, and how many rows decode together."""
+    """A model's sizes, how much it has read, and how many sequences decode together."""
 
     batch: int
     context: int
@@ -204,7 +204,7 @@ class TransformersStatic:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arm:
+class DecoderKind:
     """One way to decode."""
 
     name: str
@@ -215,10 +215,12 @@ class Arm:
     """Ours: where it breaks, its traceback is wanted."""
 
 
-LS = Arm(name="longshort", heads="ls", build=lambda m: Ours(m.ours["ls"], m.device), required=True)
-PLAIN = Arm(name="longshort", heads="plain", build=lambda m: Ours(m.ours["plain"], m.device), required=True)
-DYNAMIC = Arm(name="transformers, dynamic cache", heads="plain", build=lambda m: TransformersDynamic(m.gpt2, m.device))
-STATIC = Arm(
+LS = DecoderKind(name=OURS, heads="ls", build=lambda m: Ours(m.ours["ls"], m.device), required=True)
+PLAIN = DecoderKind(name=OURS, heads="plain", build=lambda m: Ours(m.ours["plain"], m.device), required=True)
+DYNAMIC = DecoderKind(
+    name="transformers, dynamic cache", heads="plain", build=lambda m: TransformersDynamic(m.gpt2, m.device)
+)
+STATIC = DecoderKind(
     name="transformers, static cache, compiled",
     heads="plain",
     build=lambda m: TransformersStatic(m.gpt2, m.device, compile_step=m.device == "cuda"),
@@ -226,7 +228,7 @@ STATIC = Arm(
 
 
 class Expectation:
-    """Rows of tokens and the logits that decoders of each plan must give for their end."""
+    """Sequences of tokens and the logits that decoders of each plan must give for their end."""
 
     def __init__(self, models: Models, vocab_size: int) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -234,7 +236,7 @@ class Expectation:
         self.logits = {heads: models.expected(self.tokens, heads) for heads in ("ls", "plain")}
 
     @torch.no_grad()
-    def check(self, arm: Arm, decoder: Decoder, models: Models) -> float:
+    def check(self, kind: DecoderKind, decoder: Decoder, models: Models) -> float:
         """The largest error of a logit; raises `WrongResult` where it is too large, or nearer the other plan's."""
         tokens = self.tokens.to(models.device)
         start = tokens.shape[1] - _FED + 1
@@ -243,11 +245,11 @@ class Expectation:
         logits = torch.stack(found, dim=1).float().cpu()
         own, other = (
             (logits - self.logits[heads]).abs().max().item()
-            for heads in (arm.heads, "plain" if arm.heads == "ls" else "ls")
+            for heads in (kind.heads, "plain" if kind.heads == "ls" else "ls")
         )
         if not (own <= _TOLERANCE[models.dtype] and _NEARER * own <= other):
             raise WrongResult(
-                f"{arm.name} ({arm.heads}): logits are off by {own:.1e} (allowed: {_TOLERANCE[models.dtype]:.1e}), and "
-                f"by {other:.1e} from the other plan's (at least {_NEARER:g} times as much expected)"
+                f"{kind.name} ({kind.heads}): logits are off by {own:.1e} (allowed: {_TOLERANCE[models.dtype]:.1e}), "
+                f"and by {other:.1e} from the other plan's (at least {_NEARER:g} times as much expected)"
             )
         return own

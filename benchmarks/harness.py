@@ -1,0 +1,239 @@
+"""What every benchmark goes through: entrants are checked before they are timed, take turns, and results are written as
+they come.
+
+Machines are noisy: entrants take turns within a round, a number is the median over rounds, and a ratio the median of
+the ratios within a round. An entrant that is wrong ends the benchmark; one that cannot run is a row that says why.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.pages import Page, Results
+from benchmarks.timing import Sample, free
+from longshort.files import write_json
+
+OURS = "longshort"
+DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
+"""What is measured on a device."""
+UNFINISHED = "unfinished"
+"""Key of the pieces that are done, in results that are not whole yet."""
+LEFT_OUT = "left out: the time was up"
+
+
+class WrongResult(ValueError):
+    """An implementation computes something else than it says."""
+
+
+def require(device: str) -> None:
+    """Raise a ValueError where there is no such device."""
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device must be cpu or cuda, got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device cuda needs a GPU, and PyTorch finds none")
+
+
+def machine(device: str = "cpu") -> dict[str, Any]:
+    """What a reader needs to place the numbers; on a GPU, its name and the versions that its speed depends on."""
+    gpu: dict[str, Any] = {}
+    if device != "cpu":
+        triton = import_module("triton").__version__
+        gpu = {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "triton": triton}
+    return gpu | {
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def failure(step: Callable[[], object], *, required: bool) -> str | None:
+    """Take a step; why it failed, or None. A wrong result is raised, and so is what fails where it is `required`.
+
+    Too little memory is never more than a failure: it says as much about the machine.
+    """
+    try:
+        step()
+    except Exception as problem:
+        if isinstance(problem, WrongResult) or (required and not isinstance(problem, torch.OutOfMemoryError)):
+            raise
+        return reason(problem)
+    return None
+
+
+def reason(problem: Exception) -> str:
+    """A failure in one line."""
+    return f"{type(problem).__name__}: {problem}".strip().splitlines()[0][:300]
+
+
+@dataclass
+class Entrant:
+    """One implementation at one shape or setting: made ready and checked first, then timed in turns with the others."""
+
+    name: str
+    work: str = ""
+    """What it computes: entrants of one work compute the same."""
+    required: bool = False
+    """Ours: where it breaks, its traceback is wanted."""
+    sample: Sample | None = None
+    """Milliseconds of one call; it is set when the entrant is ready, and holds all the memory that it needs."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What its row says beside the times, such as its error and how it was timed."""
+    milliseconds: list[float] = field(default_factory=list)
+    failed: str | None = None
+
+    def attempt(self, step: Callable[[], object]) -> None:
+        """Take a step, unless an earlier one failed."""
+        if self.failed is None:
+            why = failure(step, required=self.required)
+            if why is not None:
+                self.fail(why)
+
+    def fail(self, why: str) -> None:
+        """Be out from here on, and give memory back."""
+        self.failed, self.sample = why, None
+
+    def turn(self) -> None:
+        """Be timed once more."""
+        assert self.sample is not None, f"{self.name} was not made ready"
+        self.milliseconds.append(self.sample())
+
+    @property
+    def median(self) -> float:
+        """Milliseconds."""
+        return statistics.median(self.milliseconds)
+
+    def row(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {"failed": self.failed} if self.failed is not None else {"milliseconds": self.milliseconds, **self.facts}
+
+
+def take_turns(entrants: Sequence[Entrant], rounds: int, *, deadline: float = math.inf) -> None:
+    """Time every entrant once in each round; rounds end at the deadline, two at least."""
+    for entrant in entrants:
+        entrant.milliseconds = []
+    for turn in range(rounds):
+        if turn >= 2 and time.monotonic() > deadline:
+            return
+        for entrant in entrants:
+            entrant.attempt(entrant.turn)
+
+
+def median_ratio(times: Sequence[float], others: Sequence[float]) -> float:
+    """The median over rounds of the ratio within the round: what slows the machine in one round slows both."""
+    return statistics.median(a / b for a, b in zip(times, others, strict=True))
+
+
+class Recorder:
+    """Results on their way to a file: written, with their page, after every piece; the same command resumes them.
+
+    Without `out` they are only returned. When the `minutes` are over, no new piece is begun.
+    """
+
+    def __init__(
+        self,
+        out: Path | None = None,
+        *,
+        command: str = "",
+        minutes: float = math.inf,
+        progress: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.out, self.command, self.progress = out, command, progress
+        self.deadline = time.monotonic() + 60 * minutes
+        self.results: Results = {}
+        self.left_out = False
+
+    def begin(
+        self, page: Page, device: str, *, conclude: Callable[[Results], None] = lambda results: None, **about: Any
+    ) -> Results:
+        """Start a file of this kind, or take up the one that an interrupted run of the same command left."""
+        require(device)
+        self.page, self.device, self.conclude = page, device, conclude
+        dtype = str(DTYPES[device]).removeprefix("torch.")
+        fresh: Results = {
+            "machine": machine(device),
+            "command": self.command,
+            "device": device,
+            "dtype": dtype,
+            **about,
+        }
+        self.results = fresh | {"seconds": 0.0, UNFINISHED: []}
+        if self.out is not None and self.out.is_file():
+            earlier = json.loads(self.out.read_text(encoding="utf-8"))
+            if UNFINISHED in earlier and all(earlier.get(key) == value for key, value in fresh.items()):
+                self.results = {key: _measured(value) for key, value in earlier.items()}
+                self.progress(f"resuming {self.out}: {len(earlier[UNFINISHED])} pieces are done")
+        self.start = time.monotonic() - self.results["seconds"]
+        return self.results
+
+    def piece(
+        self, into: str, name: str, measure: Callable[[], list[dict[str, Any]]], *, lenient: bool = False
+    ) -> None:
+        """Add the rows that `measure` gives to the list `into`; where `lenient`, a failure is a row of its own."""
+        rows, done = self.results.setdefault(into, []), self.results[UNFINISHED]
+        if [into, name] in done:
+            return
+        if time.monotonic() > self.deadline:
+            rows.append({"name": name, "failed": LEFT_OUT})
+            self.left_out = True
+            return
+        self.progress(f"{name} ...")
+        try:
+            rows += measure()
+        except WrongResult:
+            raise
+        except Exception as problem:
+            if not lenient:
+                raise
+            self.progress(traceback.format_exc())
+            rows.append({"name": name, "failed": reason(problem)})
+        done.append([into, name])
+        self.results["seconds"] = round(time.monotonic() - self.start, 1)
+        self.progress(f"{name} done, {self.results['seconds']:.0f} s in all")
+        self._write()
+        free(self.device)
+
+    def end(self) -> Results:
+        """Every piece was asked for: the results are whole, unless the time was up."""
+        if self.left_out:
+            self.progress("the time was up: run the same command again to resume")
+        else:
+            del self.results[UNFINISHED]
+        for path in self._write():
+            self.progress(f"wrote {path}")
+        return self.results
+
+    def _write(self) -> Iterable[Path]:
+        self.conclude(self.results)
+        if self.out is None:
+            return ()
+        return write_json(self.out, self.results), self.page.write(self.results, self.out)
+
+
+def _measured(value: Any) -> Any:
+    """Rows without those that were left out, which are asked for again."""
+    if not isinstance(value, list):
+        return value
+    return [row for row in value if not (isinstance(row, dict) and row.get("failed") == LEFT_OUT)]

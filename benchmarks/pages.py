@@ -1,0 +1,83 @@
+"""Pages of docs/results: one is built from the JSON of one benchmark, and from nothing else.
+
+A page holds the command that made its data, verbatim; where that is an older spelling, today's stands beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from longshort.files import write_atomically
+
+ROOT = Path(__file__).parents[1]
+RESULTS, PAGES = ROOT / "benchmarks" / "results", ROOT / "docs" / "results"
+PROGRAM = "python -m benchmarks"
+
+_SAYS = {True: "yes", False: "no", None: "not measured"}
+
+Results = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """What is written of one kind of results."""
+
+    name: str
+    """Of the files: benchmarks/results/NAME.json, docs/results/NAME.md."""
+    title: str
+    command: str
+    """Today's spelling of the command that made the committed data."""
+    about: Callable[[Results], str]
+    """What was measured and how, in sentences."""
+    tables: Callable[[Results], str]
+
+    def text(self, results: Results, data: str) -> str:
+        """The page; `data` is where it links to for its numbers."""
+        command = results["command"]
+        head = f"# {self.title}\n\n    {command}\n\n"
+        if not command.startswith(PROGRAM):
+            head += f"That is how it was run. Today's command is\n\n    {self.command}\n\n"
+        machine = ", ".join(f"{key} {value}" for key, value in results["machine"].items())
+        return f"{head}{machine}. {self.about(results)} Data: [{Path(data).name}]({data}).\n\n{self.tables(results)}\n"
+
+    def write(self, results: Results, path: Path) -> Path:
+        """The page of the results at `path`: in docs/results for those of this repository, else beside them."""
+        folder = PAGES if path.resolve().parent == RESULTS else path.parent
+        data = Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+        return write_atomically(folder / f"{path.stem}.md", self.text(results, data))
+
+    def build(self) -> Path:
+        """The page of the committed results."""
+        path = RESULTS / f"{self.name}.json"
+        return self.write(json.loads(path.read_text(encoding="utf-8")), path)
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table.
+
+    >>> print(markdown(("n", "ms"), [("512", "1.2")]))
+    | n | ms |
+    |---|---|
+    | 512 | 1.2 |
+    """
+    lines = [f"| {' | '.join(line)} |" for line in (header, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
+
+
+def goals_table(goals: Iterable[dict[str, Any]]) -> str:
+    """What was to be reached, the number that decides it, and whether it was; `reached` is None if not measured."""
+    rows = [
+        (
+            goal["goal"],
+            goal["target"] if isinstance(goal["target"], str) else f">= {goal['target']:g}",
+            "" if goal["value"] is None else f"{goal['value']:.3g}",
+            _SAYS[goal["reached"]],
+        )
+        for goal in goals
+    ]
+    return markdown(("goal", "target", "value", "reached"), rows)
