@@ -44,7 +44,7 @@ def variants() -> list[tuple[int, int]]:
 
 def distinct(shapes: Iterable[Shape], processors: int) -> list[tuple[Shape, tuple[Any, ...]]]:
     """Candidates of the shapes, one for each kernel that they need."""
-    from longshort.ops.triton.decode_launch import joined_at_a_time, parts_of
+    from longshort.ops.decode.launch import joined_at_a_time, parts_of
 
     found: dict[tuple[object, ...], tuple[Shape, tuple[Any, ...]]] = {}
     for shape in shapes:

@@ -45,7 +45,7 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, plan: HeadPlan, **options: 
     out = sdpa(SDPBackend.FLASH_ATTENTION)(q, k, v)
     logits = None
     if wants_stats:
-        logits = attention(q.detach(), k.detach(), v.detach(), plan, stats=True, **options).logits
+        logits = attention(q.detach(), k.detach(), v.detach(), plan, stats=True, **options).stats
     return AttentionResult(out, q.new_empty(0), logits)
 
 

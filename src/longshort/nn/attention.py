@@ -23,8 +23,13 @@ class LSAttentionResult(NamedTuple):
 
     out: Tensor
     """(B, T, width)."""
-    logits: LogitStats | None
+    stats: LogitStats | None
     """Extremes of the attention logits per head; None unless stats=True."""
+
+    @property
+    def logits(self) -> LogitStats | None:
+        """Another name of `stats`."""
+        return self.stats
 
 
 class LSAttention(nn.Module):
@@ -123,7 +128,7 @@ class LSAttention(nn.Module):
                 distance in the sequence, whatever the positions.
             segments: (B, T) integers; a token sees its own segment only, and a negative id is padding. With a cache,
                 of the cached positions too: (B, cache.length + T).
-            cache: one of `LSCache.layers`: x is appended to it, and positions continue from it. No gradients then.
+            cache: one of a cache's `layers`: x is appended to it, and positions continue from it. No gradients then.
             stats: also return the extremes of the logits.
         """
         if cache is not None:
@@ -136,7 +141,7 @@ class LSAttention(nn.Module):
         else:
             result = attend_within_chunks(q, k, v, self.plan, self.chunk, **options)
         out = self.out(result.out.transpose(1, 2).flatten(-2))
-        return LSAttentionResult(self.dropout(out), result.logits)
+        return LSAttentionResult(self.dropout(out), result.stats)
 
     @torch.no_grad()
     def _forward_cached(
@@ -150,7 +155,7 @@ class LSAttention(nn.Module):
         q, k, v = self.heads(x, positions)
         attended = cache.attend(q, k, v, softcap=self.softcap, segments=segments, stats=stats, backend=self.backend)
         out = self.out(attended.out.transpose(1, 2).flatten(-2))
-        return LSAttentionResult(self.dropout(out), attended.logits)
+        return LSAttentionResult(self.dropout(out), attended.stats)
 
     def fits(self, cache: LayerCache) -> bool:
         """Is the cache made for a layer like this?"""

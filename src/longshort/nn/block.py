@@ -67,7 +67,7 @@ class Block(nn.Module):
         normalised = apply_norm(self.attention_norm, x, segments)
         attended = self.attention(normalised, positions=positions, segments=segments, cache=cache, stats=stats)
         x = x + attended.out
-        return LSAttentionResult(x + self.mlp(apply_norm(self.mlp_norm, x, segments)), attended.logits)
+        return LSAttentionResult(x + self.mlp(apply_norm(self.mlp_norm, x, segments)), attended.stats)
 
 
 def apply_norm(norm: nn.Module, x: Tensor, segments: Tensor | None) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from longshort.heads import HeadPlan
 from longshort.nn.pool import Heads, Pool, RawValues, Rows
 from longshort.ops import LogitStats, Smoothing, attention
-from longshort.ops.fused import attend_last
+from longshort.ops.blocked.fused import attend_last
 
 FIRST_ROWS = 64
 """Rows of a pool that grows; it doubles from there."""
@@ -31,7 +31,7 @@ class CachedAttention(NamedTuple):
 
     out: Tensor
     """(B, H, T, D)."""
-    logits: LogitStats | None
+    stats: LogitStats | None
     """Extremes of the logits per head, of these queries; None unless stats=True."""
 
 
@@ -150,8 +150,8 @@ class LayerCache:
                 out = result.out.to(q.dtype)
             else:
                 out[:, pool.heads] = result.out.to(q.dtype)
-            if result.logits is not None:
-                largest[pool.heads], smallest[pool.heads] = result.logits
+            if result.stats is not None:
+                largest[pool.heads], smallest[pool.heads] = result.stats
         return CachedAttention(out, LogitStats(largest, smallest) if stats else None)
 
     def _is_lean(self, q: Tensor) -> bool:

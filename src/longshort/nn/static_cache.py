@@ -17,8 +17,7 @@ from longshort.heads import HeadPlan
 from longshort.nn.cache import LSCache
 from longshort.nn.layer_cache import CachedAttention, LayerCache
 from longshort.ops import Smoothing
-from longshort.ops.decode import decode
-from longshort.ops.decode_layout import HeadLayout
+from longshort.ops.decode import HeadLayout, decode
 
 MOST_TOKENS = 8
 """Of a step; and 64 query rows for one KV head, which the kernel keeps in registers."""
