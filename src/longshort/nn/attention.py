@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from longshort.heads import HeadPlan
 from longshort.nn.chunks import attend_within_chunks
-from longshort.nn.layer_cache import LayerCache, check_smoothing
+from longshort.nn.layer_cache import CacheLayer, check_smoothing
 from longshort.nn.norms import QKNorm
 from longshort.nn.positions import rotary
 from longshort.nn.sigma_reparam import linear
@@ -118,7 +118,7 @@ class LSAttention(nn.Module):
         *,
         positions: Tensor | None = None,
         segments: Tensor | None = None,
-        cache: LayerCache | None = None,
+        cache: CacheLayer | None = None,
         stats: bool = False,
     ) -> LSAttentionResult:
         """Attend within x (B, T, width), or with a cache, also to what came before.
@@ -145,7 +145,7 @@ class LSAttention(nn.Module):
 
     @torch.no_grad()
     def _forward_cached(
-        self, x: Tensor, positions: Tensor | None, segments: Tensor | None, cache: LayerCache, stats: bool
+        self, x: Tensor, positions: Tensor | None, segments: Tensor | None, cache: CacheLayer, stats: bool
     ) -> LSAttentionResult:
         self.check_cacheable()
         if not self.fits(cache):
@@ -157,7 +157,7 @@ class LSAttention(nn.Module):
         out = self.out(attended.out.transpose(1, 2).flatten(-2))
         return LSAttentionResult(self.dropout(out), attended.stats)
 
-    def fits(self, cache: LayerCache) -> bool:
+    def fits(self, cache: CacheLayer) -> bool:
         """Is the cache made for a layer like this?"""
         theirs = (cache.plan, cache.n_kv_heads, cache.head_dim, cache.smoothing)
         return theirs == (self.plan, self.n_kv_heads, self.head_dim, self.smoothing)
