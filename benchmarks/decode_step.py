@@ -3,7 +3,7 @@
 The rivals are two calls of `scaled_dot_product_attention`, the global head over everything and the local heads over the
 last window, and one call over everything for all heads; what they read lies ready, and neither appends nor joins the
 two outputs, which ours does. Each is first held to the reference. Our kernel is tried with some shapes of tile, and the
-best of each problem goes into the table of `ops/triton/decode_launch.py`.
+best of each problem goes into the table of `ops/decode/launch.py`.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _measure(
     progress: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """One shape: the search for the best tiles, then all entrants in turns."""
-    from longshort.ops.triton.decode_launch import DecodeShape, use
+    from longshort.ops.decode.launch import DecodeShape, use
 
     first = draw(shape, device, 0)
     count = 1 if device == "cpu" else min(_MOST_INPUTS, math.ceil(_CACHE_BYTES / first.nbytes))
@@ -201,7 +201,7 @@ def _measure(
 @torch.no_grad()
 def _compile(work: tuple[Shape, tuple[Any, ...]]) -> None:
     """In a process of its own; one that the GPU has no room for fails again, and is told of, in the search."""
-    from longshort.ops.triton.decode_launch import DecodeShape, use
+    from longshort.ops.decode.launch import DecodeShape, use
 
     shape, numbers = work
     with use(DecodeShape(*numbers)):

@@ -20,7 +20,7 @@ from longshort.generation.graphs import DecodingStep
 from longshort.heads import HeadPlan
 from longshort.hf.importers import from_gpt2
 from longshort.model import GPT, GPTConfig
-from longshort.nn import LSCache
+from longshort.nn import KVCache
 
 _CHUNK = {"cpu": 512, "cuda": 1024}
 """Tokens of the prompt that go through a model at once."""
@@ -127,7 +127,7 @@ class Ours:
     def begin(self, prompt: Tensor, room: int) -> Tensor:
         options: dict[str, Any] = {"max_length": prompt.shape[1] + room, "rollback": 0}
         if self.device == "cuda":
-            self.cache: LSCache = self.model.new_cache(len(prompt), static=True, **options)
+            self.cache: KVCache = self.model.new_cache(len(prompt), static=True, **options)
             self._replayed = DecodingStep(self.model, self.cache, graph=True, required=True)  # type: ignore[arg-type]
         else:
             self.cache = self.model.new_cache(len(prompt), **options)

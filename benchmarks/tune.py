@@ -126,19 +126,20 @@ def _prepare(job: Job, inputs: Drawn, entrant: Entrant, candidate: Sequence[Any]
 
 def task(job: Job, inputs: Drawn) -> Callable[[], list[Tensor]]:
     """What is compiled and timed: the forward launch, or the whole backward with this candidate for one kernel."""
+    from longshort.ops.options import Options
     from longshort.ops.triton import backward, forward
     from longshort.ops.triton.tiles import TileShape, use
 
     q, k, v, grad = (x.detach() for x in inputs)
-    windows = [w or 0 for w in job.shape.plan(job.which).windows]
-    out, lse, _, _ = forward(q, k, v, windows, None, None, None, True, None, None, False)
+    options = Options.of(job.shape.plan(job.which))
+    out, lse, _, _ = forward(q, k, v, options, None, False)
     shapes = {job.kernel: TileShape(*job.candidate)._replace(parts=job.parts)}  # type: ignore[arg-type]
 
     def call() -> list[Tensor]:
         with use(shapes):
             if job.kernel == "forward":
-                return [forward(q, k, v, windows, None, None, None, True, None, None, False)[0]]
-            return list(backward(grad, q, k, v, out, lse, windows, None, None, None, True, None, None))
+                return [forward(q, k, v, options, None, False)[0]]
+            return list(backward(grad, q, k, v, out, lse, options, None))
 
     return call
 
@@ -196,7 +197,7 @@ def decode_variants() -> list[tuple[int, int]]:
 
 def distinct_kernels(shapes: Iterable[Shape], processors: int) -> list[tuple[Shape, tuple[Any, ...]]]:
     """Candidates of the shapes, one for each kernel that they need."""
-    from longshort.ops.triton.decode_launch import joined_at_a_time, parts_of
+    from longshort.ops.decode.launch import joined_at_a_time, parts_of
 
     found: dict[tuple[object, ...], tuple[Shape, tuple[Any, ...]]] = {}
     for shape in shapes:

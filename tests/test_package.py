@@ -9,7 +9,7 @@ import pytest
 
 import longshort
 
-PUBLIC_NAMES = ["HeadPlan", "attention", "LSAttention", "GPT", "GPTConfig", "LSCache", "generate"]
+PUBLIC_NAMES = ["HeadPlan", "attention", "LSAttention", "GPT", "GPTConfig", "LSCache", "generate", "Smoothing"]
 LOADED_ON_DEMAND = ["triton", "transformers", "tokenizers", "typer", "rich", "yaml", "altair", "longshort.report"]
 
 

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from longshort.heads import HeadPlan
     from longshort.model import GPT, GPTConfig
     from longshort.nn import LSAttention, LSCache
-    from longshort.ops import AttentionResult, LogitStats, attention
+    from longshort.ops import AttentionResult, LogitStats, Smoothing, attention
 
 __all__ = [
     "GPT",
@@ -18,6 +18,7 @@ __all__ = [
     "LSAttention",
     "LSCache",
     "LogitStats",
+    "Smoothing",
     "attention",
     "generate",
 ]
@@ -31,6 +32,7 @@ _HOMES = {
     "LSCache": "longshort.nn",
     "AttentionResult": "longshort.ops",
     "LogitStats": "longshort.ops",
+    "Smoothing": "longshort.ops",
     "attention": "longshort.ops",
     "generate": "longshort.generation",
 }

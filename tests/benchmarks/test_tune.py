@@ -50,7 +50,7 @@ def test_task_computes_the_same_with_any_candidate(kernel, monkeypatch):
 
 
 def test_each_kernel_of_decodings_search_is_compiled_once():
-    from longshort.ops.triton.decode_launch import joined_at_a_time
+    from longshort.ops.decode.launch import joined_at_a_time
 
     shapes = [Shape(batch=b, heads=4, length=32768, head_dim=64, window=128) for b in (1, 8)]
     found = tune.distinct_kernels(shapes, processors=132)

@@ -7,9 +7,9 @@ import torch
 
 from longshort import GPT, GPTConfig, HeadPlan, generate
 from longshort.generation.graphs import DecodingStep
-from longshort.ops.triton.decode_launch import DecodeShape
+from longshort.ops.decode.launch import DecodeShape
 
-from ..ops.decode_cases import Step, check, run
+from ..ops.decode.cases import Step, check, run
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 PLANS = {
@@ -89,7 +89,7 @@ def test_a_thousand_runs_give_equal_bits(early, fetch):
     keys, values = (step.filled(x[:, :, : step.held]) for x in (k, v))
     tickets, length = torch.zeros(9, dtype=torch.int32, device="cuda"), torch.tensor([step.held], device="cuda")
     from longshort.ops.decode import decode
-    from longshort.ops.triton.decode_launch import use
+    from longshort.ops.decode.launch import use
 
     with use(step.shape):
         new = (k[:, :, step.held :], v[:, :, step.held :])

@@ -82,7 +82,7 @@ def check(case, got=None):
         assert_close(got, exact, 5e-5)
         return
     assert_no_worse_than_rounding(got, exact, run_in_rounding(case))
-    for name, tolerance in (("lse", 1e-3), ("logits.max", 1e-4), ("logits.min", 1e-4)):
+    for name, tolerance in (("lse", 1e-3), ("stats.max", 1e-4), ("stats.min", 1e-4)):
         value, want = dict(got.named())[name].double(), dict(exact.named())[name].double()
         torch.testing.assert_close(value, want, rtol=tolerance, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}")
 
@@ -211,7 +211,7 @@ def test_nan_in_a_key_shows_in_the_rows_that_see_it_and_nowhere_else(head, dtype
     seeing[1, head, 100 : 301 if head == 0 else 150] = True
     assert torch.equal(result.out.isnan(), seeing[..., None].expand(-1, -1, -1, 64))
     assert torch.equal(result.lse.isnan(), seeing)
-    for extreme in result.logits:
+    for extreme in result.stats:
         assert extreme.isnan().tolist() == [h == head for h in range(4)]
 
 
@@ -224,7 +224,7 @@ def test_nan_in_padding_shows_nowhere():
             x[1, :, 100] = torch.nan
     result = attention(q, k, v, LONG_SHORT, segments=segments, stats=True, backend="triton")
     grads = torch.autograd.grad(result.out.square().sum(), (q, k, v))
-    assert all(x.isfinite().all() for x in (result.out, *result.logits, *grads))
+    assert all(x.isfinite().all() for x in (result.out, *result.stats, *grads))
     assert torch.equal(result.lse == -torch.inf, (segments < 0)[:, None].expand(-1, 4, -1))
 
 

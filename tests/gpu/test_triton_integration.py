@@ -7,6 +7,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from longshort import GPT, GPTConfig, HeadPlan, LSAttention, attention
+from longshort.ops.options import GLOBAL
 
 from ..ops.cases import Case, assert_close, run
 
@@ -98,7 +99,7 @@ def leaves(length, dtype=torch.float32, kv_heads=4):
 
 def forward(q, k, v):
     result = attention(q, k, v, PLAN, stats=True, backend="triton")
-    return result.out * 2, result.lse, result.logits.abs_max
+    return result.out * 2, result.lse, result.stats.abs_max
 
 
 def with_gradients(forward, q, k, v):
@@ -139,10 +140,11 @@ def test_inductor_compiles_the_call_without_breaks():
 def operator_arguments(name):
     q, k, v = leaves(301, kv_heads=2 if name == "everything" else 4)
     segments = torch.randint(-1, 3, (2, 301), device="cuda")
+    windows = [GLOBAL, 50, 50, 50]
     return (q, k, v), {
-        "plain": ([0, 50, 50, 50], None, None, None, True, None, None, True),
-        "no statistics": ([0, 50, 50, 50], None, None, None, True, None, None, False),
-        "everything": ([0, 50, 50, 50], [0.001, 0.0, 0.1, 0.5], [0.01, 0.3, 0.0, 2.0], 0.3, True, 5.0, segments, True),
+        "plain": (windows, None, None, None, True, None, None, True),
+        "no statistics": (windows, None, None, None, True, None, None, False),
+        "everything": (windows, [0.001, 0.0, 0.1, 0.5], [0.01, 0.3, 0.0, 2.0], 0.3, True, 5.0, segments, True),
     }[name]
 
 

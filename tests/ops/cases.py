@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from longshort import HeadPlan
-from longshort.ops import AttentionResult, attention, blocked, fused, groups
+from longshort.ops import AttentionResult, attention
+from longshort.ops.blocked import fused, groups, passes
 
 LENGTHS = (1, 2, 3, 7, 16, 17, 33, 64, 65, 100, 129, 200, 257)
 EXTRA_KEYS = (0, 0, 0, 1, 5, 16, 63, 130)
@@ -116,9 +117,9 @@ class Outcome:
     def named(self) -> Iterator[tuple[str, Tensor]]:
         yield "out", self.result.out
         yield "lse", self.result.lse
-        if self.result.logits is not None:
-            yield "logits.max", self.result.logits.max
-            yield "logits.min", self.result.logits.min
+        if self.result.stats is not None:
+            yield "stats.max", self.result.stats.max
+            yield "stats.min", self.result.stats.min
         yield from zip(("grad of q", "grad of k", "grad of v"), self.grads, strict=True)
 
 
@@ -210,7 +211,7 @@ def small_tiles(parts: int) -> Iterator[None]:
     }
     with (
         patch.object(fused, "head_parts", lambda q, causal: parts if q.shape[1] >= parts else 1),
-        patch.object(blocked, "_GRADIENT_BYTES", 1 << 10),
+        patch.object(passes, "_GRADIENT_BYTES", 1 << 10),
         patch.multiple(groups, **budgets),
     ):
         yield

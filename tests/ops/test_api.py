@@ -79,8 +79,8 @@ REFUSED_OPTIONS = {
     "segments must be on the device of q, cpu, got meta": {
         "segments": torch.zeros(2, 5, dtype=torch.int64, device="meta")
     },
-    "backend must be one of auto, reference, blocked, triton, got 'flash'": {"backend": "flash"},
-    "backend must be one of auto, reference, blocked, triton, got None": {"backend": None},
+    "backend must be one of auto, reference, blocked, triton, sdpa, flex, got 'flash'": {"backend": "flash"},
+    "backend must be one of auto, reference, blocked, triton, sdpa, flex, got None": {"backend": None},
 }
 
 
@@ -123,8 +123,8 @@ def test_empty_batch_or_no_queries_gives_empty_results(batch, n_queries, n_keys,
     result = attention(q, k, v, PLAN, segments=segments, stats=True, softcap=2.0, backend=backend)
     assert result.out.shape == q.shape
     assert result.lse.shape == q.shape[:3]
-    assert result.logits.max.tolist() == [-torch.inf] * 2
-    assert result.logits.min.tolist() == [torch.inf] * 2
+    assert result.stats.max.tolist() == [-torch.inf] * 2
+    assert result.stats.min.tolist() == [torch.inf] * 2
     for x, grad in zip((q, k, v), torch.autograd.grad(result.out.sum(), (q, k, v)), strict=True):
         assert grad.shape == x.shape and not grad.any()
 
@@ -132,7 +132,7 @@ def test_empty_batch_or_no_queries_gives_empty_results(batch, n_queries, n_keys,
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_head_with_no_visible_pair_has_infinite_statistics(backend):
     q, k, v = torch.randn(3, 2, 2, 5, 4).unbind()
-    logits = attention(q, k, v, PLAN, segments=torch.full((2, 5), -1), stats=True, backend=backend).logits
+    logits = attention(q, k, v, PLAN, segments=torch.full((2, 5), -1), stats=True, backend=backend).stats
     assert logits.max.tolist() == [-torch.inf] * 2
     assert logits.min.tolist() == [torch.inf] * 2
     assert logits.abs_max.tolist() == [-torch.inf] * 2
@@ -147,7 +147,8 @@ def test_abs_max_is_the_larger_of_both_extremes_and_keeps_nan():
 @pytest.mark.parametrize("stats", [True, False])
 def test_result_is_a_named_tuple_of_three_whatever_is_asked(backend, stats):
     result = attention(*torch.randn(3, 1, 2, 5, 4).unbind(), PLAN, stats=stats, backend=backend)
-    assert isinstance(result, AttentionResult) and result._fields == ("out", "lse", "logits")
+    assert isinstance(result, AttentionResult) and result._fields == ("out", "lse", "stats")
+    assert result.logits is result.stats  # the older name
     out, lse, logits = result
     assert (out.shape, lse.shape) == ((1, 2, 5, 4), (1, 2, 5))
     assert (logits is None) if not stats else (isinstance(logits, LogitStats) and logits._fields == ("max", "min"))

@@ -6,6 +6,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses import FakeTensorMode
 
 from longshort import HeadPlan, attention
+from longshort.ops.options import GLOBAL
 
 PLAN = HeadPlan(windows=(None, 1, 30, 64))
 BIASED = HeadPlan(windows=(None, 1, 30, 64), slopes=(0.1, 0.2, 0, 0.01), decays=(0, 0.1, 0, 0.01))
@@ -26,7 +27,7 @@ def inputs(length, batch=2, kv_heads=2, dim=8, keys=None):
 
 def train_step(q, k, v, segments=None, plan=PLAN, **options):
     result = attention(q, k, v, plan, segments=segments, stats=True, **options)
-    return result.out * 2, result.lse, result.logits.abs_max
+    return result.out * 2, result.lse, result.stats.abs_max
 
 
 def outcome(step, q, k, v, *args):
@@ -92,7 +93,7 @@ def test_lse_and_statistics_are_not_tracked_by_autograd_when_compiled():
 def schema_arguments(name, length=37, keys=45):
     """(q, k, v), then the arguments of the schema after them."""
     q, k, v = inputs(length, keys=keys)
-    windows, segments = [0, 1, 30, 64], torch.randint(-1, 3, (2, keys))
+    windows, segments = [GLOBAL, 1, 30, 64], torch.randint(-1, 3, (2, keys))
     slopes, decays = [0.1, 0.2, 0.0, 0.01], [0.0, 0.1, 0.0, 0.01]
     return (q, k, v), {
         "plain": (windows, None, None, None, True, None, None, False),
@@ -148,7 +149,7 @@ def test_meta_tensors_give_the_shapes_and_dtypes_of_real_ones(dtype):
             segments = torch.zeros(2, 12, dtype=torch.int64, device=q.device) if segmented else None
             result = attention(q, k, v, PLAN, segments=segments, stats=True)
             grads = torch.autograd.grad(result.out.sum(), (q, k, v))
-            results.append([(x.shape, x.dtype, x.stride()) for x in (result.out, result.lse, *result.logits, *grads)])
+            results.append([(x.shape, x.dtype, x.stride()) for x in (result.out, result.lse, *result.stats, *grads)])
         assert results[0] == results[1]
 
 

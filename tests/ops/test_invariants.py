@@ -96,7 +96,7 @@ def test_permutation_of_the_batch_commutes(attend, plan):
     permuted = attend(q[order], k[order], v[order], plan, segments=segments[order], stats=True)
     torch.testing.assert_close(permuted.out, straight.out[order], rtol=0, atol=1e-6)
     torch.testing.assert_close(permuted.lse, straight.lse[order], rtol=0, atol=2e-6)
-    torch.testing.assert_close(permuted.logits.max, straight.logits.max)
+    torch.testing.assert_close(permuted.stats.max, straight.stats.max)
 
 
 def test_permutation_of_the_heads_commutes(attend):
@@ -107,7 +107,7 @@ def test_permutation_of_the_heads_commutes(attend):
     straight = attend(q, k, v, PLANS["slopes"], stats=True)
     permuted = attend(q[:, order], k[:, order], v[:, order], plan, stats=True)
     torch.testing.assert_close(permuted.out, straight.out[:, order], rtol=0, atol=1e-6)
-    torch.testing.assert_close(permuted.logits.min, straight.logits.min[order])
+    torch.testing.assert_close(permuted.stats.min, straight.stats.min[order])
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -175,7 +175,7 @@ def test_one_segment_for_all_equals_none(attend, plan):
     one = attend(q, k, v, plan, segments=torch.full((2, LENGTH), 3), stats=True)
     none = attend(q, k, v, plan, stats=True)
     torch.testing.assert_close(one.out, none.out, rtol=0, atol=2e-6)
-    torch.testing.assert_close(one.logits.max, none.logits.max)
+    torch.testing.assert_close(one.stats.max, none.stats.max)
 
 
 def test_two_runs_give_equal_bits(attend, plan):
@@ -184,7 +184,7 @@ def test_two_runs_give_equal_bits(attend, plan):
 
     def outcome(segments):
         result = attend(q, k, v, plan, segments=segments, stats=True)
-        return result.out, result.lse, *result.logits, *torch.autograd.grad(result.out, (q, k, v), grad)
+        return result.out, result.lse, *result.stats, *torch.autograd.grad(result.out, (q, k, v), grad)
 
     for segments in (None, case.make_segments()):
         assert all(torch.equal(a, b) for a, b in zip(outcome(segments), outcome(segments), strict=True))
@@ -198,7 +198,7 @@ def test_grouped_queries_equal_repeated_key_and_value_heads(attend, plan, kv_hea
     grouped = attend(q, k, v, plan, stats=True)
     repeated = attend(q, *(x.repeat_interleave(6 // kv_heads, dim=1) for x in (k, v)), plan, stats=True)
     torch.testing.assert_close(grouped.out, repeated.out, rtol=0, atol=2e-6)
-    torch.testing.assert_close(grouped.logits, repeated.logits)
+    torch.testing.assert_close(grouped.stats, repeated.stats)
     grads = (torch.autograd.grad(result.out, (q, k, v), grad) for result in (grouped, repeated))
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=2e-5)
@@ -224,15 +224,15 @@ def test_statistics_do_not_change_the_result(attend, plan):
     q, k, v = inputs()
     with_stats, without = (attend(q, k, v, plan, stats=stats) for stats in (True, False))
     assert torch.equal(with_stats.out, without.out) and torch.equal(with_stats.lse, without.lse)
-    assert without.logits is None
+    assert without.stats is None
 
 
 def test_statistics_are_taken_before_decay_softcap_and_slope(attend):
     q, k, v = inputs()
     windows = PLANS["windows"].windows
-    plain = attend(q, k, v, PLANS["windows"], stats=True).logits
+    plain = attend(q, k, v, PLANS["windows"], stats=True).stats
     for plan in PLANS.values():
-        bent = attend(q, k, v, plan, softcap=0.5, stats=True).logits
+        bent = attend(q, k, v, plan, softcap=0.5, stats=True).stats
         torch.testing.assert_close(bent, plain)
     sees = within_window(PLANS["windows"], LENGTH, True)
     scores = (q @ k.mT / 8**0.5).transpose(0, 1)

@@ -92,8 +92,8 @@ def test_reference_is_the_formula_number_by_number(name):
     out, lse, largest, smallest = by_loops(case, q, k, v)
     torch.testing.assert_close(result.out, out, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(result.lse, lse, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(result.logits.max, largest.float())
-    torch.testing.assert_close(result.logits.min, smallest.float())
+    torch.testing.assert_close(result.stats.max, largest.float())
+    torch.testing.assert_close(result.stats.min, smallest.float())
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ("all padding", "one position")])
@@ -130,4 +130,4 @@ def test_out_has_the_dtype_of_q_and_lse_at_least_fp32(backend, dtype, wide):
     q, k, v = torch.randn(3, 2, 2, 9, 4, dtype=dtype).unbind()
     result = attention(q, k, v, HeadPlan(windows=(None, 3)), stats=True, backend=backend)
     assert (result.out.dtype, result.lse.dtype) == (dtype, wide)
-    assert result.logits.max.dtype == result.logits.min.dtype == torch.float32
+    assert result.stats.max.dtype == result.stats.min.dtype == torch.float32

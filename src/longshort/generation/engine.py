@@ -16,7 +16,7 @@ from torch import Tensor
 from longshort.generation.graphs import DecodingStep
 from longshort.generation.sampling import Sampling
 from longshort.model import GPT
-from longshort.nn import LSCache, StaticCache
+from longshort.nn import KVCache, StaticCache
 
 if TYPE_CHECKING:
     from longshort.data.tokenizer import Tokenizer
@@ -109,7 +109,7 @@ class _Text:
     length: int
     padding: Tensor | None
     """(B, 1) columns of padding before each row; None if there is none at all."""
-    cache: LSCache | None
+    cache: KVCache | None
     step: DecodingStep | None
     """Takes the token after the prefill and all later ones; None on a CPU, where the cache grows."""
     cached: int = 0

@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from longshort.hf.config import LongShortConfig
 from longshort.model import GPT
-from longshort.nn import LSCache
+from longshort.nn import KVCache
 
 
 class LongShortCache(Cache):
@@ -37,11 +37,11 @@ class LongShortCache(Cache):
         layers: list[Any] = [_Layer(self) for _ in range(config.num_hidden_layers)]
         super().__init__(layers=layers)
         self.max_length, self.rollback = max_length, rollback
-        self.inner: LSCache | None = None
+        self.inner: KVCache | None = None
         """None until the first tokens come."""
         self._recording = False
 
-    def opened(self, model: GPT, batch_size: int, device: torch.device) -> LSCache:
+    def opened(self, model: GPT, batch_size: int, device: torch.device) -> KVCache:
         """The `LSCache` to hand to the model; `device` is that of the tokens.
 
         Made at the first call, and anew where it holds nothing and is of another batch size: after `reset`, or after a

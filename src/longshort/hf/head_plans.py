@@ -100,7 +100,7 @@ def watch_logits() -> Iterator[dict[int, LogitStats]]:
     seen: dict[int, LogitStats] = {}
 
     def observe(call: LayerCall) -> None:
-        found = call.result.logits
+        found = call.result.stats
         assert found is not None
         if (before := seen.get(call.layer)) is not None:
             found = LogitStats(torch.maximum(before.max, found.max), torch.minimum(before.min, found.min))

@@ -102,7 +102,7 @@ class GPTConfig:
     init_std: float = 0.02
     """Standard deviation of the initial weights; projections into the residual stream: / sqrt(2 n_layers)."""
     backend: str = "auto"
-    """Backend of the attention op."""
+    """Backend of the attention op; PyTorch's own, "sdpa" and "flex", are to compare with and give no statistics."""
     smoothing: int | None = None
     """Width of LaS smoothing: each value is averaged with the ones before it; none if None or 1."""
     smoothing_side: str = "causal"

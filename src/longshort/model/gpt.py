@@ -18,6 +18,7 @@ from longshort.model.config import GPTConfig
 from longshort.nn import (
     MLP,
     Block,
+    KVCache,
     LSAttention,
     LSAttentionResult,
     LSCache,
@@ -139,7 +140,7 @@ class GPT(nn.Module):
         embeddings: Tensor | None = None,
         segments: Tensor | None = None,
         positions: Tensor | None = None,
-        cache: LSCache | None = None,
+        cache: KVCache | None = None,
         stats: bool = False,
         return_logits: bool | None = None,
         last_logits: int | None = None,
@@ -185,7 +186,7 @@ class GPT(nn.Module):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         static: bool = False,
-    ) -> LSCache:
+    ) -> KVCache:
         """An empty cache that fits this model, in its dtype and on its device if None; see `LSCache`.
 
         `static` makes one whose steps can be captured in a CUDA graph or compiled, see `StaticCache`; its `max_length`
@@ -219,7 +220,7 @@ class GPT(nn.Module):
         embeddings: Tensor | None,
         segments: Tensor | None,
         positions: Tensor | None,
-        cache: LSCache | None,
+        cache: KVCache | None,
         stats: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """The normalised last hidden state (B, T, width) and the stacked statistics."""
@@ -294,7 +295,7 @@ class GPT(nn.Module):
         embeddings: Tensor | None,
         segments: Tensor | None,
         positions: Tensor | None,
-        cache: LSCache | None,
+        cache: KVCache | None,
     ) -> None:
         if (tokens is None) == (embeddings is None):
             raise ValueError(f"give either tokens or embeddings, got {'neither' if tokens is None else 'both'}")
@@ -322,8 +323,8 @@ class GPT(nn.Module):
             self._check_cache(shape, cache)
         self._check_positions(shape, positions, cache)
 
-    def _check_cache(self, shape: torch.Size, cache: LSCache) -> None:
-        if not isinstance(cache, LSCache):
+    def _check_cache(self, shape: torch.Size, cache: KVCache) -> None:
+        if not isinstance(cache, KVCache):
             raise ValueError(f"cache must be an LSCache, got {type(cache).__name__}")
         layers = self._attention_layers()
         fits = len(cache.layers) == len(layers) and all(map(LSAttention.fits, layers, cache.layers))
@@ -331,7 +332,7 @@ class GPT(nn.Module):
             raise ValueError("cache must have the plans, KV heads, head dim and smoothing of this model: see new_cache")
         cache.check(shape[0], shape[1])
 
-    def _check_positions(self, shape: torch.Size, positions: Tensor | None, cache: LSCache | None) -> None:
+    def _check_positions(self, shape: torch.Size, positions: Tensor | None, cache: KVCache | None) -> None:
         if positions is not None:
             _check_integers("positions", positions, shape[1:] if positions.ndim == 1 else shape)
         if self.position_embedding is None:

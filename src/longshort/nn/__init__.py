@@ -3,7 +3,8 @@
 from longshort.nn.attention import LSAttention, LSAttentionResult
 from longshort.nn.block import MLP, Block
 from longshort.nn.cache import LSCache
-from longshort.nn.layer_cache import LayerCache
+from longshort.nn.kv_cache import KVCache
+from longshort.nn.layer_cache import CacheLayer, LayerCache
 from longshort.nn.norms import QKNorm, RMSNorm, SequenceBatchNorm
 from longshort.nn.positions import rotary, segment_positions, sinusoidal
 from longshort.nn.sigma_reparam import SigmaLinear, update_sigma
@@ -12,6 +13,8 @@ from longshort.nn.static_cache import StaticCache
 __all__ = [
     "MLP",
     "Block",
+    "CacheLayer",
+    "KVCache",
     "LSAttention",
     "LSAttentionResult",
     "LSCache",

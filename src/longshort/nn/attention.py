@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from longshort.heads import HeadPlan
 from longshort.nn.chunks import attend_within_chunks
-from longshort.nn.layer_cache import LayerCache, check_smoothing
+from longshort.nn.layer_cache import CacheLayer, check_smoothing
 from longshort.nn.norms import QKNorm
 from longshort.nn.positions import rotary
 from longshort.nn.sigma_reparam import linear
@@ -23,8 +23,13 @@ class LSAttentionResult(NamedTuple):
 
     out: Tensor
     """(B, T, width)."""
-    logits: LogitStats | None
+    stats: LogitStats | None
     """Extremes of the attention logits per head; None unless stats=True."""
+
+    @property
+    def logits(self) -> LogitStats | None:
+        """Another name of `stats`."""
+        return self.stats
 
 
 class LSAttention(nn.Module):
@@ -113,7 +118,7 @@ class LSAttention(nn.Module):
         *,
         positions: Tensor | None = None,
         segments: Tensor | None = None,
-        cache: LayerCache | None = None,
+        cache: CacheLayer | None = None,
         stats: bool = False,
     ) -> LSAttentionResult:
         """Attend within x (B, T, width), or with a cache, also to what came before.
@@ -123,7 +128,7 @@ class LSAttention(nn.Module):
                 distance in the sequence, whatever the positions.
             segments: (B, T) integers; a token sees its own segment only, and a negative id is padding. With a cache,
                 of the cached positions too: (B, cache.length + T).
-            cache: one of `LSCache.layers`: x is appended to it, and positions continue from it. No gradients then.
+            cache: one of a cache's `layers`: x is appended to it, and positions continue from it. No gradients then.
             stats: also return the extremes of the logits.
         """
         if cache is not None:
@@ -136,11 +141,11 @@ class LSAttention(nn.Module):
         else:
             result = attend_within_chunks(q, k, v, self.plan, self.chunk, **options)
         out = self.out(result.out.transpose(1, 2).flatten(-2))
-        return LSAttentionResult(self.dropout(out), result.logits)
+        return LSAttentionResult(self.dropout(out), result.stats)
 
     @torch.no_grad()
     def _forward_cached(
-        self, x: Tensor, positions: Tensor | None, segments: Tensor | None, cache: LayerCache, stats: bool
+        self, x: Tensor, positions: Tensor | None, segments: Tensor | None, cache: CacheLayer, stats: bool
     ) -> LSAttentionResult:
         self.check_cacheable()
         if not self.fits(cache):
@@ -150,9 +155,9 @@ class LSAttention(nn.Module):
         q, k, v = self.heads(x, positions)
         attended = cache.attend(q, k, v, softcap=self.softcap, segments=segments, stats=stats, backend=self.backend)
         out = self.out(attended.out.transpose(1, 2).flatten(-2))
-        return LSAttentionResult(self.dropout(out), attended.logits)
+        return LSAttentionResult(self.dropout(out), attended.stats)
 
-    def fits(self, cache: LayerCache) -> bool:
+    def fits(self, cache: CacheLayer) -> bool:
         """Is the cache made for a layer like this?"""
         theirs = (cache.plan, cache.n_kv_heads, cache.head_dim, cache.smoothing)
         return theirs == (self.plan, self.n_kv_heads, self.head_dim, self.smoothing)

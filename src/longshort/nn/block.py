@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from longshort.nn.attention import LSAttention, LSAttentionResult
-from longshort.nn.layer_cache import LayerCache
+from longshort.nn.layer_cache import CacheLayer
 from longshort.nn.norms import SequenceBatchNorm
 from longshort.nn.sigma_reparam import linear
 
@@ -60,14 +60,14 @@ class Block(nn.Module):
         *,
         positions: Tensor | None = None,
         segments: Tensor | None = None,
-        cache: LayerCache | None = None,
+        cache: CacheLayer | None = None,
         stats: bool = False,
     ) -> LSAttentionResult:
         """The residual stream (B, T, width) after the block, with the logit statistics of its attention."""
         normalised = apply_norm(self.attention_norm, x, segments)
         attended = self.attention(normalised, positions=positions, segments=segments, cache=cache, stats=stats)
         x = x + attended.out
-        return LSAttentionResult(x + self.mlp(apply_norm(self.mlp_norm, x, segments)), attended.logits)
+        return LSAttentionResult(x + self.mlp(apply_norm(self.mlp_norm, x, segments)), attended.stats)
 
 
 def apply_norm(norm: nn.Module, x: Tensor, segments: Tensor | None) -> Tensor:

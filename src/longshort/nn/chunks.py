@@ -48,8 +48,8 @@ def attend_within_chunks(
     result = attention(q_cut, k_cut, v_cut, plan, segments=segments, **options)
     return AttentionResult(
         _joined(result.out, q.shape[0])[:, :, :length],
-        _joined(result.lse[..., None], q.shape[0])[:, :, :length, 0],
-        result.logits,
+        _joined(result.lse[..., None], q.shape[0])[:, :, :length, 0] if result.lse.numel() else result.lse,
+        result.stats,
     )
 
 

@@ -10,7 +10,8 @@ Shapes: B batch, H query heads, H_kv key/value heads, T new tokens, S cached and
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch import Tensor
 from longshort.heads import HeadPlan
 from longshort.nn.pool import Heads, Pool, RawValues, Rows
 from longshort.ops import LogitStats, Smoothing, attention
-from longshort.ops.fused import attend_last
+from longshort.ops.blocked.fused import attend_last
 
 FIRST_ROWS = 64
 """Rows of a pool that grows; it doubles from there."""
@@ -31,12 +32,12 @@ class CachedAttention(NamedTuple):
 
     out: Tensor
     """(B, H, T, D)."""
-    logits: LogitStats | None
+    stats: LogitStats | None
     """Extremes of the logits per head, of these queries; None unless stats=True."""
 
 
-class LayerCache:
-    """The cache of one attention layer; `LSCache` makes them."""
+class CacheLayer(ABC):
+    """One attention layer of a cache: its pools, and what can be done with them by one that knows what they hold."""
 
     def __init__(
         self,
@@ -53,11 +54,6 @@ class LayerCache:
     ) -> None:
         self.plan, self.n_kv_heads, self.head_dim, self.max_length = plan, n_kv_heads, head_dim, max_length
         self.smoothing = smoothing
-        self.length = 0
-        """Positions held."""
-        self.written = 0
-        """One past the last position ever written: what a crop leaves behind has overwritten older rows. A ring that
-        was resized counts as if it had had its present size all along."""
         self.pools: list[Pool] = []
         reaches = plan.kv_windows(n_kv_heads)
         for window in dict.fromkeys(reaches):
@@ -74,52 +70,19 @@ class LayerCache:
             rows = smaller(smoothing.width + rollback, max_length)
             shape = (batch_size, n_kv_heads, rows or 0, head_dim)
             self.raw_values = RawValues.empty(smoothing, rows or 0, shape, dtype=dtype, device=device)
-        alike = all(set(pool.plan.windows) == {pool.window} for pool in self.pools)
-        self._sees_alike = alike and plan.decays is None and plan.slopes is None
 
     @property
     def stores(self) -> list[Rows]:
         """All that holds rows."""
         return [*self.pools] if self.raw_values is None else [*self.pools, self.raw_values]
 
-    def check(self, batch_size: int, new: int) -> None:
-        """Raise, before anything is written, where `new` more tokens for each of `batch_size` rows have no place."""
+    def check_place(self, batch_size: int, new: int, held: int) -> None:
+        """Raise where `new` more tokens for each of `batch_size` rows have no place beside the `held` ones."""
         rows = self.pools[0].k.shape[0]
         if batch_size != rows:
             raise ValueError(f"cache must have the batch size of the input, {batch_size}, got {rows}")
-        if self.max_length is not None and self.length + new > self.max_length:
-            raise ValueError(f"cache has max_length {self.max_length} and holds {self.length}; got {new} more")
-
-    def next_positions(self, new: int) -> Tensor:
-        """(T,) positions of the next tokens."""
-        return torch.arange(self.length, self.length + new, device=self.pools[0].k.device)
-
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        softcap: float | None = None,
-        segments: Tensor | None = None,
-        stats: bool = False,
-        backend: str = "auto",
-    ) -> CachedAttention:
-        """Append k and v (B, H_kv, T, D) and attend from q (B, H, T, D) over all that each head sees.
-
-        `segments` (B, S) covers the cached positions and the new ones.
-        """
-        self.check(k.shape[0], k.shape[2])
-        for store in self.stores:
-            store.follow(k.device)
-        if self.raw_values is not None:
-            v = self.raw_values.smoothed(self.length, v, segments)
-        if softcap is None and segments is None and not stats and backend in _LEAN_BACKENDS and self._is_lean(q):
-            return CachedAttention(self._attend_last(q, k, v), None)
-        start, stop = self.length, self.length + k.shape[2]
-        attended = self.attend_chunk(start, q, k, v, softcap=softcap, segments=segments, stats=stats, backend=backend)
-        self.length, self.written = stop, max(self.written, stop)
-        return attended
+        if self.max_length is not None and held + new > self.max_length:
+            raise ValueError(f"cache has max_length {self.max_length} and holds {held}; got {new} more")
 
     def attend_chunk(
         self,
@@ -133,7 +96,10 @@ class LayerCache:
         stats: bool,
         backend: str,
     ) -> CachedAttention:
-        """As `attend`, with the values to attend to, at positions `start` and after; nothing is counted."""
+        """Append k and the values to attend to, at positions `start` and after, and attend from q; nothing is counted.
+
+        `segments` (B, S) covers the cached positions and the new ones.
+        """
         stop = start + k.shape[2]
         out = torch.empty_like(q) if len(self.pools) > 1 else q
         largest = torch.empty(self.plan.n_heads, device=q.device)
@@ -150,9 +116,74 @@ class LayerCache:
                 out = result.out.to(q.dtype)
             else:
                 out[:, pool.heads] = result.out.to(q.dtype)
-            if result.logits is not None:
-                largest[pool.heads], smallest[pool.heads] = result.logits
+            if result.stats is not None:
+                largest[pool.heads], smallest[pool.heads] = result.stats
         return CachedAttention(out, LogitStats(largest, smallest) if stats else None)
+
+    @abstractmethod
+    def next_positions(self, new: int) -> Tensor:
+        """(T,) positions of the next tokens."""
+
+    @abstractmethod
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        softcap: float | None = None,
+        segments: Tensor | None = None,
+        stats: bool = False,
+        backend: str = "auto",
+    ) -> CachedAttention:
+        """Append k and v (B, H_kv, T, D) and attend from q (B, H, T, D) over all that each head sees.
+
+        `segments` (B, S) covers the cached positions and the new ones.
+        """
+
+
+class LayerCache(CacheLayer):
+    """The cache of one attention layer, which counts on the host; `LSCache` makes them."""
+
+    def __init__(self, plan: HeadPlan, n_kv_heads: int, head_dim: int, **sizes: Any) -> None:
+        super().__init__(plan, n_kv_heads, head_dim, **sizes)
+        self.length = 0
+        """Positions held."""
+        self.written = 0
+        """One past the last position ever written: what a crop leaves behind has overwritten older rows. A ring that
+        was resized counts as if it had had its present size all along."""
+        alike = all(set(pool.plan.windows) == {pool.window} for pool in self.pools)
+        self._sees_alike = alike and plan.decays is None and plan.slopes is None
+
+    def check(self, batch_size: int, new: int) -> None:
+        """Raise, before anything is written, where `new` more tokens for each of `batch_size` rows have no place."""
+        self.check_place(batch_size, new, self.length)
+
+    def next_positions(self, new: int) -> Tensor:
+        return torch.arange(self.length, self.length + new, device=self.pools[0].k.device)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        softcap: float | None = None,
+        segments: Tensor | None = None,
+        stats: bool = False,
+        backend: str = "auto",
+    ) -> CachedAttention:
+        self.check(k.shape[0], k.shape[2])
+        for store in self.stores:
+            store.follow(k.device)
+        if self.raw_values is not None:
+            v = self.raw_values.smoothed(self.length, v, segments)
+        if softcap is None and segments is None and not stats and backend in _LEAN_BACKENDS and self._is_lean(q):
+            return CachedAttention(self._attend_last(q, k, v), None)
+        start, stop = self.length, self.length + k.shape[2]
+        attended = self.attend_chunk(start, q, k, v, softcap=softcap, segments=segments, stats=stats, backend=backend)
+        self.length, self.written = stop, max(self.written, stop)
+        return attended
 
     def _is_lean(self, q: Tensor) -> bool:
         """One token on a CPU, by heads that see all rows of their pool alike: the kernel alone does it then."""

@@ -1,24 +1,24 @@
 """The cache in its static form: fixed shapes and addresses, the length on the device, no host in a decoding step.
 
 So a step can be captured in a CUDA graph and replayed as the cache grows, and compiled. Chunks longer than a step, as
-in a prefill, go the way of `LSCache` and read the length once.
+in a prefill, are attended to as in `LSCache` and read the length once.
 
 Shapes: B batch, T new tokens, S positions, D head dimension.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from longshort.heads import HeadPlan
-from longshort.nn.cache import LSCache
-from longshort.nn.layer_cache import CachedAttention, LayerCache
+from longshort.nn.kv_cache import KVCache, check_sizes
+from longshort.nn.layer_cache import CachedAttention, CacheLayer
 from longshort.ops import Smoothing
-from longshort.ops.decode import decode
-from longshort.ops.decode_layout import HeadLayout
+from longshort.ops.decode import HeadLayout, decode
 
 MOST_TOKENS = 8
 """Of a step; and 64 query rows for one KV head, which the kernel keeps in registers."""
@@ -39,7 +39,7 @@ class _Clock:
         return None if self.held.device.type != "cpu" or torch.compiler.is_compiling() else int(self.held)
 
 
-class StaticLayerCache(LayerCache):
+class StaticLayerCache(CacheLayer):
     """The static cache of one attention layer: all pools lie in one tensor of keys and one of values."""
 
     def __init__(
@@ -91,10 +91,10 @@ class StaticLayerCache(LayerCache):
     def check(self, batch_size: int, new: int) -> None:
         """As `LayerCache.check`; on a GPU a step is not asked whether it has a place: see `StaticCache`."""
         held = self.clock.known if new <= self.most_tokens else self._start()
-        self.length = 0 if held is None else held
-        super().check(batch_size, new)
+        self.check_place(batch_size, new, 0 if held is None else held)
 
     def next_positions(self, new: int) -> Tensor:
+        """(T,) positions of the next tokens."""
         return self.clock.held + torch.arange(new, device=self.clock.held.device)
 
     def attend(
@@ -131,8 +131,8 @@ class StaticLayerCache(LayerCache):
         return int(self.clock.held) if self.clock.start is None else self.clock.start
 
 
-class StaticCache(LSCache):
-    """An `LSCache` whose tensors never move and whose length is a tensor; `GPT.new_cache(static=True)` makes one.
+class StaticCache(KVCache):
+    """A cache whose tensors never move and whose length is a tensor; `GPT.new_cache(static=True)` makes one.
 
     A step of up to `most_tokens` tokens (8, or fewer with a small rollback or very wide groups of queries) has no host
     synchronisation and nothing in it that depends on the length. On a GPU it therefore cannot refuse a token beyond
@@ -147,11 +147,11 @@ class StaticCache(LSCache):
     (30, True)
     """
 
-    layers: list[StaticLayerCache]  # type: ignore[assignment]
+    layers: list[StaticLayerCache]
 
     def __init__(
         self,
-        plans: Any,
+        plans: Sequence[HeadPlan],
         *,
         head_dim: int,
         max_length: int,
@@ -162,27 +162,18 @@ class StaticCache(LSCache):
         device: torch.device | str = "cpu",
         smoothing: Smoothing | None = None,
     ) -> None:
+        sizes: dict[str, Any] = {"batch_size": batch_size, "max_length": max_length, "rollback": rollback}
+        check_sizes(plans, head_dim=head_dim, dtype=dtype, smoothing=smoothing, **sizes)
+        super().__init__(**sizes, device=device)
+        self.capacity, self._written = max_length, 0
         self._clock = _Clock(device)
         # Layers take turns, so one set of tickets serves them all.
-        heads = max((n_kv_heads or plan.n_heads for plan in plans), default=0)
-        self._tickets = torch.zeros(max(0, batch_size) * heads, dtype=torch.int32, device=device)
-        self._written = 0
-        super().__init__(
-            plans,
-            head_dim=head_dim,
-            n_kv_heads=n_kv_heads,
-            batch_size=batch_size,
-            max_length=max_length,
-            rollback=rollback,
-            dtype=dtype,
-            device=device,
-            smoothing=smoothing,
-        )
-        self.capacity = max_length
+        heads = max(n_kv_heads or plan.n_heads for plan in plans)
+        self._tickets = torch.zeros(batch_size * heads, dtype=torch.int32, device=device)
+        sizes |= {"dtype": dtype, "device": device, "smoothing": smoothing}
+        sizes |= {"clock": self._clock, "tickets": self._tickets}
+        self.layers = [StaticLayerCache(plan, n_kv_heads or plan.n_heads, head_dim, **sizes) for plan in plans]
         self.most_tokens = min(layer.most_tokens for layer in self.layers)
-
-    def _layer(self, plan: HeadPlan, n_kv_heads: int, head_dim: int, sizes: dict[str, Any]) -> LayerCache:
-        return StaticLayerCache(plan, n_kv_heads, head_dim, clock=self._clock, tickets=self._tickets, **sizes)
 
     @property
     def length(self) -> int:
@@ -212,7 +203,7 @@ class StaticCache(LSCache):
         return torch.where(self._clock.held > 0, self._last(self._positions), -1) + steps
 
     def record(self, new: int, segments: Tensor | None, positions: Tensor | None) -> Tensor | None:
-        """As `LSCache.record`; for a step, the segments (B, max_length) of all positions there will be."""
+        """As `KVCache.record`; for a step, the segments (B, max_length) of all positions there will be."""
         self.writing = True
         if new > self.most_tokens:
             self._clock.start = int(self._clock.held)
@@ -235,19 +226,16 @@ class StaticCache(LSCache):
         return table.index_select(1, self.layers[0].next_positions(new))
 
     def advance(self, new: int) -> None:
-        """Count tokens that every layer has taken in."""
         self._clock.held.add_(new)
         if self._clock.start is not None:
             self._clock.start = None
-        super().advance(new)
+        self.writing = False
 
     def crop(self, n: int) -> None:
         self._check_whole()
         length = self.length
         self._written = max(self._written, length)
-        for layer in self.layers:
-            layer.length, layer.written = length, self._written
-        super().crop(n)
+        self._check_crop(n, length, self._written, self.rollback)
         self._clock.held.sub_(n)
 
     def activate_past_recording(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -15,11 +16,13 @@ import torch
 from torch import Tensor
 
 from longshort.heads import HeadPlan
-from longshort.ops import schema
+from longshort.ops import schema, sdpa
+from longshort.ops.options import Options
 from longshort.ops.reference import reference
 from longshort.ops.smoothing import Smoothing, smooth_values
 
-BACKENDS = ("auto", "reference", "blocked", "triton")
+BACKENDS = ("auto", "reference", "blocked", "triton", "sdpa", "flex")
+"""The last two are PyTorch's own attentions, by name only: "auto" never chooses them."""
 _TRITON = find_spec("triton") is not None
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -44,9 +47,15 @@ class AttentionResult(NamedTuple):
     out: Tensor
     """(B, H, T, D), in the dtype of q."""
     lse: Tensor
-    """(B, H, T) natural log-sum-exp of each row, fp32 (float64 for float64 inputs). Not differentiable."""
-    logits: LogitStats | None
+    """(B, H, T) natural log-sum-exp of each row, fp32 (float64 for float64 inputs). Not differentiable. Empty,
+    (0,), with backend="sdpa", which gives none."""
+    stats: LogitStats | None
     """Per-head extremes of the logits; None unless stats=True."""
+
+    @property
+    def logits(self) -> LogitStats | None:
+        """Another name of `stats`."""
+        return self.stats
 
 
 def attention(
@@ -80,13 +89,14 @@ def attention(
             is seen by nothing, and gives zeros and -inf lse.
         smoothing: pool the attention rows over the keys (LaS); lse and statistics stay those of the unpooled rows.
         stats: also return the per-head extremes of the logits.
-        backend: "auto" chooses; a named backend serves the call or raises, and never falls back.
+        backend: "auto" chooses; a named backend serves the call or raises, and never falls back. "sdpa" and "flex" are
+            PyTorch's own attentions, for comparison: see `ops.sdpa` and `ops.flex` for what they serve.
 
     >>> import torch
     >>> from longshort import HeadPlan, attention
     >>> q, k, v = torch.randn(3, 2, 6, 256, 32).unbind()
     >>> result = attention(q, k, v, HeadPlan.long_short(n_heads=6, n_global=1, window=50), stats=True)
-    >>> result.out.shape, result.lse.shape, result.logits.abs_max.shape
+    >>> result.out.shape, result.lse.shape, result.stats.abs_max.shape
     (torch.Size([2, 6, 256, 32]), torch.Size([2, 6, 256]), torch.Size([6]))
     """
     q, k, v = _autocast(q, k, v)
@@ -103,7 +113,10 @@ def attention(
                 pooling=pooling,
             )  # fmt: skip
     else:
-        out, lse, largest, smallest = schema.run(backend, q, k, v, plan, scale, causal, softcap, segments, stats)
+        options = Options.of(plan, scale=scale, causal=causal, softcap=softcap)
+        if backend in ("sdpa", "flex"):
+            return AttentionResult(*_peer(backend)(q, k, v, options, segments, stats), None)
+        out, lse, largest, smallest = schema.run(backend, q, k, v, options, segments, stats)
     return AttentionResult(out, lse, LogitStats(largest, smallest) if stats else None)
 
 
@@ -150,10 +163,9 @@ def chosen_backend(backend: str, q: Tensor) -> str:
     """Which backend serves a call with queries like these; a named one that cannot raises."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    if backend == "triton":
-        why = _triton_cannot(q)
-        if why is not None:
-            raise ValueError(f'backend="triton" cannot serve this call: {why}')
+    why = _triton_cannot(q) if backend == "triton" else _flex_cannot(q) if backend == "flex" else None
+    if why is not None:
+        raise ValueError(f'backend="{backend}" cannot serve this call: {why}')
     if backend != "auto":
         return backend
     return "triton" if q.device.type == "cuda" and _triton_cannot(q) is None else "blocked"
@@ -170,6 +182,21 @@ def _triton_cannot(q: Tensor) -> str | None:
     if q.shape[-1] > 256:
         return f"its head dim is at most 256, and q has {q.shape[-1]}"
     return None
+
+
+def _flex_cannot(q: Tensor) -> str | None:
+    from longshort.ops.flex import cannot_run
+
+    return cannot_run(q)
+
+
+def _peer(backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    """FlexAttention is imported when first asked for."""
+    if backend == "sdpa":
+        return sdpa.attend
+    from longshort.ops import flex
+
+    return flex.attend
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""torch.library schemas, fakes and autograd of the backends: for each, one opaque op forward and one backward.
+"""torch.library schemas, fakes and autograd of our backends: for each, one opaque op forward and one backward.
 
 Opaque, so that torch.compile neither traces the blocks nor recompiles when the length crosses a window. Statistics are
 outputs, never hooks: compile would drop those. Backends are imported when first called.
@@ -13,48 +13,40 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longshort.heads import HeadPlan
+from longshort.ops.options import SCHEMA, Options
 
-GLOBAL = 0
-"""How a global head is written in the schema's list of windows."""
 HOMES = {"blocked": "longshort.ops.blocked", "triton": "longshort.ops.triton"}
-"""Modules with a `forward` and a `backward` of these signatures."""
-_OPTIONS = (
-    "int[] windows, float[]? decays, float[]? slopes, float? scale, bool causal, float? softcap, Tensor? segments"
-)
+"""Modules with forward(q, k, v, options, segments, stats) and backward(grad, q, k, v, out, lse, options, segments)."""
 _library = torch.library.Library("longshort", "DEF")
 
 
 def run(
-    backend: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    plan: HeadPlan,
-    scale: float | None,
-    causal: bool,
-    softcap: float | None,
-    segments: Tensor | None,
-    stats: bool,
+    backend: str, q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, stats: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """out, lse, and the extremes of the logits ((0,) each unless `stats`)."""
-    windows = [GLOBAL if w is None else w for w in plan.windows]
     forward = torch.ops.longshort.blocked_forward if backend == "blocked" else torch.ops.longshort.triton_forward
-    result: tuple[Tensor, Tensor, Tensor, Tensor] = forward(
-        q, k, v, windows, plan.decays, plan.slopes, scale, causal, softcap, segments, stats
-    )
+    result: tuple[Tensor, Tensor, Tensor, Tensor] = forward(q, k, v, *options, segments, stats)
     return result
 
 
-def _imported(home: str, name: str) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        return getattr(import_module(home), name)(*args)
+def _forward(home: str) -> Callable[..., Any]:
+    def forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+        *options, segments, stats = rest
+        return import_module(home).forward(q, k, v, Options.received(*options), segments, stats)
 
-    return call
+    return forward
 
 
-def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    stats = options[-1]
+def _backward(home: str) -> Callable[..., Any]:
+    def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any) -> Any:
+        *options, segments = rest
+        return import_module(home).backward(grad, q, k, v, out, lse, Options.received(*options), segments)
+
+    return backward
+
+
+def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    stats = rest[-1]
     wide = torch.promote_types(q.dtype, torch.float32)
     extremes = [q.new_empty(q.shape[1] if stats else 0, dtype=torch.float32) for _ in range(2)]
     return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=wide), extremes[0], extremes[1]
@@ -89,16 +81,16 @@ def _refuse(ctx: Any, *grads: Any) -> None:
 def _register(backend: str, home: str) -> None:
     forward, backward = f"{backend}_forward", f"{backend}_backward"
     _library.define(
-        f"{forward}(Tensor q, Tensor k, Tensor v, {_OPTIONS}, bool stats)"
+        f"{forward}(Tensor q, Tensor k, Tensor v, {SCHEMA}, Tensor? segments, bool stats)"
         " -> (Tensor out, Tensor lse, Tensor logit_max, Tensor logit_min)"
     )
     _library.define(
-        f"{backward}(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_OPTIONS})"
+        f"{backward}(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {SCHEMA}, Tensor? segments)"
         " -> (Tensor grad_q, Tensor grad_k, Tensor grad_v)"
     )
     for device in ("CPU", "CUDA"):
-        _library.impl(forward, _imported(home, "forward"), device)
-        _library.impl(backward, _imported(home, "backward"), device)
+        _library.impl(forward, _forward(home), device)
+        _library.impl(backward, _backward(home), device)
     torch.library.register_fake(f"longshort::{forward}", _forward_fake, lib=_library)
     torch.library.register_fake(f"longshort::{backward}", _backward_fake, lib=_library)
     torch.library.register_autograd(f"longshort::{forward}", _derivative(backend), setup_context=_save, lib=_library)

@@ -45,6 +45,10 @@ def check_entropy(model: nn.Module) -> None:
             raise ValueError(
                 "attention entropy is only known for plain logits: turn off softcap, ALiBi and decay, or it"
             )
+        if layer.backend == "sdpa":
+            raise ValueError(
+                'attention entropy takes the lse, which backend="sdpa" does not give: use another, or turn it off'
+            )
         if layer.chunk is not None or (layer.smoothing is not None and layer.smoothing.stage == "before"):
             raise ValueError(
                 "attention entropy is only known for whole rows of unpooled logits: turn off chunks and smoothing "

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from longshort.ops.groups import dense_rows, without_padding
+from longshort.ops.options import Options
+from longshort.ops.padding import dense_rows, without_padding
 from longshort.ops.triton import segment_ranges
 from longshort.ops.triton.backward_kernels import add_parts_kernel, grad_kv_kernel, grad_q_kernel
+from longshort.ops.triton.device import capability, precision_of, processors, table, width_of
 from longshort.ops.triton.forward_kernel import forward_kernel, join_parts_kernel, reduce_extremes_kernel
 from longshort.ops.triton.scores import FADES
 from longshort.ops.triton.tiles import LONG, TileShape, parts_for, tile_shape
 
-_EVERYTHING = 1 << 30
-"""The window of a global head in the kernels' tables."""
 _PAD = 128
 """No tile of rows is larger; the numbers of a row's end are followed by as many as one may read."""
 
 
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    windows: list[int],
-    decays: list[float] | None,
-    slopes: list[float] | None,
-    scale: float | None,
-    causal: bool,
-    softcap: float | None,
-    segments: Tensor | None,
-    stats: bool,
+    q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, stats: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Implements longshort::triton_forward."""
     batch, n_heads, n_queries, head_dim = q.shape
@@ -42,26 +32,26 @@ def forward(
     if out.numel() == 0:
         return out, lse, high.fill_(-torch.inf), low.fill_(torch.inf)
     q, k, v = (_addressable(x) for x in without_padding(segments, q, k, v))
-    call = _call(q, k, windows, decays, slopes, scale, causal, softcap, segments)
-    shape = tile_shape("forward", q, call.windows)
+    given = _arguments(q, k, options, segments)
+    shape = tile_shape("forward", q, given.windows)
     if stats:
         shape = shape._replace(registers=None)  # they need some more
-    cut = _cut(shape, call, 1, batch, n_queries, shape.rows, k.shape[2], shape.columns, q.device)
+    cut = _cut(shape, given, 1, batch, n_queries, shape.rows, k.shape[2], shape.columns, q.device)
     extremes = q.new_empty((2, batch, n_heads, cut.tiles) if stats else (0,), dtype=torch.float32)
-    partial = q.new_empty((cut.slots, cut.parts, n_queries, _width(head_dim)), dtype=torch.float32)
+    partial = q.new_empty((cut.slots, cut.parts, n_queries, width_of(head_dim)), dtype=torch.float32)
     numbers = q.new_empty((4, cut.slots, cut.parts, n_queries), dtype=torch.float32)
     tma = _descriptors_serve(q, k, v)
     forward_kernel[cut.grid](
         *_tiled((q, k, v), (shape.rows, shape.columns, shape.columns), tma),
-        *(out, lse, extremes, partial, numbers, cut.heads, *call.tables),
-        *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *call.scalars, cut.n_long, cut.parts),
-        **{"STATS": stats, "TMA": tma, "SPLIT": cut.parts > 1, **call.flags, **_tiling(shape)},
+        *(out, lse, extremes, partial, numbers, cut.heads, *given.tables),
+        *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *given.scalars, cut.n_long, cut.parts),
+        **{"STATS": stats, "TMA": tma, "SPLIT": cut.parts > 1, **given.flags, **_tiling(shape)},
     )
     if cut.parts > 1:
         join_parts_kernel[(cut.tiles, batch * cut.n_long)](
-            *(out, lse, extremes, partial, numbers, cut.heads, *out.stride()[:3], call.scalars[0]),
+            *(out, lse, extremes, partial, numbers, cut.heads, *out.stride()[:3], given.scalars[0]),
             *(batch, n_heads, n_queries, cut.n_long, cut.parts),
-            **{name: call.flags[name] for name in ("D", "WIDTH", "FOLD")},
+            **{name: given.flags[name] for name in ("D", "WIDTH", "FOLD")},
             **{"STATS": stats, "M": shape.rows, "num_warps": 4},
         )
     if stats:
@@ -76,12 +66,7 @@ def backward(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    windows: list[int],
-    decays: list[float] | None,
-    slopes: list[float] | None,
-    scale: float | None,
-    causal: bool,
-    softcap: float | None,
+    options: Options,
     segments: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Implements longshort::triton_backward."""
@@ -92,17 +77,18 @@ def backward(
     grad = _addressable(dense_rows(grad))
     if segments is not None:
         grad = grad.masked_fill((segments[:, k.shape[2] - q.shape[2] :] < 0)[:, None, :, None], 0)
-    call = _call(q, k, windows, decays, slopes, scale, causal, softcap, segments)
-    call.flags["FADE"] &= causal  # two-sided, its registers cost more than it saves (benchmarks/results/las-h200.json)
+    given = _arguments(q, k, options, segments)
+    # Two-sided, its registers cost more than it saves (benchmarks/results/las-h200.json).
+    given.flags["FADE"] &= options.causal
     padded = _tiles_in(q.shape[2] + _PAD - 1, _PAD) * _PAD
     numbers = torch.empty((2, *lse.shape[:2], padded), dtype=torch.float32, device=q.device)
-    _query_gradients(call, grad, q, k, v, out, lse, numbers, grad_q)
-    _key_value_gradients(call, grad, q, k, v, numbers, grad_k, grad_v)
+    _query_gradients(given, grad, q, k, v, out, lse, numbers, grad_q)
+    _key_value_gradients(given, grad, q, k, v, numbers, grad_k, grad_v)
     return grad_q, grad_k, grad_v
 
 
 def _query_gradients(
-    call: _Call,
+    given: _Arguments,
     grad: Tensor,
     q: Tensor,
     k: Tensor,
@@ -114,22 +100,22 @@ def _query_gradients(
 ) -> None:
     """Fills grad_q and the two numbers of each row that the other kernel reads."""
     batch, _, n_queries, head_dim = q.shape
-    shape = tile_shape("grad_q", q, call.windows)
-    cut = _cut(shape, call, 1, batch, n_queries, shape.rows, k.shape[2], shape.columns, q.device)
-    partial = q.new_empty((cut.slots, cut.parts, n_queries, _width(head_dim)), dtype=torch.float32)
+    shape = tile_shape("grad_q", q, given.windows)
+    cut = _cut(shape, given, 1, batch, n_queries, shape.rows, k.shape[2], shape.columns, q.device)
+    partial = q.new_empty((cut.slots, cut.parts, n_queries, width_of(head_dim)), dtype=torch.float32)
     tma = _descriptors_serve(grad, q, k, v)
     grad_q_kernel[cut.grid](
         *_tiled((grad, q, k, v), (shape.rows, shape.rows, shape.columns, shape.columns), tma),
-        *(out, lse, numbers, grad_q, partial, cut.heads, *call.tables),
+        *(out, lse, numbers, grad_q, partial, cut.heads, *given.tables),
         *(*grad.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3]),
-        *(*call.scalars, cut.n_long, cut.parts, numbers.shape[3]),
-        **{"TMA": tma, "SPLIT": cut.parts > 1, "PAD": _PAD, **call.flags, **_tiling(shape)},
+        *(*given.scalars, cut.n_long, cut.parts, numbers.shape[3]),
+        **{"TMA": tma, "SPLIT": cut.parts > 1, "PAD": _PAD, **given.flags, **_tiling(shape)},
     )
-    _add_parts(partial, grad_q, cut, call.scalars[0])
+    _add_parts(partial, grad_q, cut, given.scalars[0])
 
 
 def _key_value_gradients(
-    call: _Call,
+    given: _Arguments,
     grad: Tensor,
     q: Tensor,
     k: Tensor,
@@ -140,20 +126,20 @@ def _key_value_gradients(
 ) -> None:
     """Fills grad_k and grad_v."""
     (batch, n_heads, n_queries, head_dim), (_, n_kv, n_keys, _) = q.shape, k.shape
-    shape = tile_shape("grad_kv", q, call.windows)
-    cut = _cut(shape, call, n_heads // n_kv, batch, n_keys, shape.columns, n_queries, shape.rows, q.device)
-    size = (cut.slots, cut.parts, n_keys, _width(head_dim))
+    shape = tile_shape("grad_kv", q, given.windows)
+    cut = _cut(shape, given, n_heads // n_kv, batch, n_keys, shape.columns, n_queries, shape.rows, q.device)
+    size = (cut.slots, cut.parts, n_keys, width_of(head_dim))
     partial_k, partial_v = (q.new_empty(size, dtype=torch.float32) for _ in range(2))
     tma = _descriptors_serve(grad, q, k, v)
     grad_kv_kernel[cut.grid](
         *_tiled((grad, q, k, v), (shape.rows, shape.rows, shape.columns, shape.columns), tma),
         *_tiled(tuple(numbers), (shape.rows, shape.rows), tma),
-        *(grad_k, grad_v, partial_k, partial_v, cut.heads, *call.tables),
+        *(grad_k, grad_v, partial_k, partial_v, cut.heads, *given.tables),
         *(*grad.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *grad_k.stride()[:3]),
-        *(*call.scalars, cut.n_long, cut.parts, numbers.shape[3]),
-        **{"TMA": tma, "SPLIT": cut.parts > 1, **call.flags, **_tiling(shape)},
+        *(*given.scalars, cut.n_long, cut.parts, numbers.shape[3]),
+        **{"TMA": tma, "SPLIT": cut.parts > 1, **given.flags, **_tiling(shape)},
     )
-    _add_parts(partial_k, grad_k, cut, call.scalars[0])
+    _add_parts(partial_k, grad_k, cut, given.scalars[0])
     _add_parts(partial_v, grad_v, cut, 1.0)
 
 
@@ -163,7 +149,7 @@ def _add_parts(partial: Tensor, grad: Tensor, cut: _Cut, factor: float) -> None:
     length, head_dim = grad.shape[2:]
     add_parts_kernel[(_tiles_in(length, 32), partial.shape[0])](
         *(partial, grad, cut.heads, *grad.stride()[:3], factor, cut.n_long, cut.parts, length),
-        **{"D": head_dim, "WIDTH": _width(head_dim), "ROWS": 32, "num_warps": 4},
+        **{"D": head_dim, "WIDTH": width_of(head_dim), "ROWS": 32, "num_warps": 4},
     )
 
 
@@ -185,7 +171,7 @@ class _Cut(NamedTuple):
 
 def _cut(
     shape: TileShape,
-    call: _Call,
+    given: _Arguments,
     group: int,
     batch: int,
     owned: int,
@@ -195,13 +181,13 @@ def _cut(
     device: torch.device,
 ) -> _Cut:
     """`owned` positions in tiles of `own`, which walk over `passed` positions in tiles of `other`."""
-    by_reach = _by_reach(call.windows, group, device)
+    by_reach = _by_reach(given.windows, group, device)
     tiles, steps = _tiles_in(owned, own), _tiles_in(passed, other)
     parts = 1
     if by_reach.n_long:
-        sizes = {"batch": batch, "tiles": tiles, "steps": steps, "other": other, "head_dim": call.flags["D"]}
+        sizes = {"batch": batch, "tiles": tiles, "steps": steps, "other": other, "head_dim": given.flags["D"]}
         parts = shape.parts or parts_for(
-            by_reach.reach, **sizes, causal=call.flags["CAUSAL"], processors=_processors(device)
+            by_reach.reach, **sizes, causal=given.flags["CAUSAL"], processors=processors(device)
         )
     grid = (batch, tiles, len(by_reach.reach) + (parts - 1) * by_reach.n_long)
     return _Cut(by_reach.heads, by_reach.n_long, tiles, parts, batch * by_reach.n_long * (parts > 1), grid)
@@ -219,7 +205,7 @@ def _tiled(tensors: tuple[Tensor, ...], rows: tuple[int, ...], tma: bool) -> lis
     if not tma:
         return list(tensors)
     return [
-        TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, n, _width(x.shape[3])])
+        TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, n, width_of(x.shape[3])])
         if x.ndim == 4
         else TensorDescriptor(x, [x.numel()], [1], [n])  # numbers of rows
         for x, n in zip(tensors, rows, strict=True)
@@ -228,19 +214,9 @@ def _tiled(tensors: tuple[Tensor, ...], rows: tuple[int, ...], tma: bool) -> lis
 
 def _descriptors_serve(*tensors: Tensor) -> bool:
     """The copy engine wants addresses and strides in multiples of 16 bytes; before Hopper there is none."""
-    if tensors[0].device.type == "cuda" and _capability(tensors[0].device) < (9, 0):
+    if tensors[0].device.type == "cuda" and capability(tensors[0].device) < (9, 0):
         return False
     return all(x.data_ptr() % 16 == 0 and all(s * x.itemsize % 16 == 0 for s in x.stride()[:3]) for x in tensors)
-
-
-@lru_cache(maxsize=64)
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
-
-
-@lru_cache(maxsize=64)
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def _addressable(x: Tensor) -> Tensor:
@@ -252,39 +228,21 @@ def _tiles_in(length: int, size: int) -> int:
     return -(-length // size)  # Triton's own takes microseconds
 
 
-def _width(head_dim: int) -> int:
-    """The power of two that a tile is wide."""
-    return max(16, 1 << (head_dim - 1).bit_length())
-
-
 class _ByReach(NamedTuple):
     heads: Tensor
     """(H,) int32, the long heads first."""
     n_long: int
     reach: tuple[int, ...]
-    """Of each head; 0 for all keys."""
+    """Of each head."""
 
 
 @cache  # a captured CUDA graph reads the table for as long as it lives
 def _by_reach(windows: tuple[int, ...], group: int, device: torch.device) -> _ByReach:
     """Of KV heads of `group` query heads. The table stays on the device: a call copies nothing to it."""
-    windows = tuple(min(w or _EVERYTHING, _EVERYTHING) for w in windows)
     reach = [max(windows[i : i + group]) for i in range(0, len(windows), group)]
     heads = sorted(range(len(reach)), key=lambda head: reach[head] < LONG)
     on_device = torch.tensor(heads, dtype=torch.int32, device=device)
-    return _ByReach(on_device, sum(w >= LONG for w in reach), tuple(0 if w == _EVERYTHING else w for w in reach))
-
-
-@cache  # a captured CUDA graph reads the table for as long as it lives
-def _table(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.tensor(numbers, dtype=dtype, device=device)
-
-
-def _tf32_allowed() -> bool:
-    try:
-        return torch.backends.cuda.matmul.allow_tf32
-    except RuntimeError:  # set through the newer name, which forbids reading the older
-        return torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return _ByReach(on_device, sum(w >= LONG for w in reach), tuple(reach))
 
 
 def _ranges(segments: Tensor) -> Tensor:
@@ -298,46 +256,39 @@ def _ranges(segments: Tensor) -> Tensor:
     return ranges
 
 
-class _Call(NamedTuple):
+class _Arguments(NamedTuple):
     """What all kernels are told, in the order of their arguments."""
 
     tables: tuple[Tensor, ...]
     scalars: tuple[float, ...]
     flags: dict[str, Any]
     windows: tuple[int, ...]
-    """Of each query head; 0 for a global one."""
+    """Of each query head."""
 
 
-def _call(
-    q: Tensor,
-    k: Tensor,
-    windows: list[int],
-    decays: list[float] | None,
-    slopes: list[float] | None,
-    scale: float | None,
-    causal: bool,
-    softcap: float | None,
-    segments: Tensor | None,
-) -> _Call:
+def _arguments(q: Tensor, k: Tensor, options: Options, segments: Tensor | None) -> _Arguments:
     """A table that is not used is stood in for by another."""
     (batch, n_heads, n_queries, head_dim), n_keys = q.shape, k.shape[2]
-    scale = head_dim**-0.5 if scale is None else float(scale)
-    reach = _table(tuple(min(w or _EVERYTHING, _EVERYTHING) for w in windows), torch.int32, q.device)
-    rates = [_table(tuple(r), torch.float32, q.device) if r is not None and any(r) else None for r in (decays, slopes)]
+    scale, softcap = options.scale_for(q), options.softcap
+    reach = table(options.windows, torch.int32, q.device)
+    rates = [
+        table(rate, torch.float32, q.device) if rate is not None and any(rate) else None
+        for rate in (options.decays, options.slopes)
+    ]
     ids = reach if segments is None else segments.to(torch.int64).contiguous()
-    skip = segments is not None and n_keys > segment_ranges.SHORT.value and any(not 0 < w < LONG for w in windows)
+    skip = segments is not None and n_keys > segment_ranges.SHORT.value and max(options.windows) >= LONG
     linear = scale > 0 and softcap is None and rates[1] is None
     flags = {
-        **{"GROUP": n_heads // k.shape[1], "D": head_dim, "WIDTH": _width(head_dim)},
-        **{"CAUSAL": causal, "DECAY": rates[0] is not None, "SLOPE": rates[1] is not None},
+        **{"GROUP": n_heads // k.shape[1], "D": head_dim, "WIDTH": width_of(head_dim)},
+        **{"CAUSAL": options.causal, "DECAY": rates[0] is not None, "SLOPE": rates[1] is not None},
         **{"SOFTCAP": softcap is not None, "SEGMENTS": segments is not None, "SKIP": skip},
         "FOLD": linear and rates[0] is None,
-        "FADE": linear and 0 < max(decays or [0.0]) <= FADES,
-        "PRECISION": "tf32" if q.dtype == torch.float32 and q.device.type == "cuda" and _tf32_allowed() else "ieee",
+        "FADE": linear and 0 < max(options.decays or [0.0]) <= FADES,
+        "PRECISION": precision_of(q),
     }
-    return _Call(
-        (reach, *(reach if r is None else r for r in rates), ids, _ranges(ids) if skip else ids),
-        (scale, 1.0 if softcap is None else float(softcap), batch, n_heads, n_queries, n_keys),
+    return _Arguments(
+        (reach, *(reach if rate is None else rate for rate in rates), ids, _ranges(ids) if skip else ids),
+        (scale, 1.0 if softcap is None else softcap, batch, n_heads, n_queries, n_keys),
         flags,
-        tuple(windows),
+        options.windows,
     )

@@ -1,4 +1,4 @@
-"""What a tile of logits becomes, shared by the forward and both backward kernels.
+"""What a tile of logits becomes, shared by the forward, backward and decoding kernels.
 
 Letters: M query rows and N key columns of a tile, D head dimension. Exponentials are base 2, the unit of the hardware:
 a score is factor * x with x in whatever unit is cheapest, so that without decay, softcap or slope the scale costs
@@ -48,12 +48,19 @@ def visible(t, j, window, ids, S, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr):
 @triton.jit
 def head_options(windows, decays, slopes, h, DECAY: tl.constexpr, SLOPE: tl.constexpr):
     """Window, decay and slope of a head."""
+    decay, slope = rates_of(decays, slopes, h, DECAY, SLOPE)
+    return tl.load(windows + h), decay, slope
+
+
+@triton.jit
+def rates_of(decays, slopes, h, DECAY: tl.constexpr, SLOPE: tl.constexpr):
+    """Decay and slope of one head, or of several."""
     decay, slope = 0.0, 0.0
     if DECAY:
         decay = tl.load(decays + h)
     if SLOPE:
         slope = tl.load(slopes + h)
-    return tl.load(windows + h), decay, slope
+    return decay, slope
 
 
 @triton.jit

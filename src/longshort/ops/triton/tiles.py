@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from longshort.ops.options import GLOBAL
+
 KERNELS = ("forward", "grad_q", "grad_kv")
 LONG = 1024
 """A head that sees at least so far back is scheduled before the others."""
@@ -53,17 +55,17 @@ def use(shapes: dict[str, TileShape]) -> Iterator[None]:
 
 
 def tile_shape(kernel: str, q: torch.Tensor, windows: tuple[int, ...]) -> TileShape:
-    """The shape for a call with these queries and windows (0: global)."""
+    """The shape for a call with these queries and windows."""
     if kernel in _given:
         return _given[kernel]
-    local = all(0 < window < LONG for window in windows)
-    return _looked_up(kernel, q.dtype, q.shape[3], max(windows), local, q.shape[2], q.device)
+    return _looked_up(kernel, q.dtype, q.shape[3], windows, q.shape[2], q.device)
 
 
 @lru_cache(maxsize=1024)
 def _looked_up(
-    kernel: str, dtype: torch.dtype, head_dim: int, window: int, local: bool, length: int, device: torch.device
+    kernel: str, dtype: torch.dtype, head_dim: int, windows: tuple[int, ...], length: int, device: torch.device
 ) -> TileShape:
+    window, local = max((w for w in windows if w < GLOBAL), default=0), max(windows) < LONG
     rows = [] if device.type != "cuda" or dtype == torch.float32 else _table(torch.cuda.get_device_name(device))
     return choose(rows, kernel, head_dim, window, local, length) or untuned(kernel, dtype, head_dim)
 
@@ -72,6 +74,8 @@ def choose(
     rows: list[dict[str, Any]], kernel: str, head_dim: int, window: int, local: bool, length: int
 ) -> TileShape | None:
     """The row of the smallest head dim that is large enough, nearest in window and length; None if there is none.
+
+    The window is the widest of the local heads', 0 if there are none.
 
     Plans without a long head (`local`) have rows of their own, where the table has any.
     """
@@ -120,11 +124,11 @@ def parts_for(
     More parts never paid on an H200, nor did two at head dim 128, where a part's sums are large (docs/kernel-notes.md).
 
     Args:
-        reach: keys that each head sees; 0 for all.
+        reach: keys that each head sees.
         tiles: tiles that a head owns.
         steps: tiles of `other` positions that a global head's longest walk passes.
         processors: of the GPU; about three programs share one.
     """
-    walks = [min(steps, -(-w // other) + 1) if w else steps for w in reach]
+    walks = [min(steps, -(-w // other) + 1) for w in reach]
     work = sum(tiles * walk * (0.5 if causal and walk == steps else 1.0) for walk in walks) * batch
     return 2 if head_dim <= 64 and max(walks) >= 16 and max(walks) > 1.2 * work / (3 * processors) else 1

@@ -11,10 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from longshort.ops.decode_layout import HeadLayout, results_of
-from longshort.ops.triton.decode_kernel import REGULAR_LAYOUT, decode_kernel
+from longshort.ops.decode.kernel import REGULAR_LAYOUT, decode_kernel
+from longshort.ops.decode.layout import HeadLayout, results_of
+from longshort.ops.options import Options
+from longshort.ops.triton.device import power_of_two, precision_of, processors, table, width_of
 from longshort.ops.triton.forward_kernel import reduce_extremes_kernel
-from longshort.ops.triton.launch import _EVERYTHING, _processors, _table, _tf32_allowed, _width
 
 _JOINED, _AHEAD = 4096, 4
 """Numbers of parts that are joined at a time, not by their count, or each would be compiled for; and how many times
@@ -76,12 +77,8 @@ def decode(
     length: Tensor,
     segments: Tensor | None,
     tickets: Tensor,
-    layout: list[int],
-    windows: list[int],
-    decays: list[float] | None,
-    slopes: list[float] | None,
-    scale: float | None,
-    softcap: float | None,
+    layout: tuple[int, ...],
+    options: Options,
     stats: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Implements longshort::triton_decode."""
@@ -92,31 +89,31 @@ def decode(
     q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
     group = n_heads // n_kv
     queries = group * new
-    shape = decode_shape(q, keys, tuple(layout), batch)
-    cut = _cut(tuple(layout), tuple(windows[::group]), shape.columns, shape.programs, batch, q.device)
+    shape = decode_shape(q, keys, layout, batch)
+    cut = _cut(layout, options.windows[::group], shape.columns, shape.programs, batch, q.device)
     extremes = q.new_empty((2, batch, n_heads, new) if stats else (1,), dtype=torch.float32)
     slots = batch * cut.n_long * queries * cut.parts if cut.parts > 1 else 1
-    partial = q.new_empty(slots * _width(dim), dtype=torch.float32)
+    partial = q.new_empty(slots * width_of(dim), dtype=torch.float32)
     numbers = q.new_empty(slots * 4, dtype=torch.float32)
-    reach = _table(tuple(min(w or _EVERYTHING, _EVERYTHING) for w in windows), torch.int32, q.device)
-    rates = [None if r is None else _table(tuple(r), torch.float32, q.device) for r in (decays, slopes)]
+    reach = table(options.windows, torch.int32, q.device)
+    rates = [None if r is None else table(r, torch.float32, q.device) for r in (options.decays, options.slopes)]
     ids = reach if segments is None else segments
     joined = joined_at_a_time(dim)
-    table = length if cut.table is None else cut.table
+    places = length if cut.table is None else cut.table
     decode_kernel[(batch, n_kv + (cut.parts - 1) * cut.n_long)](
-        *(q, k, v, keys, values, table, length, ids, reach, *(reach if r is None else r for r in rates)),
+        *(q, k, v, keys, values, places, length, ids, reach, *(reach if r is None else r for r in rates)),
         *(out, extremes, partial, numbers, tickets),
         *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3]),
-        *(dim**-0.5 if scale is None else float(scale), 1.0 if softcap is None else float(softcap)),
+        *(options.scale_for(q), 1.0 if options.softcap is None else options.softcap),
         *(batch, n_kv, cut.n_long, cut.parts, 0 if segments is None else segments.stride(0)),
         *cut.regular,
-        **{"T": new, "GROUP": group, "D": dim, "WIDTH": _width(dim)},
+        **{"T": new, "GROUP": group, "D": dim, "WIDTH": width_of(dim)},
         **{"DECAY": rates[0] is not None, "SLOPE": rates[1] is not None},
-        **{"SOFTCAP": softcap is not None, "SEGMENTS": segments is not None},
-        **{"PRECISION": _precision(keys), "SPLIT": cut.parts > 1, "STATS": stats},
-        **{"M": 1 if queries == 1 and not shape.matrix else max(16, _power_of_two(queries)), "N": shape.columns},
-        **{"NEW": max(16, _power_of_two(new)), "JOINED": joined, "AHEAD": 1 if cut.parts <= joined else _AHEAD},
-        **{"STAGES": shape.stages, "num_warps": shape.warps, "PIECES": _pieces(_width(dim), 32 * shape.warps)},
+        **{"SOFTCAP": options.softcap is not None, "SEGMENTS": segments is not None},
+        **{"PRECISION": precision_of(keys), "SPLIT": cut.parts > 1, "STATS": stats},
+        **{"M": 1 if queries == 1 and not shape.matrix else max(16, power_of_two(queries)), "N": shape.columns},
+        **{"NEW": max(16, power_of_two(new)), "JOINED": joined, "AHEAD": 1 if cut.parts <= joined else _AHEAD},
+        **{"STAGES": shape.stages, "num_warps": shape.warps, "PIECES": _pieces(width_of(dim), 32 * shape.warps)},
         **{"REGULAR": cut.table is None, "EARLY": shape.early, "FETCH": shape.fetch if q.is_cuda else 0},
         **({"launch_pdl": True} if shape.early else {}),
     )
@@ -141,7 +138,7 @@ def _looked_up(dtype: torch.dtype, dim: int, slots: int, several: bool, device: 
     if fitting and dtype.itemsize == 2 and not several:
         return min(fitting, key=lambda row: (row[0], abs(math.log2(row[1] / slots))))[2]
     # 8 KB of keys and as much of values a tile, two tiles on their way: three programs share a processor.
-    return DecodeShape(max(16, min(128, 8192 // dtype.itemsize // _width(dim))), 4, 3, 1.0)
+    return DecodeShape(max(16, min(128, 8192 // dtype.itemsize // width_of(dim))), 4, 3, 1.0)
 
 
 class _Cut(NamedTuple):
@@ -169,11 +166,11 @@ def _cut(
     heads = [HeadLayout(*layout[i : i + 3]) for i in range(0, len(layout), 3)]
     tiles = [-(-head.rows // columns) for head in heads]
     long = [head for head in range(len(heads)) if 2 * tiles[head] > max(tiles)]
-    parts = parts_of(max(tiles), round(programs * _processors(device)) // (batch * len(long)))
+    parts = parts_of(max(tiles), round(programs * processors(device)) // (batch * len(long)))
     if parts == 1:  # nothing is split, and it does not matter which heads come first: those that are alike
         long = [head for head in range(len(heads)) if heads[head].rows == max(head.rows for head in heads)]
     order = [*long, *(head for head in range(len(heads)) if head not in long)]
-    numbers = [(head, *heads[head], min(windows[head] or _EVERYTHING, _EVERYTHING)) for head in order]
+    numbers = [(head, *heads[head], windows[head]) for head in order]
     regular = [_at_equal_distances(some) for some in (numbers[: len(long)], numbers[len(long) :])]
     if all(regular):
         return _Cut(len(long), parts, (*regular[0], *regular[1]), None)
@@ -192,7 +189,7 @@ def parts_of(tiles: int, room: int) -> int:
 
 def joined_at_a_time(head_dim: int) -> int:
     """Of the parts of a head."""
-    return max(8, min(128, _JOINED // _width(head_dim)))
+    return max(8, min(128, _JOINED // width_of(head_dim)))
 
 
 def _at_equal_distances(heads: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -211,12 +208,4 @@ def _at_equal_distances(heads: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 def _pieces(width: int, threads: int) -> int:
     """Of a row, each smaller than the number of threads; not more than four."""
-    return min(4, _power_of_two(width // threads + 1))
-
-
-def _precision(keys: Tensor) -> str:
-    return "tf32" if keys.dtype == torch.float32 and keys.device.type == "cuda" and _tf32_allowed() else "ieee"
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
+    return min(4, power_of_two(width // threads + 1))

@@ -14,8 +14,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longshort.ops import fused
-from longshort.ops.tiles import MASKED, OPEN, Reach, Tile, band_tiles, diagonal_tiles, global_tiles, row_tiles
+from longshort.ops.blocked import fused
+from longshort.ops.blocked.tiles import (
+    MASKED,
+    OPEN,
+    Reach,
+    Tile,
+    band_tiles,
+    diagonal_tiles,
+    global_tiles,
+    row_tiles,
+)
+from longshort.ops.options import Options
+from longshort.ops.scores import slope_bias
 
 _DENSE_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 24}
 """Logits the dense engine holds at once: about the L2 cache of a core, or enough to fill a GPU."""
@@ -33,20 +44,10 @@ Heads = slice | list[int]
 
 
 @dataclass(frozen=True)
-class Call:
-    """The options of one call that do not depend on the head."""
-
-    scale: float
-    causal: bool
-    softcap: float | None
-    segments_BS: Tensor | None
-
-
-@dataclass(frozen=True)
 class Group:
     """Heads of one reach and the batch rows computed together with them (a slab), their tensors flattened to N."""
 
-    call: Call
+    options: Options
     reach: Reach
     q: Tensor
     k: Tensor
@@ -68,6 +69,10 @@ class Group:
     """Its queries and keys are: logits grow with the distance of keys after their query, which the mask hides."""
 
     @property
+    def scale(self) -> float:
+        return self.options.scale_for(self.q)
+
+    @property
     def n_queries(self) -> int:
         return self.q.shape[1]
 
@@ -82,10 +87,10 @@ class Group:
     @property
     def is_fused(self) -> bool:
         """Can PyTorch's flash attention serve? Slopes go into its mask."""
-        if self.call.softcap is not None or self.decays_N is not None:
+        if self.options.softcap is not None or self.decays_N is not None:
             return False
         needs_mask = self.key_ids is not None or not self.is_global or self.slopes_N is not None
-        return fused.serves(self.q, scale=self.call.scale, masked=needs_mask)
+        return fused.serves(self.q, scale=self.scale, masked=needs_mask)
 
     def fused_tiles(self, *, backward: bool) -> Iterable[Tile]:
         size, keys = self.n_queries, self.n_keys
@@ -93,14 +98,14 @@ class Group:
             block, align = fused.band_block(self.reach.back + 1, backward=backward)
             tiles = band_tiles(size, keys, self.reach, block=block, align=align, tallest=self._tallest(4 * block))
         elif self.key_ids is None:
-            causal, parts = self.call.causal, fused.head_parts(self.q, causal=self.call.causal)
+            causal, parts = self.options.causal, fused.head_parts(self.q, causal=self.options.causal)
             if self.slopes_N is None:
                 return global_tiles(size, keys, causal, parts=parts)
             squares = max(parts, -(-size // self._tallest(_SLOPED_SIDE)))
             return diagonal_tiles(size, keys, causal, squares=squares, parts=parts)
         else:
             # What a tile has above the diagonal is computed too, so those of causal rows are short.
-            most = min(128, size // 4) if self.call.causal else size
+            most = min(128, size // 4) if self.options.causal else size
             rows = max(32, min(most, _MASK_ELEMENTS // keys))
             tiles = list(row_tiles(size, keys, self.reach, rows=self._tallest(rows)))
         if self.key_ids is not None:  # each rectangle then has a mask of its own
@@ -157,7 +162,7 @@ class Group:
             mask = self.masks[key]
         elif self.slopes_N is not None:
             columns = torch.arange(tile.cols) + (tile.col - self._nearest(tile))
-            mask = (-self.slopes_N * columns.abs()).to(self.q.dtype)
+            mask = slope_bias(self.slopes_N, columns.abs(), self.q.dtype)
         else:
             return None
         return mask.expand(self.q.shape[0], tile.n, tile.rows, tile.cols)
@@ -168,7 +173,7 @@ class Group:
             visible = torch.ones((), dtype=torch.bool, device=self.q.device)
         bias = torch.zeros((), dtype=self.q.dtype, device=self.q.device)
         if self.slopes_N is not None:
-            bias = (-self.slopes_N * self.distance(tile)).to(self.q.dtype)
+            bias = slope_bias(self.slopes_N, self.distance(tile), self.q.dtype)
         return torch.where(visible, bias, -torch.inf)
 
     def row_bias(self, tile: Tile) -> Tensor | None:
@@ -179,7 +184,7 @@ class Group:
             return None
         first = torch.arange(tile.n)[:, None] * tile.row_step + (tile.row + self.n_keys - self.n_queries)
         distance = (first + torch.arange(tile.rows) - self._nearest(tile)).abs() + self.apart
-        return (-self.slopes_N[:, 0] * distance).to(self.q.dtype)
+        return slope_bias(self.slopes_N[:, 0], distance, self.q.dtype)
 
     def _nearest(self, tile: Tile) -> int:
         """To the rows of an open tile, of its columns: the last one, or the first one if it is after them."""
@@ -195,50 +200,29 @@ class Group:
         return row[:, None] - col + (tile.row + self.n_keys - self.n_queries - tile.col)
 
 
-def without_padding(segments: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Zeros where segments are negative: whatever padding holds, NaN included, must reach nothing."""
-    q, k, v = (dense_rows(x) for x in (q, k, v))
-    if segments is None:
-        return q, k, v
-    padded = (segments < 0)[:, None, :, None]
-    ours = padded[:, :, k.shape[2] - q.shape[2] :]
-    return q.masked_fill(ours, 0), k.masked_fill(padded, 0), v.masked_fill(padded, 0)
-
-
 def groups(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    windows: list[int],
-    decays: list[float] | None,
-    slopes: list[float] | None,
-    call: Call,
+    q: Tensor, k: Tensor, v: Tensor, options: Options, segments_BS: Tensor | None
 ) -> Iterator[tuple[Heads, slice, Group]]:
     """Heads of equal reach together, and of them as many batch rows as can be flattened without a costly copy. Those
     that decay beyond what rescaled queries and keys can have are apart from the others.
     """
     n_keys, size = k.shape[2], q.shape[1] // k.shape[1]
     by_reach: dict[tuple[Reach, bool], list[int]] = {}
-    for head, window in enumerate(windows):
-        steep = decays is not None and decays[head] * n_keys > SPREAD
-        by_reach.setdefault((Reach.of(window or None, n_keys, call.causal), steep), []).append(head)
+    for head, window in enumerate(options.windows):
+        steep = options.decays is not None and options.decays[head] * n_keys > SPREAD
+        by_reach.setdefault((Reach.of(window, n_keys, options.causal), steep), []).append(head)
     for (reach, steep), members in by_reach.items():
         heads, masks = _as_slice(members), dict[tuple[int, ...], Tensor]()
         for rows in _slabs(q, members):
             queries = flatten(q, rows, heads)
             keys, values = (flatten(x, rows, kv_heads(heads, size)) for x in (k, v))
-            rates = [_per_head(rate, members, queries) for rate in (decays, slopes)]
-            if q.device.type == "cpu" and any(rate is not None for rate in rates):  # half would round their products
+            decays, slopes = (_per_head(rates, members, queries) for rates in (options.decays, options.slopes))
+            if q.device.type == "cpu" and not (decays is None and slopes is None):  # half would round their products
                 wide = torch.promote_types(q.dtype, torch.float32)
                 queries, keys, values = (x.to(wide) for x in (queries, keys, values))
-            ids = None if call.segments_BS is None else call.segments_BS[rows]
+            ids = None if segments_BS is None else segments_BS[rows]
             ours = None if ids is None else ids[:, n_keys - q.shape[2] :]
-            yield heads, rows, Group(call, reach, queries, keys, values, rates[0], rates[1], ours, ids, masks, steep)
-
-
-def dense_rows(x: Tensor) -> Tensor:
-    """The flash kernels ignore the stride of the last dimension, so it must be 1."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+            yield heads, rows, Group(options, reach, queries, keys, values, decays, slopes, ours, ids, masks, steep)
 
 
 def _slabs(q: Tensor, members: list[int]) -> Iterator[slice]:
@@ -251,7 +235,7 @@ def _slabs(q: Tensor, members: list[int]) -> Iterator[slice]:
         yield slice(first, first + step)
 
 
-def _per_head(rates: list[float] | None, members: list[int], q_NTD: Tensor) -> Tensor | None:
+def _per_head(rates: tuple[float, ...] | None, members: list[int], q_NTD: Tensor) -> Tensor | None:
     """(N, 1, 1, 1) float64, since a rate times a distance of 10^5 needs the digits; None if no member has any."""
     mine = [rates[head] for head in members] if rates is not None else []
     if not any(mine):

@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from longshort.ops import fused
-from longshort.ops.groups import Group
-from longshort.ops.tiles import Reach
+from longshort.ops.blocked import fused
+from longshort.ops.blocked.groups import Group
+from longshort.ops.blocked.tiles import Reach
+from longshort.ops.scores import decay_factor
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ def _turned(x: Tensor, mirrored: bool) -> Tensor:
 
 
 def serves(group: Group) -> bool:
-    if group.decays_N is None or group.steep or group.call.softcap is not None or group.q.device.type != "cpu":
+    if group.decays_N is None or group.steep or group.options.softcap is not None or group.q.device.type != "cpu":
         return False
-    return fused.serves(group.q, scale=group.call.scale, masked=True)
+    return fused.serves(group.q, scale=group.scale, masked=True)
 
 
 def sides(group: Group) -> Iterator[Side]:
@@ -64,14 +65,14 @@ def _side(group: Group, rows: slice, columns: slice, reach: Reach, *, mirrored: 
     """`rows` of the queries against `columns` of the keys, both in the order in which the group is causal."""
     assert group.decays_N is not None
     position = torch.arange(group.n_keys, dtype=torch.float64) - (group.n_keys - 1) / 2
-    exponent = group.decays_N[:, :, 0] * position[:, None]
-    exponent = -exponent if mirrored else exponent
-    row_factors = (-exponent).exp()[:, group.n_keys - group.n_queries :][:, rows].to(group.q.dtype)
-    column_factors = exponent.exp()[:, columns].to(group.q.dtype)
+    along = (-position if mirrored else position)[:, None]
+    factors = [decay_factor(group.decays_N[:, :, 0], way, group.q.dtype) for way in (along, -along)]
+    row_factors = factors[0][:, group.n_keys - group.n_queries :][:, rows]
+    column_factors = factors[1][:, columns]
     ids = group.query_ids, group.key_ids
     causal = replace(
         group,
-        call=replace(group.call, causal=True),
+        options=group.options._replace(causal=True),
         reach=reach,
         q=_turned(group.q[:, rows] * row_factors, mirrored),
         k=_turned(group.k[:, columns] * column_factors, mirrored),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from longshort.ops.triton.scores import LOG2E, NEVER, scores
+from longshort.ops.triton.scores import LOG2E, NEVER, rates_of, scores
 
 
 @triton.jit
@@ -95,9 +95,7 @@ def also_itself(
     k_D = row_of(k, D, WIDTH, PIECES).to(dtype).to(tl.float32)
     v_D = row_of(v, D, WIDTH, PIECES).to(dtype).to(tl.float32)
     logits = tl.sum(tl.broadcast_to((k_D * q_D)[None, :], (N, WIDTH)), 1) * scale
-    x = logits
-    if SOFTCAP:
-        x = softcap * (2.0 * tl.sigmoid(2.0 * x / softcap) - 1.0)
+    x, _ = scores(logits, held, held, 0.0, 0.0, softcap, False, False, SOFTCAP)
     x = tl.where(seen, x * LOG2E, float("-inf"))
     if STATS:
         top = tl.maximum(top, tl.where(seen, logits, float("-inf")))
@@ -210,17 +208,6 @@ def queries(
     if SEGMENTS:
         ours = tl.load(ids + t_M)
     return q_MD.to(keys.dtype.element_ty), t_M, window, decay, slope, ours
-
-
-@triton.jit
-def rates_of(decays, slopes, head, DECAY: tl.constexpr, SLOPE: tl.constexpr):
-    """Decay and slope of query heads."""
-    decay, slope = 0.0, 0.0
-    if DECAY:
-        decay = tl.load(decays + head)
-    if SLOPE:
-        slope = tl.load(slopes + head)
-    return decay, slope
 
 
 @triton.jit

@@ -15,38 +15,28 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from longshort.ops import fused, rescaled
-from longshort.ops.groups import (
-    Call,
+from longshort.ops.blocked import fused, rescaled
+from longshort.ops.blocked.groups import (
     Group,
     Heads,
-    dense_rows,
     flat,
     flatten,
     groups,
     in_pieces,
     kv_heads,
     rectangles,
-    without_padding,
 )
-from longshort.ops.tiles import CAUSAL, Tile
+from longshort.ops.blocked.tiles import CAUSAL, Tile
+from longshort.ops.options import Options
+from longshort.ops.padding import dense_rows, without_padding
+from longshort.ops.scores import scores_and_derivative
 
 _GRADIENT_BYTES = 1 << 23
 """Bound on the per-block key and value gradients that overlap and are added up: they should stay in cache."""
 
 
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    windows: list[int],
-    decays: list[float] | None,
-    slopes: list[float] | None,
-    scale: float | None,
-    causal: bool,
-    softcap: float | None,
-    segments: Tensor | None,
-    stats: bool,
+    q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, stats: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Implements longshort::blocked_forward."""
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -58,8 +48,7 @@ def forward(
     with torch.autocast(q.device.type, enabled=False):
         unseen = None if segments is None else segments[:, k.shape[2] - q.shape[2] :] < 0
         q, k, v = without_padding(segments, q, k, v)
-        call = Call(q.shape[-1] ** -0.5 if scale is None else scale, causal, softcap, segments)
-        for heads, rows, group in groups(q, k, v, windows, decays, slopes, call):
+        for heads, rows, group in groups(q, k, v, options, segments):
             run, _ = _engines(group)
             with flat(out, rows, heads) as out_NTD, flat(lse, rows, heads) as lse_NT:
                 run(group, out_NTD, lse_NT)
@@ -78,12 +67,7 @@ def backward(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    windows: list[int],
-    decays: list[float] | None,
-    slopes: list[float] | None,
-    scale: float | None,
-    causal: bool,
-    softcap: float | None,
+    options: Options,
     segments: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Implements longshort::blocked_backward. Key and value gradients are summed in fp32, in a fixed order."""
@@ -99,8 +83,7 @@ def backward(
             unseen = segments[:, k.shape[2] - q.shape[2] :] < 0
             grad = grad.masked_fill(unseen[:, None, :, None], 0)
             lse = lse.masked_fill(unseen[:, None], 0)  # exp(-inf - 0) is 0 where exp(-inf + inf) would be NaN
-        call = Call(q.shape[-1] ** -0.5 if scale is None else scale, causal, softcap, segments)
-        for heads, rows, group in groups(q, k, v, windows, decays, slopes, call):
+        for heads, rows, group in groups(q, k, v, options, segments):
             theirs = kv_heads(heads, q.shape[1] // k.shape[1])
             _, run = _engines(group)
             grad_N, out_N = (flatten(x, rows, heads).to(group.q.dtype) for x in (grad, out))
@@ -126,7 +109,7 @@ def _fused_forward(group: Group, out_NTD: Tensor, lse_NT: Tensor) -> None:
     for tile in group.fused_tiles(backward=False):
         q, k, v = _operands(group, tile)
         mask = group.additive_mask(tile)
-        part, part_lse = fused.attend(q, k, v, scale=group.call.scale, causal=tile.kind == CAUSAL, mask=mask)
+        part, part_lse = fused.attend(q, k, v, scale=group.scale, causal=tile.kind == CAUSAL, mask=mask)
         if group.blind_rows and mask is not None:
             part_lse = part_lse.masked_fill(mask.amax(-1) == -torch.inf, -torch.inf)
         bias = group.row_bias(tile)
@@ -146,7 +129,7 @@ def _fused_backward(
         bias, tile_lse = group.row_bias(tile), rows[2][..., 0]
         parts = fused.differentiate(
             *(rows[0], q, k, v, rows[1], tile_lse if bias is None else tile_lse - bias),
-            scale=group.call.scale,
+            scale=group.scale,
             causal=tile.kind == CAUSAL,
             mask=group.additive_mask(tile),
         )
@@ -184,7 +167,7 @@ def _dense_forward(group: Group, out_NTD: Tensor, lse_NT: Tensor) -> None:
     wide = lse_NT.dtype
     for tile in group.dense_tiles():
         q, k, v = (x.to(wide) for x in _operands(group, tile))
-        x, _ = _scores(group, tile, group.call.scale * (q @ k.mT))
+        x, _ = _scores(group, tile, group.scale * (q @ k.mT), derivative=False)
         part_lse = x.logsumexp(-1)
         weights = (x - part_lse.masked_fill(part_lse == -torch.inf, 0)[..., None]).exp_()
         _store(tile, out_NTD, lse_NT, weights @ v, part_lse)
@@ -193,11 +176,11 @@ def _dense_forward(group: Group, out_NTD: Tensor, lse_NT: Tensor) -> None:
 def _dense_backward(
     group: Group, grad: Tensor, out: Tensor, lse: Tensor, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor
 ) -> None:
-    wide, scale = lse.dtype, group.call.scale
+    wide, scale = lse.dtype, group.scale
     for tile in group.dense_tiles():
         q, k, v = (x.to(wide) for x in _operands(group, tile))
         rows = [_rows(x, tile).to(wide) for x in (grad, out, lse[:, :, None])]
-        x, slope_of_x = _scores(group, tile, scale * (q @ k.mT))
+        x, slope_of_x = _scores(group, tile, scale * (q @ k.mT), derivative=True)
         weights = (x - rows[2]).exp_()
         inner = rows[0] @ v.mT - (rows[0] * rows[1]).sum(-1, keepdim=True)
         grad_x = weights * inner
@@ -207,22 +190,14 @@ def _dense_backward(
         _accumulate(tile, (grad_q, grad_k, grad_v), (grad_x @ k, grad_x.mT @ q, weights.mT @ rows[0]))
 
 
-def _scores(group: Group, tile: Tile, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-    """x of the definition, -inf where not visible, and dx/dlogits (None where it is 1)."""
-    x, derivative = logits, None
-    distance = group.distance(tile)
-    if group.decays_N is not None:
-        derivative = torch.exp(-group.decays_N * distance).to(x.dtype)
-        x = x * derivative
-    if group.call.softcap is not None:
-        capped = torch.tanh(x / group.call.softcap)
-        x = group.call.softcap * capped
-        flat = 1 - capped.square()
-        derivative = flat if derivative is None else derivative * flat
-    if group.slopes_N is not None:
-        x = x - (group.slopes_N * distance).to(x.dtype)
+def _scores(group: Group, tile: Tile, logits: Tensor, *, derivative: bool) -> tuple[Tensor, Tensor | None]:
+    """x of the definition, -inf where not visible, and, if asked for, dx/dlogits (None where it is 1)."""
+    rates = group.decays_N, group.slopes_N
+    x, slope_of_x = scores_and_derivative(
+        logits, group.distance(tile), *rates, group.options.softcap, derivative=derivative
+    )
     visible = group.visible(tile)
-    return (x if visible is None else x.masked_fill(~visible, -torch.inf)), derivative
+    return (x if visible is None else x.masked_fill(~visible, -torch.inf)), slope_of_x
 
 
 def _note_extremes(group: Group, heads: Heads, largest: Tensor, smallest: Tensor) -> None:
@@ -232,7 +207,7 @@ def _note_extremes(group: Group, heads: Heads, largest: Tensor, smallest: Tensor
     low = torch.full_like(high, torch.inf)
     for tile in group.dense_tiles():
         q, k, _ = _operands(group, tile)
-        logits = (group.call.scale * q.to(high.dtype)) @ k.to(high.dtype).mT
+        logits = (group.scale * q.to(high.dtype)) @ k.to(high.dtype).mT
         visible = group.visible(tile)
         if visible is None:
             below, above = logits.flatten(1).aminmax(dim=1)

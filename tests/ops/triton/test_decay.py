@@ -8,11 +8,12 @@ import torch
 
 from longshort import HeadPlan, attention
 
-from .cases import Case, assert_close, assert_no_worse_than_rounding, run, run_in_rounding
+from ..cases import Case, assert_close, assert_no_worse_than_rounding, run, run_in_rounding
 
 triton = pytest.importorskip("triton", reason="the package triton is not installed")
 tl = triton.language
 
+from longshort.ops.options import GLOBAL, Options  # noqa: E402
 from longshort.ops.triton import launch  # noqa: E402
 from longshort.ops.triton.scores import FADES, fading, scores  # noqa: E402
 from longshort.ops.triton.tiles import KERNELS, TileShape, use  # noqa: E402
@@ -79,8 +80,8 @@ FLAGS = {
 def test_factor_is_split_where_scores_are_logits_times_a_positive_number(name):
     decays, options, expected = FLAGS[name]
     q = torch.zeros(1, 3, 4, 16)
-    options = {"slopes": None, "scale": None, "causal": True, "softcap": None, "segments": None} | options
-    assert launch._call(q, q, [0, 0, 0], decays, **options).flags["FADE"] == expected
+    options = Options(windows=(GLOBAL,) * 3, decays=decays, **options)
+    assert launch._arguments(q, q, options, None).flags["FADE"] == expected
 
 
 def check(decays, windows=(None, 7, 70), n_queries=100, slopes=None, **fields):
@@ -155,8 +156,8 @@ def test_nan_of_a_decaying_head_stays_visible_in_it_alone():
     plan = HeadPlan(windows=(None, 5), decays=(0.1, 0.01))
     result = attention(q, k, v, plan, stats=True, backend="triton")
     assert result.out[0, 1, 30:35].isnan().all() and result.lse[0, 1, 30:35].isnan().all()
-    assert result.logits.max[1].isnan() and result.logits.min[1].isnan()
-    assert result.out[0, 0].isfinite().all() and result.logits.abs_max[0].isfinite()
+    assert result.stats.max[1].isnan() and result.stats.min[1].isnan()
+    assert result.out[0, 0].isfinite().all() and result.stats.abs_max[0].isfinite()
 
 
 @triton.jit

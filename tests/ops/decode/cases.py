@@ -7,9 +7,8 @@ import torch
 
 from longshort import HeadPlan
 from longshort.ops.api import attention
-from longshort.ops.decode import decode
-from longshort.ops.decode_layout import HeadLayout
-from longshort.ops.triton.decode_launch import DecodeShape, use
+from longshort.ops.decode import HeadLayout, decode
+from longshort.ops.decode.launch import DecodeShape, use
 
 SHAPE = DecodeShape(32, 4, 1, 4.0)
 """So that a full pool of more than 32 rows is split, and rings of more than 32 take several tiles."""
@@ -112,7 +111,7 @@ def check(step, backend, tolerance=None):
     tolerance = tolerance or (1e-5 if step.dtype == torch.float32 else 4e-3)
     close = {"atol": tolerance, "rtol": tolerance, "check_dtype": False}
     torch.testing.assert_close(out, reference.out, **close)
-    for mine, theirs in zip(logits, reference.logits, strict=True):
+    for mine, theirs in zip(logits, reference.stats, strict=True):
         torch.testing.assert_close(mine, theirs, **close)
     _, k, v, _ = step.draw()
     for storage, history in ((keys, k), (values, v)):

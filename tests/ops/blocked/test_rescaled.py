@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from longshort import HeadPlan, attention
-from longshort.ops import rescaled
-from longshort.ops.groups import SPREAD
+from longshort.ops.blocked import rescaled
+from longshort.ops.blocked.groups import SPREAD
 
-from .cases import small_tiles
+from ..cases import small_tiles
 
 PADDED = [[0] * 60 + [-1] * 4, [0] * 64]
 MIXED = [[0, 1] * 32, [0] * 20 + [1] * 20 + [0] * 24]  # ids that come again, so that rows see keys here and there

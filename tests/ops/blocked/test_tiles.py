@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshort.ops.tiles import CAUSAL, MASKED, OPEN, Reach, Tile, band_tiles, diagonal_tiles, global_tiles, row_tiles
+from longshort.ops.blocked.tiles import (
+    CAUSAL,
+    MASKED,
+    OPEN,
+    Reach,
+    Tile,
+    band_tiles,
+    diagonal_tiles,
+    global_tiles,
+    row_tiles,
+)
+from longshort.ops.options import GLOBAL
 
 
 @st.composite
@@ -59,7 +70,7 @@ def test_band_tiles_cover_each_visible_pair_of_a_local_head_once(causal, shape, 
 
 @pytest.mark.parametrize("causal", [True, False])
 @settings(max_examples=200)
-@given(shapes(), st.none() | st.integers(1, 70), st.integers(1, 40), st.none() | st.integers(1, 40))
+@given(shapes(), st.just(GLOBAL) | st.integers(1, 70), st.integers(1, 40), st.none() | st.integers(1, 40))
 def test_row_tiles_cover_each_visible_pair_of_any_head_once(causal, shape, window, rows, cols):
     reach = Reach.of(window, shape[1], causal)
     check_tiling(row_tiles(*shape, reach, rows=rows, cols=cols), *shape, reach)
@@ -69,7 +80,7 @@ def test_row_tiles_cover_each_visible_pair_of_any_head_once(causal, shape, windo
 @settings(max_examples=300)
 @given(shapes(), st.integers(1, 8))
 def test_global_tiles_cover_each_visible_pair_of_a_global_head_once(causal, shape, parts):
-    reach = Reach.of(None, shape[1], causal)
+    reach = Reach.of(GLOBAL, shape[1], causal)
     check_tiling(global_tiles(*shape, causal, parts=min(parts, shape[0])), *shape, reach)
 
 
@@ -82,7 +93,7 @@ def test_no_part_of_a_global_head_needs_a_mask(shape, causal, parts):
 @settings(max_examples=300)
 @given(shapes(), st.integers(1, 8), st.integers(1, 4))
 def test_beside_masked_squares_each_rectangle_is_before_all_its_rows_or_after_them(causal, shape, squares, parts):
-    reach = Reach.of(None, shape[1], causal)
+    reach = Reach.of(GLOBAL, shape[1], causal)
     squares, past = min(squares, shape[0]), shape[1] - shape[0]
     tiles = diagonal_tiles(*shape, causal, squares=squares, parts=parts)
     check_tiling(tiles, *shape, reach)
@@ -122,7 +133,7 @@ def test_work_on_a_band_is_the_length_times_the_window_in_one_long_run(window, c
 
 @given(st.integers(1, 50), st.booleans())
 def test_window_of_all_keys_or_more_is_a_global_reach(n_keys, causal):
-    whole = Reach.of(None, n_keys, causal)
+    whole = Reach.of(GLOBAL, n_keys, causal)
     assert Reach.of(n_keys, n_keys, causal) == Reach.of(n_keys + 1, n_keys, causal) == whole
     assert whole.is_global(n_keys)
     assert n_keys == 1 or not Reach.of(n_keys - 1, n_keys, causal).is_global(n_keys)

@@ -8,10 +8,11 @@ import torch
 
 from longshort import HeadPlan
 
-from .cases import Case, assert_close, run
+from ..cases import Case, assert_close, run
 
 pytest.importorskip("triton", reason="the package triton is not installed")
 
+from longshort.ops.options import GLOBAL
 from longshort.ops.triton import tiles
 from longshort.ops.triton.tiles import KERNELS, TileShape, choose, parts_for, tile_shape, untuned, use
 
@@ -80,11 +81,11 @@ SIZES = {"batch": 1, "tiles": 512, "steps": 512, "other": 64, "head_dim": 64, "c
 @pytest.mark.parametrize(
     ("reach", "change", "parts"),
     [
-        ((0,) + (128,) * 11, {}, 2),
-        ((0,) + (128,) * 11, {"batch": 8}, 1),
-        ((0,) * 12, {}, 1),
-        ((0,) + (128,) * 11, {"head_dim": 128}, 1),
-        ((0,) + (128,) * 11, {"tiles": 8, "steps": 8}, 1),
+        ((GLOBAL,) + (128,) * 11, {}, 2),
+        ((GLOBAL,) + (128,) * 11, {"batch": 8}, 1),
+        ((GLOBAL,) * 12, {}, 1),
+        ((GLOBAL,) + (128,) * 11, {"head_dim": 128}, 1),
+        ((GLOBAL,) + (128,) * 11, {"tiles": 8, "steps": 8}, 1),
     ],
 )
 def test_only_a_lone_long_head_is_cut_in_two(reach, change, parts):
@@ -93,10 +94,10 @@ def test_only_a_lone_long_head_is_cut_in_two(reach, change, parts):
 
 def test_shapes_in_use_end_with_the_block():
     q = torch.empty(1, 1, 64, 16)
-    before = tile_shape("forward", q, (0,))
+    before = tile_shape("forward", q, (GLOBAL,))
     with use({"forward": TileShape(16, 16, 1, 4)}):
-        assert tile_shape("forward", q, (0,)) == TileShape(16, 16, 1, 4) != before
-    assert tile_shape("forward", q, (0,)) == before
+        assert tile_shape("forward", q, (GLOBAL,)) == TileShape(16, 16, 1, 4) != before
+    assert tile_shape("forward", q, (GLOBAL,)) == before
 
 
 OPTIONS = {

@@ -11,10 +11,10 @@ pytest.importorskip("triton", reason="the package triton is not installed")
 
 from longshort import HeadPlan
 from longshort.nn import StaticCache
-from longshort.ops.triton import decode_launch
-from longshort.ops.triton.decode_launch import DecodeShape
+from longshort.ops.decode import launch
+from longshort.ops.decode.launch import DecodeShape
 
-from .decode_cases import Step, check, run
+from .cases import Step, check, run
 
 BACKENDS = ["blocked", "triton"]
 
@@ -45,7 +45,7 @@ def test_one_query_by_the_matrix_units_agrees_too(programs):
 
 
 def test_parts_are_joined_a_few_at_a_time(monkeypatch):
-    monkeypatch.setattr(decode_launch, "_JOINED", 1)  # eight, the fewest that are joined at a time, of twelve
+    monkeypatch.setattr(launch, "_JOINED", 1)  # eight, the fewest that are joined at a time, of twelve
     shape = DecodeShape(16, 4, 1, 12.0)
     check(Step(windows=(None, 5), held=180, capacity=190, batch=1, shape=shape), "triton")
 
@@ -131,7 +131,7 @@ def test_a_row_of_as_many_numbers_as_threads_is_loaded_in_pieces(dim, warps):
 @pytest.fixture
 def tables(monkeypatch):
     """Whether each launch read a table of its heads; with `tables.forced` set, all do."""
-    cut, at_equal_distances = decode_launch._cut.__wrapped__, decode_launch._at_equal_distances
+    cut, at_equal_distances = launch._cut.__wrapped__, launch._at_equal_distances
 
     class Seen(list):
         forced = False
@@ -142,10 +142,8 @@ def tables(monkeypatch):
         return result
 
     seen = Seen()
-    monkeypatch.setattr(decode_launch, "_cut", noted)
-    monkeypatch.setattr(
-        decode_launch, "_at_equal_distances", lambda heads: () if seen.forced else at_equal_distances(heads)
-    )
+    monkeypatch.setattr(launch, "_cut", noted)
+    monkeypatch.setattr(launch, "_at_equal_distances", lambda heads: () if seen.forced else at_equal_distances(heads))
     return seen
 
 

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 
 from longshort import HeadPlan, attention
 
-from .cases import Case, assert_close, assert_no_worse_than_rounding, cases, run, run_in_rounding
+from ..cases import Case, assert_close, assert_no_worse_than_rounding, cases, run, run_in_rounding
 
 pytest.importorskip("triton", reason="the package triton is not installed")
+from longshort.ops.options import GLOBAL
 from longshort.ops.triton import segment_ranges
 from longshort.ops.triton.tiles import KERNELS, TileShape, use
 
@@ -181,7 +182,7 @@ def test_empty_call_gives_empty_results(batch, n_queries, n_keys):
     k, v = (torch.randn(batch, 1, n_keys, 16, requires_grad=True) for _ in range(2))
     result = attention(q, k, v, HeadPlan(windows=(None, 3)), stats=True, backend="triton")
     assert (result.out.shape, result.lse.shape) == (q.shape, q.shape[:3])
-    assert result.logits.max.tolist() == [-torch.inf] * 2 and result.logits.min.tolist() == [torch.inf] * 2
+    assert result.stats.max.tolist() == [-torch.inf] * 2 and result.stats.min.tolist() == [torch.inf] * 2
     for x, grad in zip((q, k, v), torch.autograd.grad(result.out.sum(), (q, k, v)), strict=True):
         assert grad.shape == x.shape and not grad.any()
 
@@ -191,8 +192,8 @@ def test_nan_stays_visible_in_its_head_alone():
     k[0, 1, 30] = torch.nan
     result = attention(q, k, v, HeadPlan(windows=(None, 5)), stats=True, backend="triton")
     assert result.out[0, 1, 30:35].isnan().all() and result.lse[0, 1, 30:35].isnan().all()
-    assert result.logits.max[1].isnan() and result.logits.min[1].isnan()
-    assert result.out[0, 0].isfinite().all() and result.logits.abs_max[0].isfinite()
+    assert result.stats.max[1].isnan() and result.stats.min[1].isnan()
+    assert result.out[0, 0].isfinite().all() and result.stats.abs_max[0].isfinite()
 
 
 def test_two_runs_give_equal_bits():
@@ -203,7 +204,7 @@ def test_two_runs_give_equal_bits():
 
 def test_operator_passes_torchs_own_checks():
     q, k, v = (torch.randn(1, 2, 20, 16, requires_grad=True) for _ in range(3))
-    options = ([0, 5], None, None, None, True, None, None, True)
+    options = ([GLOBAL, 5], None, None, None, True, None, None, True)
     torch.library.opcheck(torch.ops.longshort.triton_forward.default, (q, k, v, *options))
 
 

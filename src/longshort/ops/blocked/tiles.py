@@ -1,4 +1,4 @@
-"""Which rectangles of the attention matrix a head's reach covers. Pure integer geometry; `blocked` computes on it.
+"""Which rectangles of the attention matrix a head's reach covers. Pure integer geometry; `passes` computes on it.
 
 A `Tile` is a run of equally shaped rectangles of the T x S matrix, each a fixed step from the one before, so that one
 call on strided views serves them all. Row t of T is position t + S - T; columns are positions.
@@ -45,9 +45,9 @@ class Reach(NamedTuple):
     ahead: int
 
     @classmethod
-    def of(cls, window: int | None, n_keys: int, causal: bool) -> Reach:
+    def of(cls, window: int, n_keys: int, causal: bool) -> Reach:
         """A window of n_keys or more is the same as global."""
-        back = n_keys - 1 if window is None else min(window, n_keys) - 1
+        back = min(window, n_keys) - 1
         return cls(back, 0 if causal else back)
 
     def is_global(self, n_keys: int) -> bool:

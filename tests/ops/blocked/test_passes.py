@@ -10,8 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from longshort import HeadPlan, attention
 from longshort.ops import blocked
+from longshort.ops.options import Options
 
-from .cases import HALF, LAYOUTS, Case, assert_close, assert_no_worse_than_rounding, cases, run, run_in_rounding
+from ..cases import HALF, LAYOUTS, Case, assert_close, assert_no_worse_than_rounding, cases, run, run_in_rounding
 
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-11}
 NAN = float("nan")
@@ -56,7 +57,7 @@ def test_half_precision_call_errs_at_most_twice_as_much_as_its_rounding(dtype, c
     case = replace(case, dtype=dtype)
     exact, got = run(case, "reference", torch.float64), run(case, "blocked")
     assert_no_worse_than_rounding(got, exact, run_in_rounding(case))
-    for a, b in zip((got.result.lse, *got.result.logits), (exact.result.lse, *exact.result.logits), strict=True):
+    for a, b in zip((got.result.lse, *got.result.stats), (exact.result.lse, *exact.result.stats), strict=True):
         torch.testing.assert_close(a.double(), b.double(), rtol=1e-3, atol=1e-3)  # kernels have a fast exp for half
 
 
@@ -154,10 +155,10 @@ class _Memory(TorchDispatchMode):
 def memory_of(n, windows, *, slopes=None, softcap=None, segments=None, causal=True, stats=True, dim=16):
     """Of forward and backward, called beneath the opaque op, whose inside a dispatch mode does not see."""
     q, k, v, grad = torch.randn(4, 1, len(windows), n, dim).unbind()
-    options = ([0 if w is None else w for w in windows], None, slopes, None, causal, softcap, segments)
+    options = Options.of(HeadPlan(windows=windows, slopes=slopes), causal=causal, softcap=softcap)
     with _Memory() as memory:
-        out, lse, _, _ = blocked.forward(q, k, v, *options, stats)
-        blocked.backward(grad, q, k, v, out, lse, *options)
+        out, lse, _, _ = blocked.forward(q, k, v, options, segments, stats)
+        blocked.backward(grad, q, k, v, out, lse, options, segments)
     return memory
 
 
@@ -209,7 +210,7 @@ def test_nan_in_a_query_shows_in_its_row_and_head_alone(windows, segments, softc
     expected[1, 1, 40] = True
     assert torch.equal(result.out.isnan().any(-1), expected)
     assert torch.equal(result.lse.isnan(), expected)
-    assert result.logits.max.isnan().tolist() == result.logits.min.isnan().tolist() == [False, True, False]
+    assert result.stats.max.isnan().tolist() == result.stats.min.isnan().tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("softcap", [None, 5.0])
@@ -226,7 +227,7 @@ def test_nan_in_a_key_shows_in_every_row_that_sees_it_and_in_its_head_alone(wind
         assert nan[sees_it].all()
         nan[1, 1] = False
         assert not nan.any()
-    assert result.logits.max.isnan().tolist() == result.logits.min.isnan().tolist() == [False, True, False]
+    assert result.stats.max.isnan().tolist() == result.stats.min.isnan().tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
@@ -247,7 +248,7 @@ def test_nan_in_padding_changes_nothing(windows, softcap, backend):
     def outcome(filler):
         inputs = [x.detach().masked_fill(padded[:, :, -x.shape[2] :], filler).requires_grad_() for x in (q, k, v)]
         result = attention(*inputs, case.plan, **case.options, stats=True, backend=backend)
-        return result.out, result.lse, *result.logits, *torch.autograd.grad(result.out, inputs, grad)
+        return result.out, result.lse, *result.stats, *torch.autograd.grad(result.out, inputs, grad)
 
     for poisoned, clean in zip(outcome(NAN), outcome(0.0), strict=True):
         assert not poisoned.isnan().any()
@@ -272,7 +273,7 @@ def test_lse_and_statistics_are_not_tracked_by_autograd(backend):
     q, k, v = (torch.randn(1, 2, 9, 4, requires_grad=True) for _ in range(3))
     result = attention(q, k, v, HeadPlan(windows=(None, 3)), stats=True, backend=backend)
     assert result.out.requires_grad
-    assert not any(x.requires_grad for x in (result.lse, *result.logits))
+    assert not any(x.requires_grad for x in (result.lse, *result.stats))
 
 
 def test_only_inputs_that_ask_for_it_get_a_gradient():

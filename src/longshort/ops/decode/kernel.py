@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from longshort.ops.triton.decode_walks import also_each_other, one_query, over_lanes, row_of, several_queries
+from longshort.ops.decode.walks import also_each_other, one_query, over_lanes, row_of, several_queries
 from longshort.ops.triton.scores import NEVER
 
 REGULAR_LAYOUT = tuple(

@@ -1,0 +1,127 @@
+"""A decoding step in PyTorch, on any device: KV heads that lie alike in the cache are computed together.
+
+Shapes: B batch, H query heads, h of them those of one pool, H_kv key/value heads, T new tokens, D head dimension,
+R rows of a head's pool.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from longshort.ops.decode.layout import HeadLayout, results_of
+from longshort.ops.options import Options
+from longshort.ops.scores import scores
+
+
+class _PoolView(NamedTuple):
+    heads: list[int]
+    layout: HeadLayout
+    """Of its first head; the others follow, each `rows` later."""
+
+
+@lru_cache(maxsize=64)
+def _pools(layout: tuple[int, ...]) -> list[_PoolView]:
+    """KV heads that lie one after the other with equally many rows are computed together."""
+    pools: list[_PoolView] = []
+    for head in range(len(layout) // 3):
+        own = HeadLayout(*layout[3 * head : 3 * head + 3])
+        for pool in pools:
+            following = pool.layout._replace(first=pool.layout.first + len(pool.heads) * own.rows)
+            if own == following:
+                pool.heads.append(head)
+                break
+        else:
+            pools.append(_PoolView([head], own))
+    return pools
+
+
+def decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    length: Tensor,
+    segments: Tensor | None,
+    tickets: Tensor,
+    layout: tuple[int, ...],
+    options: Options,
+    stats: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Implements longshort::plain_decode, pool by pool."""
+    out, high, low = results_of(q, stats)
+    if out.numel() == 0:
+        return out, high.fill_(-torch.inf), low.fill_(torch.inf)
+    group = q.shape[1] // k.shape[1]
+    for pool in _pools(layout):
+        heads = [head * group + i for head in pool.heads for i in range(group)]
+        index = torch.tensor(heads, device=q.device)
+        own_keys, own_values = (_pool(x, pool, q) for x in (keys, values))
+        attended, logits, seen = _attend_pool(
+            q[:, index], k[:, pool.heads], v[:, pool.heads], own_keys, own_values, length, segments, heads, options
+        )
+        out[:, index] = attended.to(out.dtype)
+        if stats:
+            high[index] = logits.masked_fill(~seen, -torch.inf).amax((0, 2, 3)).float()
+            low[index] = logits.masked_fill(~seen, torch.inf).amin((0, 2, 3)).float()
+    return out, high, low
+
+
+def _pool(storage: Tensor, pool: _PoolView, q: Tensor) -> Tensor:
+    """(B, heads, R, D), a view."""
+    dim, (first, apart, rows) = q.shape[3], pool.layout
+    shape, strides = (q.shape[0], len(pool.heads), rows, dim), (apart * dim, rows * dim, dim, 1)
+    return storage.as_strided(shape, strides, storage.storage_offset() + first * dim)
+
+
+def _attend_pool(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    length: Tensor,
+    segments: Tensor | None,
+    heads: list[int],
+    options: Options,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the query heads of one pool, `heads`: what they attend to (B, h, T, D), logits (B, h, T, R), what they see."""
+    new, ring, group = k.shape[2], keys.shape[2], q.shape[1] // k.shape[1]
+    t_T = length + torch.arange(new, device=q.device)
+    keys.index_copy_(2, t_T % ring, k.to(keys.dtype))
+    values.index_copy_(2, t_T % ring, v.to(values.dtype))
+    rows = ring
+    if length.device.type == "cpu":  # reading it costs nothing here, and rows not yet written need not be read
+        rows = min(ring, int(length) + new)
+        keys, values = keys[:, :, :rows], values[:, :, :rows]
+    last = length + new - 1
+    j_R = last - (last - torch.arange(rows, device=q.device)) % ring
+    offset_TR = t_T[:, None] - j_R
+    reach = torch.tensor([options.windows[head] for head in heads], device=q.device)
+    seen = ((j_R >= 0) & (offset_TR >= 0))[None, None] & (offset_TR < reach[:, None, None])
+    if segments is not None:
+        theirs = segments[:, j_R.clamp(min=0)]
+        ours = segments[:, t_T, None]
+        seen = seen & ((theirs[:, None] == ours) & (ours >= 0))[:, None]
+    used = seen.any(2).unflatten(1, (-1, group)).any(2)
+    dtype = torch.promote_types(keys.dtype, torch.float32)
+    hidden = ~used[..., None]  # what such rows hold, NaN included, must reach nothing
+    k_BHRD, v_BHRD = (x.to(dtype).masked_fill(hidden, 0).repeat_interleave(group, dim=1) for x in (keys, values))
+    q_BHTD = q.to(keys.dtype).to(dtype)
+    logits = options.scale_for(q) * (q_BHTD @ k_BHRD.mT)
+    decays, slopes = (_per_head(rates, heads, q.device) for rates in (options.decays, options.slopes))
+    x = scores(logits, offset_TR.abs(), decays, slopes, options.softcap)
+    blind = ~seen.any(-1, keepdim=True)
+    weights = x.masked_fill(~seen, -torch.inf).masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0)
+    return weights @ v_BHRD, logits, seen.expand_as(logits)
+
+
+def _per_head(rates: tuple[float, ...] | None, heads: list[int], device: torch.device) -> Tensor | None:
+    """(h, 1, 1) float64."""
+    if rates is None:
+        return None
+    return torch.tensor([rates[head] for head in heads], dtype=torch.float64, device=device)[:, None, None]

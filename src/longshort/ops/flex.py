@@ -1,0 +1,113 @@
+"""PyTorch's FlexAttention as a backend, asked for by name, on CUDA: compiled, with a block mask made from the plan.
+
+A peer to measure against and to train with. It serves windows, decays, slopes and softcap, causal and two-sided,
+grouped queries and S >= T, and gives the lse. Block masks are kept by shapes and plan, so a model makes one per length.
+FlexAttention is compiled on its own: a compiled model has a graph break at each call.
+
+Shapes: B batch, H query heads, T queries, S keys, D head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
+
+from longshort.ops.options import Options
+
+SMALLEST_HEAD_DIM = 16
+
+
+@torch.compiler.disable
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, stats: bool
+) -> tuple[Tensor, Tensor]:
+    """out (B, H, T, D) and lse (B, H, T)."""
+    why = _cannot(segments, stats)
+    if why is not None:
+        raise ValueError(f'backend="flex" cannot serve this call: {why}')
+    if q.numel() == 0:
+        return q.clone(), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return computed(_compiled(), q, k, v, options)
+
+
+def computed(form: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
+    """By FlexAttention in this form, compiled or, in tests on a CPU, as it is."""
+    n_queries, n_keys, device = q.shape[2], k.shape[2], q.device
+    out, aux = form(
+        q,
+        k,
+        v,
+        score_mod=_score_mod(options._replace(windows=(), scale=None, causal=True), n_keys - n_queries, device),
+        block_mask=_block_mask(options.windows, options.causal, n_queries, n_keys, device),
+        scale=options.scale_for(q),
+        enable_gqa=q.shape[1] != k.shape[1],
+        return_aux=AuxRequest(lse=True),
+    )
+    return out, aux.lse.detach()
+
+
+def cannot_run(q: Tensor) -> str | None:
+    """Why FlexAttention cannot take such queries, or None."""
+    if q.device.type != "cuda":
+        return f"FlexAttention has a backward on CUDA GPUs only, and q is on {q.device}"
+    if q.dtype == torch.float64:
+        return "it computes in float32, bfloat16 and float16, and q is float64"
+    if q.shape[-1] < SMALLEST_HEAD_DIM:
+        return f"its head dim is at least {SMALLEST_HEAD_DIM}, and q has {q.shape[-1]}"
+    return None
+
+
+def _cannot(segments: Tensor | None, stats: bool) -> str | None:
+    """Why it cannot compute this, or None."""
+    if stats:
+        return (
+            "FlexAttention gives the largest score of a row, after decay, softcap and slope, and no smallest: no logit "
+            "statistics; call it with stats=False, and train with telemetry.logits_every=0"
+        )
+    if segments is not None:
+        return "segments would take a new block mask for every batch"
+    return None
+
+
+@cache
+def _compiled() -> Callable[..., Any]:
+    """fullgraph, so that too many recompilations raise: uncompiled it would quietly build all T x S scores."""
+    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
+
+
+@lru_cache(maxsize=64)
+def _block_mask(windows: tuple[int, ...], causal: bool, n_queries: int, n_keys: int, device: torch.device) -> BlockMask:
+    reach, past = torch.tensor(windows, device=device), n_keys - n_queries
+
+    def sees(b: Tensor, h: Tensor, t: Tensor, j: Tensor) -> Tensor:
+        offset = t + past - j
+        return (offset >= 0) & (offset < reach[h]) if causal else offset.abs() < reach[h]
+
+    heads = len(windows) if len(set(windows)) > 1 else None  # one mask for all where all see alike
+    return create_block_mask(sees, None, heads, n_queries, n_keys, device=device, _compile=device.type == "cuda")
+
+
+@lru_cache(maxsize=64)
+def _score_mod(options: Options, past: int, device: torch.device) -> Callable[..., Tensor] | None:
+    """What happens to a logit before the mask; None if nothing does."""
+    if options.decays is None and options.slopes is None and options.softcap is None:
+        return None
+    decays, slopes = (
+        None if rates is None else torch.tensor(rates, device=device) for rates in (options.decays, options.slopes)
+    )
+    softcap = options.softcap
+
+    def score(x: Tensor, b: Tensor, h: Tensor, t: Tensor, j: Tensor) -> Tensor:
+        distance = (t + past - j).abs()
+        if decays is not None:
+            x = x * torch.exp(-decays[h] * distance)
+        if softcap is not None:
+            x = softcap * torch.tanh(x / softcap)
+        return x if slopes is None else x - slopes[h] * distance
+
+    return score

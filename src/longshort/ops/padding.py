@@ -1,0 +1,20 @@
+"""Tensors as the flash kernels and ours can read them: dense rows, and zeros in place of padding."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def without_padding(segments: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Zeros where segments are negative: whatever padding holds, NaN included, must reach nothing."""
+    q, k, v = (dense_rows(x) for x in (q, k, v))
+    if segments is None:
+        return q, k, v
+    padded = (segments < 0)[:, None, :, None]
+    ours = padded[:, :, k.shape[2] - q.shape[2] :]
+    return q.masked_fill(ours, 0), k.masked_fill(padded, 0), v.masked_fill(padded, 0)
+
+
+def dense_rows(x: Tensor) -> Tensor:
+    """The flash kernels ignore the stride of the last dimension, so it must be 1."""
+    return x if x.stride(-1) == 1 else x.contiguous()
