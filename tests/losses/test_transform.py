@@ -144,12 +144,29 @@ def fresh_compiler(tmp_path, monkeypatch):
     torch._dynamo.reset()
 
 
-def test_a_compiled_transform_serves_a_second_exponent(fresh_compiler):
-    """Of which torch.compile makes a variable, by which Inductor takes wrong powers."""
+def test_every_exponent_is_a_constant_of_its_compiled_code(fresh_compiler):
+    """torch.compile makes a variable of a second one, by which Inductor takes wrong powers."""
+    exponents = []
+
+    def backend(graph, example_inputs):
+        exponents.extend(node.args[1] for node in graph.graph.nodes if node.target == "pow")
+        return graph
+
+    compiled = torch.compile(transform_scores, fullgraph=True, backend=backend)
+    scores = torch.tensor([-4.0, -0.3, 0.002, 0.5, 9.0])
+    for e in (0.25, 0.5, 0.75):
+        torch.testing.assert_close(compiled(scores, e), transform_scores(scores, e))
+    assert exponents == [0.25, 0.5, 0.75]
+
+
+@pytest.mark.slow
+def test_one_compiled_transform_serves_every_exponent(fresh_compiler):
     compiled = torch.compile(transform_scores, fullgraph=True)
     scores = torch.tensor([-4.0, -0.3, 0.002, 0.5, 9.0])
-    for e in (0.25, 0.5):
+    for e in (0.25, 0.5, 0.75, 0.0):
         torch.testing.assert_close(compiled(scores, e), transform_scores(scores, e))
+    for e in (0.0, 0.75):
+        torch.testing.assert_close(compiled(scores, e, 0.1), transform_scores(scores, e, 0.1))
 
 
 @pytest.mark.slow
