@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -89,3 +91,41 @@ def test_others_may_read_a_new_folder_as_the_umask_says(tmp_path):
         os.umask(before)
     assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o750
     assert (tmp_path / "folder" / "file").stat().st_mode & 0o777 == 0o640
+
+
+HOLD = "import sys, time; from pathlib import Path; from longshort.files import alone_in\n"
+HOLD += "with alone_in(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+
+
+def test_a_folder_is_one_process_s_alone_until_it_ends_however_it_ends(tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match=f"another process is at work in {tmp_path}"), files.alone_in(tmp_path):
+            raise AssertionError("the block must not run")
+    finally:
+        holder.kill()
+        holder.communicate()
+    with files.alone_in(tmp_path):
+        pass
+
+
+def test_a_folder_is_free_again_after_a_block_that_failed(tmp_path):
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt), files.alone_in(tmp_path):
+            raise KeyboardInterrupt
+
+
+def test_a_lock_file_that_an_earlier_process_left_keeps_nobody_out(tmp_path):
+    (tmp_path / ".lock").touch()
+    with files.alone_in(tmp_path):
+        pass
+
+
+def test_where_files_cannot_be_locked_nobody_is_kept_out(tmp_path, monkeypatch):
+    def refused(self, **options):
+        raise NotImplementedError("no flock")
+
+    monkeypatch.setattr(files.FileLock, "acquire", refused)
+    with files.alone_in(tmp_path):
+        pass

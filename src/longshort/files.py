@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 LOCK = ".lock"
 
 
@@ -65,19 +67,20 @@ def new_folder(path: Path) -> Iterator[Path]:
 def alone_in(folder: Path) -> Iterator[None]:
     """For the time of the block no other process has this folder; one that comes second gets an error at once.
 
-    Without file locks (not POSIX, some network file systems) nobody is kept out.
+    The lock ends with the process that holds it. Where files cannot be locked, nobody is kept out.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("a", encoding="utf-8") as file:
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"another process is at work in {folder}: wait until it ends, or choose another") from None
-        except (ImportError, OSError):
-            pass
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(f"another process is at work in {folder}: wait until it ends, or choose another") from None
+    except (OSError, NotImplementedError):
+        pass
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def _umask() -> int:

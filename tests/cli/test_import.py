@@ -120,7 +120,7 @@ def test_options_of_the_author_are_refused_for_gpt2_and_a_large_tokenizer_for_a_
     assert "window belong to the author's" in shown.stderr
     shown = run("import", tmp_path / "gpt2", "--out", tmp_path / "b", "--activation", "gelu")
     assert "activation belong to the author's" in shown.stderr
-    model = GPT(GPTConfig.preset("tiny"))
+    model = GPT(GPTConfig.preset("tiny", vocab_size=256))
     with pytest.raises(ValueError, match="no more tokens than the model, 256, got 257"):
         save_as_run(model, tmp_path / "c", tokenizer=ByteTokenizer())
 

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from longshort.cli import app
@@ -31,6 +32,16 @@ def test_train_says_how_it_went_and_where_things_are(yaml_file, tmp_path):
     assert f"finished at step 2; metrics and checkpoints are in {tmp_path / 'run'}" in shown.output
     shown = run("train", yaml_file, "run.steps=3", f"run.out={tmp_path / 'run'}")
     assert f"resuming {tmp_path / 'run'} at step 2" in shown.output
+
+
+def test_train_takes_the_vocabulary_of_the_data_where_none_is_given_and_says_so(config, corpus, tmp_path):
+    values = config.to_dict()
+    del values["model"]["vocab_size"]
+    (tmp_path / "bare.yaml").write_text(yaml.safe_dump(values))
+    shown = run("train", tmp_path / "bare.yaml", "run.steps=1", f"run.out={tmp_path / 'run'}")
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.splitlines().count(f"model.vocab_size: 257, the vocabulary of {corpus}") == 1
+    assert read_log(tmp_path / "run")[0]["config"]["model"]["vocab_size"] == 257
 
 
 @pytest.mark.parametrize(

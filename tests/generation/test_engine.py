@@ -7,14 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
-from longshort import GPT, GPTConfig, generate
+from longshort import GPT, generate
 from longshort.data.tokenizer import BPETokenizer, ByteTokenizer
 from longshort.generation import TextStream, engine
+
+from ..small import small_config
 
 
 def build(**options):
     torch.manual_seed(0)
-    return GPT(GPTConfig.preset("tiny", **{"vocab_size": 257, "init_std": 0.2} | options)).eval()
+    return GPT(small_config(**{"vocab_size": 257, "init_std": 0.2} | options)).eval()
 
 
 @pytest.fixture(scope="module")

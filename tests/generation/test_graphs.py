@@ -5,16 +5,18 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from longshort import GPT, GPTConfig, generate
+from longshort import GPT, generate
 from longshort.generation import engine
 from longshort.generation.graphs import DecodingStep
+
+from ..small import small_config
 
 ROWS = [[5, 6, 7, 8, 9, 10, 11], [3], [200, 100, 50]]
 
 
 @pytest.fixture
 def model():
-    return GPT(GPTConfig.preset("tiny", init_std=0.2)).eval()
+    return GPT(small_config(init_std=0.2)).eval()
 
 
 def text(model, prompt, **options):
@@ -86,7 +88,7 @@ def test_generated_text_is_the_same_by_steps(model, monkeypatch, options):
 
 
 def test_text_goes_on_past_the_context_by_steps(monkeypatch):
-    model = GPT(GPTConfig.preset("tiny", init_std=0.2, context=20)).eval()
+    model = GPT(small_config(init_std=0.2, context=20)).eval()
     expected = text(model, ROWS, use_cache=False)
     monkeypatch.setattr(engine, "_decodes_by_steps", lambda device: True)
     assert text(model, ROWS, cuda_graph=False) == expected

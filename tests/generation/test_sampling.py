@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from longshort import GPT, GPTConfig
+from longshort import GPT
 from longshort.generation import Sampling, generate, next_token
+
+from ..small import small_config
 
 LOGITS = torch.tensor([[0.0, 3.0, 1.0, 2.0, -1.0], [5.0, 0.0, 4.0, 4.5, 1.0]])
 
@@ -12,7 +14,7 @@ LOGITS = torch.tensor([[0.0, 3.0, 1.0, 2.0, -1.0], [5.0, 0.0, 4.0, 4.5, 1.0]])
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    return GPT(GPTConfig.preset("tiny", context=16, init_std=0.2)).eval()
+    return GPT(small_config(context=16, init_std=0.2)).eval()
 
 
 def drawn(draws=300, **options):

@@ -2,8 +2,10 @@
 
 import torch
 
-from longshort import GPT, GPTConfig, HeadPlan
+from longshort import GPT, HeadPlan
 from longshort.hf import LongShortForCausalLM
+
+from ..small import small_config
 
 MIXED = HeadPlan(windows=(None, 3, 8, None), decays=(0.0, 0.01, 0.0, 0.02))
 LAYERS = (HeadPlan(windows=(5, 5, 5, 5)), HeadPlan(windows=(None,) * 4, slopes=(0.5, 0.0, 0.25, 0.1)))
@@ -37,7 +39,7 @@ VARIANTS = {
 def gpt(**options):
     """A `GPT` with its own draw of weights, biases and gains included."""
     torch.manual_seed(0)
-    model = GPT(GPTConfig.preset("tiny", **{"vocab_size": 257, "init_std": 0.2} | options)).eval()
+    model = GPT(small_config(**{"vocab_size": 257, "init_std": 0.2} | options)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:

@@ -12,6 +12,7 @@ from longshort.hf import LongShortConfig
 from longshort.losses import LossSettings
 from longshort.model import PRESETS
 
+from ..small import small_config
 from .small import VARIANTS
 
 
@@ -24,8 +25,7 @@ def same_model(one, other):
 
 @pytest.mark.parametrize(
     "config",
-    [GPTConfig.preset(name) for name in PRESETS]
-    + [GPTConfig.preset("tiny", **options) for options in VARIANTS.values()],
+    [GPTConfig.preset(name) for name in PRESETS] + [small_config(**options) for options in VARIANTS.values()],
     ids=[*PRESETS, *VARIANTS],
 )
 def test_every_configuration_comes_back_from_json(config, tmp_path):
@@ -81,7 +81,7 @@ def test_decays_and_slopes_go_with_the_short_way_of_giving_windows():
 
 
 def test_transformers_sees_no_sliding_layers():
-    config = LongShortConfig.from_gpt(GPTConfig.preset("tiny"))
+    config = LongShortConfig.from_gpt(small_config())
     assert not hasattr(config, "sliding_window")
     assert getattr(config, "layer_types", None) is None
 

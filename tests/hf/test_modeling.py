@@ -6,10 +6,11 @@ import pytest
 import torch
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from longshort import GPT, GPTConfig
+from longshort import GPT
 from longshort.hf import LongShortCache, LongShortConfig, LongShortForCausalLM
 from longshort.losses import LossSettings, transform_scores
 
+from ..small import small_config
 from .small import VARIANTS, gpt, shell
 
 TOKENS = torch.randint(257, (2, 40), generator=torch.Generator().manual_seed(1))
@@ -57,7 +58,7 @@ def test_a_model_of_the_exponentiated_loss_keeps_its_transform(tmp_path):
 
 
 def test_a_fresh_model_is_drawn_as_gpt_draws_it():
-    config = GPTConfig.preset("tiny", n_layers=8, init_std=0.1)
+    config = small_config(n_layers=8, init_std=0.1)
     weights = LongShortForCausalLM(LongShortConfig.from_gpt(config)).state_dict()
     assert weights["model.blocks.3.mlp.up.weight"].std().item() == pytest.approx(0.1, rel=0.1)
     assert weights["model.blocks.3.mlp.down.weight"].std().item() == pytest.approx(0.1 / 4, rel=0.1)
@@ -212,7 +213,7 @@ def test_the_vocabulary_can_grow(tied):
 
 
 def test_the_shell_holds_the_very_weights_it_was_put_around():
-    inside = GPT(GPTConfig.preset("tiny"))
+    inside = GPT(small_config())
     model = LongShortForCausalLM.from_gpt(inside, eos_token_id=3)
     assert model.model is inside
     assert model.training and not LongShortForCausalLM.from_gpt(inside.eval()).training
@@ -221,7 +222,7 @@ def test_the_shell_holds_the_very_weights_it_was_put_around():
 
 def test_a_model_that_sees_what_follows_is_refused():
     with pytest.raises(ValueError, match="gpt must be causal"):
-        LongShortForCausalLM.from_gpt(GPT(GPTConfig.preset("tiny"), causal=False))
+        LongShortForCausalLM.from_gpt(GPT(small_config(), causal=False))
 
 
 @pytest.mark.filterwarnings("ignore:You are calling .generate")  # 5.17 takes a part for the model

@@ -10,6 +10,8 @@ from longshort import GPTConfig, HeadPlan
 from longshort.losses import LossSettings, transform_scores
 from longshort.model import SequenceClassifier
 
+from ..small import small_config
+
 SMALL = {"vocab_size": 16, "context": 32, "n_layers": 2, "width": 32, "n_heads": 4}
 
 
@@ -151,7 +153,7 @@ def test_it_compiles_in_one_graph(norm):
 
 def test_exponentiated_scores_are_what_the_loss_is_taken_of():
     torch.manual_seed(0)
-    model = SequenceClassifier(GPTConfig.preset("tiny", positions="none"), n_classes=5).double().eval()
+    model = SequenceClassifier(small_config(positions="none"), n_classes=5).double().eval()
     tokens, labels = torch.randint(256, (3, 20)), torch.tensor([0, 4, 2])
     plain = model(tokens, labels)
     model.config = replace(model.config, loss=LossSettings(exponent=0.5))
@@ -161,7 +163,7 @@ def test_exponentiated_scores_are_what_the_loss_is_taken_of():
 
 
 def test_centred_smoothing_serves_a_two_sided_classifier_and_is_refused_in_a_causal_one():
-    config = GPTConfig.preset("tiny", smoothing=3, smoothing_side="centred")
+    config = small_config(smoothing=3, smoothing_side="centred")
     assert SequenceClassifier(config, n_classes=3)(torch.randint(256, (2, 20))).logits.shape == (2, 3)
     with pytest.raises(ValueError, match="centred"):
         SequenceClassifier(config, n_classes=3, causal=True)

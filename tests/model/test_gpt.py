@@ -11,6 +11,8 @@ from torch.nn import functional as F
 from longshort import GPT, GPTConfig, HeadPlan
 from longshort.nn import SigmaLinear, sinusoidal, update_sigma
 
+from ..small import small_config
+
 # Torch's own word, once a process, on a CPU without bf16 instructions.
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
 
@@ -19,7 +21,7 @@ ENCODINGS = ("learned", "rotary", "sinusoidal", "alibi", "none")
 
 def tiny(**overrides: Any) -> GPT:
     # Weights ten times the usual, so that an input that should matter does.
-    return GPT(GPTConfig.preset("tiny", **({"init_std": 0.2} | overrides))).double().eval()
+    return GPT(small_config(**({"init_std": 0.2} | overrides))).double().eval()
 
 
 def draw(*shape: int) -> Tensor:
@@ -97,7 +99,7 @@ def test_each_layer_follows_its_own_plan() -> None:
     plans = (HeadPlan.full(4), HeadPlan.long_short(n_heads=4, n_global=2, window=5))
     model = tiny(plans=plans)
     assert tuple(block.attention.plan for block in model.blocks) == plans
-    other = GPT(GPTConfig.preset("tiny", plans=plans[::-1])).double().eval()
+    other = GPT(small_config(plans=plans[::-1])).double().eval()
     other.load_state_dict(model.state_dict())
     tokens = draw(1, 30)
     assert not torch.allclose(model(tokens).logits, other(tokens).logits)
@@ -139,7 +141,7 @@ def test_sinusoidal_positions_start_at_the_size_of_a_learned_table() -> None:
     model, tokens = tiny(positions="sinusoidal"), draw(1, 12)
     table = 0.2 * 2**0.5 * sinusoidal(torch.arange(12), 32, dtype=torch.float64)
     assert table.square().mean().sqrt().item() == pytest.approx(0.2)
-    bare = GPT(GPTConfig.preset("tiny", positions="none")).double().eval()
+    bare = GPT(small_config(positions="none")).double().eval()
     bare.load_state_dict(model.state_dict())
     expected = bare(embeddings=bare.embedding(tokens) + table).logits
     torch.testing.assert_close(model(tokens).logits, expected)
@@ -220,7 +222,7 @@ def test_stats_are_stacked_per_layer_and_head_and_detached() -> None:
 @pytest.mark.parametrize("options", [{}, {"tie_embeddings": True}, {"qk_norm": "width", "positions": "rotary"}])
 def test_model_from_the_meta_device_equals_one_built_in_place(options: dict[str, Any]) -> None:
     torch.manual_seed(1)
-    config = GPTConfig.preset("tiny", sigma_reparam=True, **options)
+    config = small_config(sigma_reparam=True, **options)
     expected = GPT(config).eval()
     with torch.device("meta"):
         model = GPT(config).eval()
@@ -266,7 +268,7 @@ def test_gradient_checkpointing_keeps_fewer_activations() -> None:
 
 
 def test_compiled_model_equals_eager() -> None:
-    model, tokens = GPT(GPTConfig.preset("tiny", positions="rotary", qk_norm="head", sigma_reparam=True)), draw(2, 33)
+    model, tokens = GPT(small_config(positions="rotary", qk_norm="head", sigma_reparam=True)), draw(2, 33)
     compiled = torch.compile(copy.deepcopy(model), fullgraph=True)
     expected, output = (m(tokens, tokens, stats=True) for m in (model, compiled))
     torch.testing.assert_close(output, expected)
@@ -277,7 +279,7 @@ def test_compiled_model_equals_eager() -> None:
 
 
 def test_compiled_model_takes_any_length_and_packed_rows() -> None:
-    model = GPT(GPTConfig.preset("tiny", restart_positions=True))
+    model = GPT(small_config(restart_positions=True))
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
     for length in (20, 33):
         tokens = draw(2, length)
@@ -288,7 +290,7 @@ def test_compiled_model_takes_any_length_and_packed_rows() -> None:
 
 
 def test_bf16_autocast_is_close_to_fp32() -> None:
-    model, tokens = GPT(GPTConfig.preset("tiny", qk_norm="head", positions="rotary", sigma_reparam=True)), draw(2, 33)
+    model, tokens = GPT(small_config(qk_norm="head", positions="rotary", sigma_reparam=True)), draw(2, 33)
     with torch.autocast("cpu", torch.bfloat16):
         output = model(tokens, tokens, stats=True, return_logits=True)
     assert output.logits.dtype == torch.bfloat16 and output.loss.dtype == torch.float32
@@ -298,7 +300,7 @@ def test_bf16_autocast_is_close_to_fp32() -> None:
 
 
 def test_whole_model_runs_in_bf16() -> None:
-    model, tokens = GPT(GPTConfig.preset("tiny", qk_norm="width", positions="sinusoidal")).bfloat16(), draw(2, 33)
+    model, tokens = GPT(small_config(qk_norm="width", positions="sinusoidal")).bfloat16(), draw(2, 33)
     output = model(tokens, tokens, return_logits=True)
     assert output.logits.dtype == torch.bfloat16 and output.loss.isfinite()
 
@@ -309,7 +311,7 @@ def test_whole_model_runs_in_bf16() -> None:
     ids=str,
 )
 def test_model_learns_a_batch_by_heart(options: dict[str, Any]) -> None:
-    model, tokens = GPT(GPTConfig.preset("tiny", **options)), draw(4, 33)
+    model, tokens = GPT(small_config(**options)), draw(4, 33)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(40):
@@ -323,7 +325,7 @@ def test_model_learns_a_batch_by_heart(options: dict[str, Any]) -> None:
 
 
 def test_sigma_reparam_covers_the_blocks_and_tracks_training() -> None:
-    model, tokens = GPT(GPTConfig.preset("tiny", sigma_reparam=True)), draw(4, 33)
+    model, tokens = GPT(small_config(sigma_reparam=True)), draw(4, 33)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(20):
         optimizer.zero_grad()
@@ -359,7 +361,7 @@ def test_sigma_reparam_covers_the_blocks_and_tracks_training() -> None:
     ],
 )
 def test_wrong_input_is_a_clear_error(arguments: dict[str, Any], message: str) -> None:
-    model = GPT(GPTConfig.preset("tiny"))
+    model = GPT(small_config())
     with pytest.raises(ValueError, match=message):
         model(**arguments)
 
@@ -370,7 +372,7 @@ def test_config_of_another_type_is_a_clear_error() -> None:
 
 
 def test_logits_of_the_last_positions_alone_are_those_of_the_whole_row():
-    model, tokens = GPT(GPTConfig.preset("tiny")).eval(), torch.randint(256, (2, 20))
+    model, tokens = GPT(small_config()).eval(), torch.randint(256, (2, 20))
     torch.testing.assert_close(model(tokens, last_logits=3).logits, model(tokens).logits[:, -3:])
     with pytest.raises(ValueError, match="last_logits must be None or at least 1, got 0"):
         model(tokens, last_logits=0)

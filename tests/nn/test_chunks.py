@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from longshort import GPT, GPTConfig, HeadPlan, LSAttention, attention
+from longshort import GPT, HeadPlan, LSAttention, attention
 from longshort.nn.chunks import attend_within_chunks
 from longshort.ops import Smoothing
+
+from ..small import small_config
 
 PLAN = HeadPlan(windows=(None, 3, None, 20), decays=(0.0, 0.1, 0.3, 0.02))
 
@@ -63,7 +65,7 @@ def test_a_chunked_layer_projects_and_attends_chunk_by_chunk():
 
 
 def test_a_chunked_model_has_no_cache():
-    config = GPTConfig.preset("tiny", attention_chunk=16)
+    config = small_config(attention_chunk=16)
     with pytest.raises(ValueError, match="chunk must be None for decoding with a cache, got 16"):
         GPT(config).new_cache()
 

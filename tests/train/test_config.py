@@ -8,7 +8,9 @@ import pytest
 import torch
 import yaml
 
-from longshort import GPT, HeadPlan
+from longshort import GPT, GPTConfig, HeadPlan
+from longshort.data import TokenFile
+from longshort.data.prepare import prepare
 from longshort.losses import LossSettings
 from longshort.train import ConfigError, TrainConfig
 
@@ -24,7 +26,7 @@ def write(tmp_path, text):
 
 def test_sections_come_from_yaml_and_the_rest_keeps_its_default(tmp_path):
     config = TrainConfig.load(write(tmp_path, "model: {preset: tiny, window: 5}\nrun: {steps: 7}\noptimizer:\n"))
-    assert (config.model.window, config.model.width, config.run.steps) == (5, 32, 7)
+    assert (config.model.window, config.model.width, config.run.steps) == (5, 64, 7)
     assert config.optimizer == TrainConfig.from_dict(TINY).optimizer
 
 
@@ -86,7 +88,7 @@ def test_null_unsets_what_may_be_unset():
         ("optimizer.betas=[0.9, x]", r"optimizer.betas\[1\] must be float, got 'x'"),
         ("run.out=3", "run.out must be str, got 3"),
         ("model.width=wide", "model.width must be int, got 'wide'"),
-        ("model.width=33", "model: width must be a multiple of n_heads"),
+        ("model.width=65", "model: width must be a multiple of n_heads"),
         ("model.plan=3", "model: "),
         ("model.preset=huge", "model: preset must be one of"),
         ("run.steps=0", "run.steps must be at least 1, got 0"),
@@ -150,8 +152,75 @@ def test_rows_are_as_long_as_the_context_unless_told_otherwise():
     assert config.with_overrides(["data.length=17"]).length == 17
 
 
+SHAPE = {"context": 64, "n_layers": 1, "width": 16, "n_heads": 2, "n_global": 1, "window": 8}
+
+
+def loaded(model, **sections):
+    """A configuration, and what it said on the way."""
+    said = []
+    return TrainConfig.from_dict({"model": model, **sections}, said.append), said
+
+
+@pytest.fixture
+def bpe(tmp_path):
+    """A folder of tokens with a vocabulary of 300."""
+    (tmp_path / "text.txt").write_text("the long head sees far and the short heads see near " * 40)
+    return str(prepare(tmp_path / "text.txt", tmp_path / "tokens", vocab_size=300, workers=1).folder)
+
+
+def test_a_vocabulary_that_is_not_given_is_that_of_the_data(bpe):
+    size = TokenFile.open(Path(bpe) / "train.tokens").vocab_size
+    assert size > 257
+    for model in (SHAPE, SHAPE | {"vocab_size": None}):
+        config, said = loaded(model, data={"path": bpe})
+        assert config.model.vocab_size == size
+        assert said == [f"model.vocab_size: {size}, the vocabulary of {bpe}"]
+    config, said = loaded(SHAPE)
+    assert (config.model.vocab_size, said) == (257, ["model.vocab_size: 257, the vocabulary of bytes"])
+
+
+def test_a_task_has_a_vocabulary_too_and_an_override_of_it_counts(tmp_path):
+    said = []
+    path = write(tmp_path, yaml.safe_dump({"model": SHAPE, "task": {"name": "recall", "length": 64, "symbols": 32}}))
+    assert TrainConfig.load(path, ["task.symbols=48"], said.append).model.vocab_size == 48
+    assert said == ["model.vocab_size: 48, the vocabulary of the task recall"]
+    with pytest.raises(ConfigError, match=r"task\.name must be one of listops"):
+        TrainConfig.load(path, ["task=recal"])
+
+
+def test_a_preset_keeps_its_vocabulary_where_the_data_fits_and_grows_where_it_does_not(bpe):
+    size = TokenFile.open(Path(bpe) / "train.tokens").vocab_size
+    config, said = loaded({"preset": "paper-6m"}, data={"path": bpe})
+    assert (config.model.vocab_size, said) == (10_000, [])
+    config, said = loaded({"preset": "tiny"}, data={"path": bpe})
+    assert (config.model, len(said)) == (GPTConfig.preset("tiny", vocab_size=size), 1)
+    assert said[0].endswith("the preset has 257")
+    config, said = loaded({"preset": "paper-6m", "vocab_size": None}, data={"path": bpe})
+    assert (config.model.vocab_size, len(said)) == (size, 1)
+
+
+def test_a_vocabulary_that_is_given_is_left_alone_and_its_data_unread():
+    config, said = loaded(SHAPE | {"vocab_size": 99}, data={"path": "nowhere"})
+    assert (config.model.vocab_size, said) == (99, [])
+
+
+def test_a_preset_is_read_without_its_data_and_a_bare_shape_is_not():
+    assert loaded({"preset": "tiny"}, data={"path": "nowhere"})[0].model.vocab_size == 257
+    with pytest.raises(ConfigError, match=r"model.vocab_size is not given, and the data does not tell it: nowhere"):
+        loaded(SHAPE, data={"path": "nowhere"})
+
+
 def test_there_are_shipped_configurations():
     assert len(SHIPPED) >= 3
+
+
+def test_the_preset_and_the_configuration_tiny_are_one_model():
+    assert TrainConfig.load(SHIPPED[0].with_name("tiny.yaml")).model == GPTConfig.preset("tiny")
+
+
+@pytest.mark.parametrize(("name", "size"), [("listops", 16), ("recall", 32), ("paper-6m", 10_000), ("tiny", 257)])
+def test_shipped_configurations_have_the_vocabulary_of_their_data(name, size):
+    assert TrainConfig.load(SHIPPED[0].with_name(f"{name}.yaml")).model.vocab_size == size
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)

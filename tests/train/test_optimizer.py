@@ -3,16 +3,18 @@
 import pytest
 import torch
 
-from longshort import GPT, GPTConfig
+from longshort import GPT
 from longshort.train.config import OptimizerConfig
 from longshort.train.optimizer import build_optimizer, load_optimizer_tensors, optimizer_tensors
+
+from ..small import small_config
 
 CPU = torch.device("cpu")
 
 
 def made(**changes):
     torch.manual_seed(0)
-    model = GPT(GPTConfig.preset("tiny", bias=True, sigma_reparam=True, **changes))
+    model = GPT(small_config(bias=True, sigma_reparam=True, **changes))
     return model, build_optimizer(model, OptimizerConfig(lr=1e-2, weight_decay=0.3, betas=(0.8, 0.9)), CPU)
 
 

@@ -32,7 +32,7 @@ def compare(
 
     if any(override.startswith("run.out=") for override in overrides or []):
         raise ConfigError("run.out is the folder of one run; expected --out FOLDER for those of a comparison")
-    console, settings = Console(), TrainConfig.load(config, overrides or [])
+    console, settings = Console(), TrainConfig.load(config, overrides or [], typer.echo)
     every = [name for name in VARIANTS if name not in EXPERIMENTAL]
     names = every if variants == "all" else [name.strip() for name in variants.split(",")]
     trials = comparison.plan_trials(settings, names, range(settings.run.seed, settings.run.seed + seeds), out)

@@ -23,8 +23,10 @@ def train(
     from longshort.train import train as run_training
     from longshort.train.progress import ConsoleReporter
 
-    result = run_training(TrainConfig.load(config, overrides or []), ConsoleReporter())
-    if os.environ.get("RANK", "0") == "0":  # of torchrun's processes one speaks
+    speaks = os.environ.get("RANK", "0") == "0"  # one of torchrun's processes
+    settings = TrainConfig.load(config, overrides or [], typer.echo if speaks else lambda text: None)
+    result = run_training(settings, ConsoleReporter())
+    if speaks:
         typer.echo(f"{result.status} at step {result.step}; metrics and checkpoints are in {result.out}")
         if result.status == "interrupted":
             typer.echo("run the same command again to resume")

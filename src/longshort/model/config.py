@@ -200,13 +200,14 @@ _GPT2 = {
     "tie_embeddings": True,
 }
 PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": {"vocab_size": 256, "context": 128, "n_layers": 2, "width": 32, "n_heads": 4, "n_global": 1, "window": 8},
+    "tiny": {"vocab_size": 257, "context": 512, "n_layers": 2, "width": 64, "n_heads": 4, "n_global": 1, "window": 16},
     "paper-6m": _PAPER | {"n_layers": 6, "width": 192, "n_heads": 6, "window": 50},
     "paper-12l-768": _PAPER | {"n_layers": 12, "width": 768, "n_heads": 12, "window": 100},
     "gpt2-small": _GPT2 | {"n_layers": 12, "width": 768, "n_heads": 12},
     "gpt2-medium": _GPT2 | {"n_layers": 24, "width": 1024, "n_heads": 16},
 }
-"""The paper's models (arXiv 2505.15548, as in the author's code), GPT-2's shapes with LS-attention, and one for tests.
+"""The paper's models (arXiv 2505.15548, as in the author's code), GPT-2's shapes with LS-attention, and `tiny`, the
+model of configs/tiny.yaml: a laptop trains it on bytes.
 
 GPT-2's vocabulary stays at 50,257, the tokenizer's and the checkpoints' size; `vocab_size=50304` is a multiple of 64.
 """

@@ -6,26 +6,28 @@ An unknown key or a value of the wrong type is an error that names the key and t
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import re
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from longshort.data.tasks import TASKS, TaskSettings, classes_of, task_length
 from longshort.losses import LossSettings
 from longshort.model import GPTConfig
 from longshort.model.classifier import NORMS
 from longshort.model.config import LOSS_ALIASES
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot be used; the message names the key."""
+from longshort.train.values import (
+    ConfigError,
+    check_at_least,
+    check_known,
+    check_one_of,
+    mapping,
+    parse_yaml,
+    read_yaml,
+    typed,
+)
+from longshort.train.vocabulary import Message, with_vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,28 +179,15 @@ class TrainConfig:
     task: TaskConfig = field(default_factory=TaskConfig)
 
     def __post_init__(self) -> None:
-        run, data, stability = self.run, self.data, self.stability
-        _one_of("schedule.kind", self.schedule.kind, ("constant", "cosine", "wsd"))
-        _one_of("run.precision", run.precision, ("auto", "fp32", "bf16"))
-        _one_of("run.compile_scope", run.compile_scope, ("model", "block"))
-        _one_of("stability.guard", stability.guard, ("off", "warn", "skip", "rollback"))
-        _one_of("stability.clip", stability.clip, ("global", "tensor", "none"))
-        _one_of("run.device", run.device.split(":")[0], ("auto", "cpu", "cuda"))
-        for name, value in (("run.steps", run.steps), ("data.batch_size", data.batch_size), ("run.keep", run.keep)):
-            _at_least(name, value, 1)
-        for name, value in (("run.accumulate", run.accumulate), ("run.eval_batches", run.eval_batches)):
-            _at_least(name, value, 1)
-        for name, value in (
-            ("schedule.warmup", self.schedule.warmup),
-            ("run.save_every", run.save_every),
-            ("run.eval_every", run.eval_every),
-            ("telemetry.logits_every", self.telemetry.logits_every),
-            ("telemetry.entropy_every", self.telemetry.entropy_every),
-        ):
-            _at_least(name, value, 0)
-        for name, rate in (("optimizer.lr", self.optimizer.lr), ("stability.clip_norm", stability.clip_norm)):
-            if not rate > 0:
-                raise ConfigError(f"{name} must be > 0, got {rate}")
+        run, data = self.run, self.data
+        for key, choices in _CHOICES.items():
+            check_one_of(key, self._value(key), choices)
+        check_one_of("run.device", run.device.split(":")[0], ("auto", "cpu", "cuda"))
+        for key, least in _AT_LEAST.items():
+            check_at_least(key, self._value(key), least)
+        for key in ("optimizer.lr", "stability.clip_norm"):
+            if not self._value(key) > 0:
+                raise ConfigError(f"{key} must be > 0, got {self._value(key)}")
         if not 0 <= data.corruption <= 1:
             raise ConfigError(f"data.corruption must be from 0 to 1, got {data.corruption}")
         if run.cuda_graphs and not (run.compile and run.accumulate == 1):
@@ -209,6 +198,11 @@ class TrainConfig:
                 f"data.batch_size must be a multiple of run.accumulate={run.accumulate}, got {data.batch_size}"
             )
         _check_task(self)
+
+    def _value(self, key: str) -> Any:
+        """That of `section.key`."""
+        section, _, name = key.partition(".")
+        return getattr(getattr(self, section), name)
 
     @property
     def loss(self) -> LossSettings:
@@ -223,29 +217,28 @@ class TrainConfig:
         return self.data.length or self.model.context
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> TrainConfig:
-        """From nested plain values; `model` may name a `preset`, whose fields the others override."""
+    def from_dict(cls, data: Mapping[str, Any], message: Message = lambda text: None) -> TrainConfig:
+        """From nested plain values; `model` may name a `preset`, whose fields the others override.
+
+        A `model.vocab_size` that is not given, or null, is that of the data, and `message` is told so.
+        """
         sections = typing.get_type_hints(cls)
-        _known("section", data, [*sections, "loss"])
+        check_known("section", data, [*sections, "loss"])
         if "model" not in data:
             raise ConfigError("the section model is missing; for example model: {preset: tiny}")
         data = _loss_in_its_section(data)
-        values: dict[str, Any] = {"model": _model(data["model"], data["loss"])}
+        values: dict[str, Any] = {}
         for name, kind in sections.items():
             if name != "model" and data.get(name) is not None:
                 values[name] = _section(name, kind, _named_values(name, data[name]))
-        return cls(**values)
+        texts, task = values.get("data", DataConfig()), values.get("task", TaskConfig())
+        model = with_vocabulary(data["model"], texts.path, task.name, task, message)
+        return cls(model=_model(model, data["loss"]), **values)
 
     @classmethod
-    def load(cls, path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
-        """From a YAML file and `section.key=value` overrides."""
-        try:
-            data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-        except OSError as error:
-            raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-        return cls.from_dict(_overridden(_mapping(str(path), data), overrides))
+    def load(cls, path: Path, overrides: Sequence[str] = (), message: Message = lambda text: None) -> TrainConfig:
+        """From a YAML file and `section.key=value` overrides; `message` as in `from_dict`."""
+        return cls.from_dict(_overridden(mapping(str(path), read_yaml(path)), overrides), message)
 
     def with_overrides(self, overrides: Sequence[str]) -> TrainConfig:
         """The same configuration with `section.key=value` changes."""
@@ -260,16 +253,25 @@ class TrainConfig:
         return values
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2's true and false only: 1.1 reads `guard: off` as false."""
-
-
-_BOOL = "tag:yaml.org,2002:bool"
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOL]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+_CHOICES = {
+    "schedule.kind": ("constant", "cosine", "wsd"),
+    "run.precision": ("auto", "fp32", "bf16"),
+    "run.compile_scope": ("model", "block"),
+    "stability.guard": ("off", "warn", "skip", "rollback"),
+    "stability.clip": ("global", "tensor", "none"),
 }
-_Loader.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_AT_LEAST = {
+    "run.steps": 1,
+    "run.keep": 1,
+    "run.accumulate": 1,
+    "run.eval_batches": 1,
+    "run.save_every": 0,
+    "run.eval_every": 0,
+    "data.batch_size": 1,
+    "schedule.warmup": 0,
+    "telemetry.logits_every": 0,
+    "telemetry.entropy_every": 0,
+}
 
 
 def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -283,11 +285,7 @@ def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, 
             section, key = "loss", LOSS_ALIASES[key]
         if not (separator and dot and key):
             raise ConfigError(f"an override looks like section.key=value, got {override!r}")
-        try:
-            value = yaml.load(text, _Loader)
-        except yaml.YAMLError:
-            raise ConfigError(f"the value of {name} is not YAML: {text!r}") from None
-        result.setdefault(section, {})[key] = value
+        result.setdefault(section, {})[key] = parse_yaml(f"the value of {name}", text)
     return result
 
 
@@ -295,8 +293,8 @@ def _loss_in_its_section(data: Mapping[str, Any]) -> dict[str, Any]:
     """The data with what `model` says of the loss in the section `loss`; a default, which older files spell out, says
     nothing.
     """
-    model, loss = _mapping("model", data["model"]), _mapping("loss", data.get("loss") or {})
-    own = _mapping("model.loss", model.pop("loss", None) or {})
+    model, loss = mapping("model", data["model"]), mapping("loss", data.get("loss") or {})
+    own = mapping("model.loss", model.pop("loss", None) or {})
     found = {f"model.loss.{name}": (name, value) for name, value in own.items()}
     found |= {f"model.{alias}": (name, model.pop(alias)) for alias, name in LOSS_ALIASES.items() if alias in model}
     for where, (name, value) in found.items():
@@ -310,7 +308,7 @@ def _loss_in_its_section(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _named_values(name: str, section: Any) -> dict[str, Any]:
     """The keys of a section; a task may be given by its name alone."""
-    return {"name": section} if name == "task" and isinstance(section, str) else _mapping(name, section)
+    return {"name": section} if name == "task" and isinstance(section, str) else mapping(name, section)
 
 
 def _check_task(config: TrainConfig) -> None:
@@ -320,8 +318,8 @@ def _check_task(config: TrainConfig) -> None:
         if given:
             raise ConfigError(f"task.{given[0]} needs task.name, one of {', '.join(TASKS)}")
         return
-    _one_of("task.name", task.name, tuple(TASKS))
-    _one_of("task.norm", task.norm, NORMS)
+    check_one_of("task.name", task.name, tuple(TASKS))
+    check_one_of("task.norm", task.norm, NORMS)
     for name in ("path", "length", "segments", "corruption"):
         if getattr(data, name) != getattr(DataConfig(), name):
             raise ConfigError(f"data.{name} must not be set with a task, whose own settings are those of section task")
@@ -341,9 +339,9 @@ def _check_task(config: TrainConfig) -> None:
 def _model(values: dict[str, Any], loss: dict[str, Any]) -> GPTConfig:
     preset = values.pop("preset", None)
     hints = typing.get_type_hints(GPTConfig)
-    _known("model", values, [*hints, "preset"])
+    check_known("model", values, [*hints, "preset"])
     plain = {
-        key: value if key in ("plan", "plans") else _typed(f"model.{key}", value, hints[key])
+        key: value if key in ("plan", "plans") else typed(f"model.{key}", value, hints[key])
         for key, value in values.items()
     }
     plain["loss"] = _section("loss", LossSettings, loss)
@@ -355,54 +353,9 @@ def _model(values: dict[str, Any], loss: dict[str, Any]) -> GPTConfig:
 
 def _section(name: str, kind: type, values: Mapping[str, Any]) -> Any:
     hints = typing.get_type_hints(kind)
-    _known(name, values, hints)
-    typed = {key: _typed(f"{name}.{key}", value, hints[key]) for key, value in values.items()}
+    check_known(name, values, hints)
+    found = {key: typed(f"{name}.{key}", value, hints[key]) for key, value in values.items()}
     try:
-        return kind(**typed)
+        return kind(**found)
     except ValueError as error:
         raise ConfigError(f"{name}.{error}") from None
-
-
-def _typed(name: str, value: Any, kind: Any) -> Any:
-    """The value as the annotated type, or an error; YAML reads 3e-4 as text, which is taken as the number it is."""
-    if typing.get_origin(kind) in (types.UnionType, typing.Union):
-        if value is None:
-            return None
-        kind = next(k for k in typing.get_args(kind) if k is not type(None))
-    if kind is float and not isinstance(value, bool):
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            pass
-    if typing.get_origin(kind) is tuple and isinstance(value, list | tuple):
-        kinds = typing.get_args(kind)
-        if len(value) == len(kinds):
-            return tuple(_typed(f"{name}[{i}]", v, k) for i, (v, k) in enumerate(zip(value, kinds, strict=True)))
-    elif isinstance(kind, type) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
-        return value
-    expected = getattr(kind, "__name__", str(kind))
-    raise ConfigError(f"{name} must be {expected}, got {value!r}")
-
-
-def _known(where: str, given: Mapping[str, Any], known: Any) -> None:
-    for key in given:
-        if key not in known:
-            near = difflib.get_close_matches(str(key), list(known), n=1, cutoff=0.0)
-            what = "no section" if where == "section" else f"{where} has no key"
-            raise ConfigError(f"{what} {key!r}; the nearest is {near[0]!r}")
-
-
-def _mapping(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{name} must hold key: value pairs, got {value!r}")
-    return dict(value)
-
-
-def _one_of(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ConfigError(f"{name} must be at least {least}, got {value}")

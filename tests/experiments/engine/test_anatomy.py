@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from experiments.engine.anatomy import _attention, anatomy, effective_rank
-from longshort import GPT, GPTConfig, HeadPlan, attention
+from longshort import GPT, HeadPlan, attention
 from longshort.nn import LSAttention
 from longshort.ops import Smoothing
+
+from ..small import small_config
 
 PLANS = {
     "windows": HeadPlan(windows=(None, 5, 1)),
@@ -29,7 +31,7 @@ def test_weights_are_those_of_the_op(plan, softcap, smoothing):
 
 def model_with_even_attention(**reach):
     """Queries are zero, so every visible key gets the same weight."""
-    model = GPT(GPTConfig.preset("tiny", **reach))
+    model = GPT(small_config(**reach))
     for module in model.modules():
         if isinstance(module, LSAttention):
             torch.nn.init.zeros_(module.qkv.weight)
@@ -53,7 +55,7 @@ def test_even_attention_has_the_mass_that_counting_gives():
 
 
 def test_logits_are_those_that_the_model_reports():
-    model = GPT(GPTConfig.preset("tiny")).eval()
+    model = GPT(small_config()).eval()
     tokens = torch.randint(256, (2, 50))
     stats = model(tokens, stats=True).stats
     found = torch.tensor(anatomy(model, tokens)["logit"])
@@ -61,14 +63,14 @@ def test_logits_are_those_that_the_model_reports():
 
 
 def test_a_broken_model_gives_no_numbers_and_no_error():
-    model = GPT(GPTConfig.preset("tiny"))
+    model = GPT(small_config())
     torch.nn.init.constant_(model.blocks[1].attention.qkv.weight, torch.nan)
     found = anatomy(model, torch.randint(256, (1, 20)))
     assert None not in found["logit"][0] and found["logit"][1] == [None] * 4 == found["attention_rank"][1]
 
 
 def test_the_mode_of_the_model_is_left_as_it_was():
-    model = GPT(GPTConfig.preset("tiny")).train()
+    model = GPT(small_config()).train()
     anatomy(model, torch.randint(256, (1, 20)))
     assert model.training and not model.blocks[0].attention._forward_pre_hooks
 
@@ -78,12 +80,12 @@ def test_effective_rank_counts_equal_directions():
 
 
 def test_smoothing_after_the_softmax_is_left_out():
-    model, tokens = GPT(GPTConfig.preset("tiny", n_layers=1)), torch.randint(256, (1, 30))
-    smoothed = GPT(GPTConfig.preset("tiny", n_layers=1, smoothing=4))
+    model, tokens = GPT(small_config(n_layers=1)), torch.randint(256, (1, 30))
+    smoothed = GPT(small_config(n_layers=1, smoothing=4))
     smoothed.load_state_dict(model.state_dict())
     assert anatomy(smoothed, tokens, near=4) == anatomy(model, tokens, near=4)
 
 
 def test_chunks_are_refused():
     with pytest.raises(ValueError, match="model must have causal attention over whole rows, got a layer with chunks"):
-        anatomy(GPT(GPTConfig.preset("tiny", attention_chunk=8)), torch.randint(256, (1, 30)))
+        anatomy(GPT(small_config(attention_chunk=8)), torch.randint(256, (1, 30)))

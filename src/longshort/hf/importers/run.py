@@ -70,11 +70,10 @@ def save_as_run(model: GPT, out: Path, *, tokenizer: Tokenizer | None = None, so
         raise ValueError(
             f"tokenizer must have no more tokens than the model, {model.config.vocab_size}, got {tokenizer.vocab_size}"
         )
-    fields = model.config.to_dict()
-    config = TrainConfig.from_dict({"model": fields, "run": {"out": str(out)}})
+    config = TrainConfig.from_dict({"model": model.config.to_dict(), "run": {"out": str(out)}})
     if tokenizer is not None:
         write_json(out / "tokenizer.json", tokenizer.to_dict())
-    given = {name: value for name, value in fields.items() if value is not None}
+    given = {name: value for name, value in config.to_dict()["model"].items() if value is not None}
     write_atomically(out / CONFIG, yaml.safe_dump({"model": given, "run": {"out": str(out)}}, sort_keys=False))
     state = {
         "config": config.to_dict(),

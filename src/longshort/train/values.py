@@ -1,0 +1,97 @@
+"""Plain values, as YAML has them, held to the types of a record; errors are one line and name section and key.
+
+Why no library does this is in docs/decisions.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+import typing
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message names the key."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's true and false only: 1.1 reads `guard: off` as false."""
+
+
+_BOOL = "tag:yaml.org,2002:bool"
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOL]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+
+
+def read_yaml(path: Path) -> Any:
+    """What the file holds."""
+    try:
+        return parse_yaml(str(path), path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
+
+
+def parse_yaml(name: str, text: str) -> Any:
+    """What the text means; true and false are the only words for a truth."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name} is not YAML: {' '.join(str(error).split())}") from None
+
+
+def typed(name: str, value: Any, kind: Any) -> Any:
+    """The value as the annotated type, or an error; YAML reads 3e-4 as text, which is taken as the number it is."""
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        if value is None:
+            return None
+        kind = next(k for k in typing.get_args(kind) if k is not type(None))
+    if kind is float and not isinstance(value, bool):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            pass
+    if typing.get_origin(kind) is tuple and isinstance(value, list | tuple):
+        kinds = typing.get_args(kind)
+        if len(value) == len(kinds):
+            return tuple(typed(f"{name}[{i}]", v, k) for i, (v, k) in enumerate(zip(value, kinds, strict=True)))
+    elif isinstance(kind, type) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+        return value
+    expected = getattr(kind, "__name__", str(kind))
+    raise ConfigError(f"{name} must be {expected}, got {value!r}")
+
+
+def check_known(where: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise on the first key that is not among the known ones; names the nearest. `where`: "section", or its name."""
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), list(known), n=1, cutoff=0.0)
+            what = "no section" if where == "section" else f"{where} has no key"
+            raise ConfigError(f"{what} {key!r}; the nearest is {near[0]!r}")
+
+
+def mapping(name: str, value: Any) -> dict[str, Any]:
+    """A copy of the value, which must hold keys."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} must hold key: value pairs, got {value!r}")
+    return dict(value)
+
+
+def check_one_of(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise on a value that is not among the choices."""
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def check_at_least(name: str, value: int, least: int) -> None:
+    """Raise on a value below the least one."""
+    if value < least:
+        raise ConfigError(f"{name} must be at least {least}, got {value}")
