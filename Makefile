@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 EXTRAS := dev,hf,report
 JOBS ?= 2
+SELECTED := -m "not slow"
 
 SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
@@ -16,19 +17,22 @@ TORCH_CPU_HOST := download.pytorch.org
 REACHABLE := import socket; socket.create_connection(("$(TORCH_CPU_HOST)", 443), 5)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types layers pytest format bench clean compiler
+.PHONY: help demo test test-all lint types layers pytest format bench clean compiler
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(INSTALLED) ## trains plain and LS-attention side by side and writes a report
 	@$(BIN)/longshort demo
 
-test: compiler $(INSTALLED) ## everything CI runs: lint, types, layers, pytest
+test: compiler $(INSTALLED) ## everything CI runs: lint, types, layers, pytest without the slow tests
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory types
 	@$(MAKE) --no-print-directory layers
 	@$(MAKE) --no-print-directory pytest
+
+test-all: ## the same with the slow tests
+	@$(MAKE) --no-print-directory test SELECTED=
 
 lint: $(INSTALLED) ## ruff: lint and format check
 	@echo "== lint: ruff check, ruff format --check"
@@ -45,7 +49,7 @@ layers: $(INSTALLED) ## import-linter: imports run downwards, no cycles
 
 pytest: compiler $(INSTALLED) ## the tests alone; JOBS=n sets the number of processes
 	@echo "== tests: pytest, $(JOBS) processes"
-	@$(BIN)/python -m pytest -q -n $(JOBS)
+	@$(BIN)/python -m pytest -q -n $(JOBS) $(SELECTED)
 
 format: $(INSTALLED) ## ruff: apply fixes and formatting
 	@$(BIN)/ruff check --quiet --fix .

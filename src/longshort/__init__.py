@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from longshort.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from longshort.generation import generate
     from longshort.heads import HeadPlan
@@ -22,7 +24,6 @@ __all__ = [
     "attention",
     "generate",
 ]
-__version__ = "0.1.0"
 
 _HOMES = {
     "HeadPlan": "longshort.heads",

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from longshort import __version__
 from longshort.cli import check, compare, data, demo, evaluate, export, generate, import_, moved, report, train
 from longshort.cli.errors import one_line_errors
+from longshort.version import __version__
 
 __all__ = ["app", "one_line_errors"]
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from longshort import __version__
 from longshort.runs import METRICS, RunLog, difference, read_log
 from longshort.runs.log import Sink, TensorBoardSink, WandbSink
 from longshort.train.checkpoint import Checkpoint
 from longshort.train.config import ConfigError, TrainConfig
 from longshort.train.distributed import World
+from longshort.version import __version__
 
 
 def open_log(config: TrainConfig, out: Path) -> RunLog:
