@@ -119,6 +119,7 @@ def test_a_wrong_override_is_an_error_that_names_it(override, message):
         ("run: {steps: 3}", "the section model is missing"),
         ("model: 5", "model must hold key: value pairs, got 5"),
         ("model: {preset: tiny}\nrun: [1]", "run must hold key: value pairs"),
+        ("model: {preset: tiny}\nloss: 0", "loss must hold key: value pairs, got 0"),
         ("- 1", "must hold key: value pairs"),
         ("", "must hold key: value pairs, got None"),
         ("model: {preset: tiny", "is not YAML"),

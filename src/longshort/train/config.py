@@ -293,8 +293,11 @@ def _loss_in_its_section(data: Mapping[str, Any]) -> dict[str, Any]:
     """The data with what `model` says of the loss in the section `loss`; a default, which older files spell out, says
     nothing.
     """
-    model, loss = mapping("model", data["model"]), mapping("loss", data.get("loss") or {})
-    own = mapping("model.loss", model.pop("loss", None) or {})
+    model = mapping("model", data["model"])
+    loss, own = (
+        {} if values is None else mapping(name, values)
+        for name, values in (("loss", data.get("loss")), ("model.loss", model.pop("loss", None)))
+    )
     found = {f"model.loss.{name}": (name, value) for name, value in own.items()}
     found |= {f"model.{alias}": (name, model.pop(alias)) for alias, name in LOSS_ALIASES.items() if alias in model}
     for where, (name, value) in found.items():
