@@ -9,7 +9,6 @@ import torch
 
 from experiments.engine.records import Experiment, Options
 from longshort.data import default_data
-from longshort.data.tokens import TokenFile
 from longshort.train import ConfigError, TrainConfig
 
 AUTHOR_LR = 6e-4
@@ -103,7 +102,7 @@ def base_config(experiment: Experiment, options: Options, *, data: Path | None) 
     changes |= {} if options.quick else experiment.settings
     changes |= {"run.steps": steps, "run.eval_every": max(1, steps // EVALUATIONS), "run.device": options.device}
     if data is not None:
-        changes |= {"data.path": str(data), "model.vocab_size": TokenFile.open(data / "train.tokens").vocab_size}
+        changes |= {"data.path": str(data), "model.vocab_size": None}
     if _has_task(experiment) and options.data is not None:
         changes |= {"task.name": "text", "task.path": str(options.data.resolve())}
     for name, value in changes.items():

@@ -131,7 +131,7 @@ def test_config_is_frozen_hashable_and_keyword_only() -> None:
         ({"norm_eps": 0.0}, "norm_eps must be a finite number > 0, got 0.0"),
         ({"init_std": float("nan")}, "init_std must be a finite number > 0, got nan"),
         ({"loss_chunk": 0}, "chunk must be None or an integer >= 1, got 0"),
-        ({"backend": "cuda"}, "backend must be one of auto, reference, blocked, triton, got 'cuda'"),
+        ({"backend": "cuda"}, "backend must be one of auto, reference, blocked, triton, sdpa, flex, got 'cuda'"),
     ],
 )
 def test_wrong_value_is_an_error_that_names_field_and_value(change: dict[str, Any], message: str) -> None:

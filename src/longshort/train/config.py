@@ -285,7 +285,7 @@ def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, 
             section, key = "loss", LOSS_ALIASES[key]
         if not (separator and dot and key):
             raise ConfigError(f"an override looks like section.key=value, got {override!r}")
-        result.setdefault(section, {})[key] = parse_yaml(f"the value of {name}", text)
+        result.setdefault(section, {})[key] = parse_yaml(name, text)
     return result
 
 

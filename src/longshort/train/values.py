@@ -35,17 +35,19 @@ _Loader.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|TRUE|false|False
 def read_yaml(path: Path) -> Any:
     """What the file holds."""
     try:
-        return parse_yaml(str(path), path.read_text(encoding="utf-8"))
+        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
 
 
 def parse_yaml(name: str, text: str) -> Any:
-    """What the text means; true and false are the only words for a truth."""
+    """The value that is written for the key `name`."""
     try:
         return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{name} is not YAML: {' '.join(str(error).split())}") from None
+    except yaml.YAMLError:
+        raise ConfigError(f"the value of {name} is not YAML: {text!r}") from None
 
 
 def typed(name: str, value: Any, kind: Any) -> Any:
