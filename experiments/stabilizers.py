@@ -17,7 +17,6 @@ from experiments.engine import figures, measures, tables
 from experiments.engine.measures import Outcome, Row
 from experiments.engine.records import FAILS, HOLDS, PARTLY, Claim, Data, Experiment, Finding, Variants
 from experiments.engine.tables import shown
-from longshort.ops.api import BACKENDS
 from longshort.train import TrainConfig
 from longshort.train.variants import VARIANTS
 
@@ -36,7 +35,7 @@ def variants(base: TrainConfig) -> Variants:
     chosen["plain-fp32"] = replace(plain, run=replace(plain.run, precision="fp32"))
     chosen["plain-flash"] = replace(
         plain,
-        model=replace(plain.model, backend="sdpa" if "sdpa" in BACKENDS else plain.model.backend),
+        model=replace(plain.model, backend="sdpa"),
         run=replace(plain.run, compile=False, cuda_graphs=False),
         telemetry=replace(plain.telemetry, logits_every=0),  # PyTorch's attention gives no statistics
     )

@@ -18,6 +18,7 @@ import numpy as np
 from experiments.engine.measures import AFTER, COMMANDS, STEP_TIMES
 from longshort.files import write_atomically
 from longshort.report.thinning import thin
+from longshort.runs import difference
 from longshort.runs.log import METRICS, largest_logit, read_log
 from longshort.train.processes import CONFIG, OUTPUT
 
@@ -27,8 +28,6 @@ LEFT_OUT = ("mfu", "entropy", "layer_gradients")
 _DIGITS = 5
 MERGED = {COMMANDS, STEP_TIMES}
 """Files of the folder that grow from call to call."""
-_COMPARED = ("model", "data", "task", "loss", "optimizer", "schedule", "stability")
-"""Sections of a configuration that say what is learned, and how."""
 _NAME = re.compile(rf"(\w[\w.+-]*/)?([\w+-][\w.+-]*\.json|{re.escape(METRICS)}|{re.escape(OUTPUT)})")
 
 
@@ -79,8 +78,9 @@ def unpack(archive: Path, folder: Path) -> list[str]:
     files = _read(archive)
     runs = {name.partition("/")[0] for name in files if "/" in name}
     for run in sorted(runs):
-        if other := _differing(_settings_in(folder / run / CONFIG), _settings(files.get(f"{run}/{CONFIG}", b"{}"))):
-            key, here, there = other
+        mine = (folder / run / CONFIG).read_bytes() if (folder / run / CONFIG).is_file() else b"{}"
+        if other := difference(json.loads(mine), json.loads(files.get(f"{run}/{CONFIG}", b"{}"))):
+            key, there, here = other
             raise ValueError(
                 f"{archive}: its run {run} has {key} {there!r}, and the one in {folder} has {here!r}; expected runs of "
                 "one kind: unpack into another folder, or remove that run first"
@@ -113,21 +113,6 @@ def _read(archive: Path) -> dict[str, bytes]:
     except (gzip.BadGzipFile, zlib.error, EOFError, tarfile.TarError, json.JSONDecodeError) as error:
         raise ValueError(f"{archive} is damaged, or no pack: {error}") from None
     return files
-
-
-def _settings(config: bytes) -> dict[str, Any]:
-    """By section and name, without those of the run itself: where it lies, how many steps, how it is compiled."""
-    sections = json.loads(config).items()
-    return {f"{name}.{key}": value for name, part in sections if name in _COMPARED for key, value in part.items()}
-
-
-def _settings_in(path: Path) -> dict[str, Any]:
-    return _settings(path.read_bytes()) if path.is_file() else {}
-
-
-def _differing(here: dict[str, Any], there: dict[str, Any]) -> tuple[str, Any, Any] | None:
-    """The first setting that both have and not alike; one that an older version did not have is no difference."""
-    return next(((key, here[key], there[key]) for key in here if key in there and here[key] != there[key]), None)
 
 
 def _steps_in(run: Path) -> int:
