@@ -5,7 +5,8 @@ A step is forward, loss, backward and fused AdamW on random tokens, under bf16 a
 and the backend differ. FLOPs of a step, forward and backward: 6 for each token and weight in a matrix product
 (all but the embedding tables; a tied table is the head's matrix), and 12 D for each pair of a query and a key that it
 sees, in each head of dimension D (two products forward, four backward). MFU relates them to the GPU's dense bf16 peak;
-`mfu_as_plain` counts every pair that plain attention would see, whether it is computed or not.
+`mfu_as_plain` counts every pair that plain attention would see, whether it is computed or not. With `--compile`, blocks
+that call FlexAttention have a graph break there (`longshort.ops.flex`).
 """
 
 from __future__ import annotations
