@@ -6,8 +6,7 @@ without a copy. Window off-by-ones: FlashAttention counts the keys before the cu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -18,11 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import longshort.nn.attention as layer
 from benchmarks.harness import OURS
 from benchmarks.shapes import Shape
 from longshort.heads import HeadPlan
-from longshort.ops import AttentionResult, attention
+from longshort.model import GPT
+from longshort.ops import attention
 
 OURS_WITH_STATS = "longshort+stats"
 FLEX = "FlexAttention"
@@ -120,12 +119,12 @@ def _local_attention_missing() -> str | None:
     return None if find_spec("local_attention") else "pip install local-attention"
 
 
-def flex(plan: HeadPlan, length: int, device: str, *, inside_compile: bool = False) -> Attend:
-    """LS-attention by FlexAttention, compiled for its shape; `inside_compile` where the caller is compiled itself."""
+def flex(plan: HeadPlan, length: int, device: str) -> Attend:
+    """LS-attention by FlexAttention, compiled for its shape."""
     from torch.nn.attention.flex_attention import flex_attention
 
     mask = block_mask(plan, length, device)
-    call: Any = flex_attention if inside_compile or device == "cpu" else _compiled_flex()
+    call: Any = flex_attention if device == "cpu" else _compiled_flex()
     return lambda q, k, v: call(q, k, v, block_mask=mask)
 
 
@@ -212,23 +211,22 @@ def _two_calls(device: str) -> Callable[[Shape], Attend]:
     return build
 
 
-def standing_in(attend: Attend) -> Callable[..., AttentionResult]:
-    """`attend` with the signature of the op, for causal attention over whole rows without statistics."""
+def set_up_blocks(model: GPT, kernel: SDPBackend | None = None, *, compiled: bool = False) -> None:
+    """Compile a model's blocks, each alone: one graph for all layers, compiled once. With `kernel`, their calls of
+    SDPA (`backend="sdpa"`) are by that one, which raises rather than taking another.
+    """
+    if compiled:
+        allow_many_graphs()
+    for block in model.blocks:
+        module: Any = block
+        # Inside what is compiled: a graph has its kernel in it, and is not taken for another's.
+        forward = module.forward if kernel is None else _under(kernel, module.forward)
+        module.forward = torch.compile(forward, dynamic=False) if compiled else forward
 
-    def attention(q: Tensor, k: Tensor, v: Tensor, plan: HeadPlan, **options: Any) -> AttentionResult:
-        assert options["softcap"] is None and options["segments"] is None and not options["stats"], options
-        return AttentionResult(attend(q, k, v), q.new_empty(0), None)
 
-    return attention
+def _under(kernel: SDPBackend, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*inputs: Any, **options: Any) -> Any:
+        with sdpa_kernel(kernel):
+            return forward(*inputs, **options)
 
-
-@contextmanager
-def attending(attention: Callable[..., AttentionResult] | None) -> Iterator[None]:
-    """Inside, attention layers call this function instead of the op; None changes nothing."""
-    module: Any = layer
-    original = module.attention
-    module.attention = attention or original
-    try:
-        yield
-    finally:
-        module.attention = original
+    return call

@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from benchmarks.harness import Entrant, take_turns
-from benchmarks.peers import allow_many_graphs, attending, sdpa, standing_in
+from benchmarks.peers import set_up_blocks
 from benchmarks.timing import eager, repeated, warmed
 from longshort.heads import HeadPlan
 from longshort.model import GPT, GPTConfig
@@ -38,30 +38,27 @@ def forward(
     evaluation, or to the last hidden state with the weights in bf16, as a served model fills its cache. Its blocks may
     be compiled."""
     on_gpu = device.startswith("cuda")
-    config = GPTConfig.preset(preset, context=length, backend="triton" if on_gpu else "auto", **changes)
+    kernel = _KERNELS.get(variant)
+    backend = "sdpa" if kernel is not None else "triton" if on_gpu else "auto"
+    config = GPTConfig.preset(preset, context=length, backend=backend, **changes)
     if variant != "ls":
         plan = HeadPlan.full(config.n_heads)
-        config = GPTConfig.preset(preset, context=length, backend=config.backend, plan=plan, **changes)
+        config = GPTConfig.preset(preset, context=length, backend=backend, plan=plan, **changes)
     torch.manual_seed(0)
     with torch.device(device):  # a large model takes seconds to draw on the CPU
         model = GPT(config).eval()
     if on_gpu and not loss:
         model.bfloat16()
-    if compiled:
-        allow_many_graphs()
-        for block in model.blocks:
-            block.compile(dynamic=False)
+    set_up_blocks(model, kernel, compiled=compiled)
     tokens = torch.randint(config.vocab_size, (batch, length), device=device)
-    attention = standing_in(sdpa(_KERNELS[variant])) if variant in _KERNELS else None
     targets = tokens.clone()  # the loss is chunked: full logits of 32,768 tokens would be timed otherwise
 
     @torch.inference_mode()
     def call() -> object:
-        with attending(attention):
-            if not loss:
-                return model(tokens, return_logits=False)
-            with autocast("auto", tokens.device):
-                return model(tokens, targets).loss
+        if not loss:
+            return model(tokens, return_logits=False)
+        with autocast("auto", tokens.device):
+            return model(tokens, targets).loss
 
     return call
 

@@ -1,17 +1,18 @@
 """Training throughput on one GPU: the same GPT with LS-attention and with plain attention, by several implementations;
 and what the logit statistics add to a training step.
 
-A step is forward, loss, backward and fused AdamW on random tokens, under bf16 autocast; only the function that the
-attention layers call differs. FLOPs of a step, forward and backward: 6 for each token and weight in a matrix product
+A step is forward, loss, backward and fused AdamW on random tokens, under bf16 autocast; only the plan
+and the backend differ. FLOPs of a step, forward and backward: 6 for each token and weight in a matrix product
 (all but the embedding tables; a tied table is the head's matrix), and 12 D for each pair of a query and a key that it
 sees, in each head of dimension D (two products forward, four backward). MFU relates them to the GPU's dense bf16 peak;
-`mfu_as_plain` counts every pair that plain attention would see, whether it is computed or not.
+`mfu_as_plain` counts every pair that plain attention would see, whether it is computed or not. With `--compile`, blocks
+that call FlexAttention have a graph break there (`longshort.ops.flex`).
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from torch.nn.attention import SDPBackend
 
 from benchmarks.harness import OURS, Entrant, Recorder, median_ratio, take_turns
 from benchmarks.pages import Page, Results, markdown
-from benchmarks.peers import CUDNN, FA2, FLEX, Attend, allow_many_graphs, attending, flex, sdpa, standing_in
+from benchmarks.peers import CUDNN, FA2, FLEX, set_up_blocks
 from benchmarks.timing import clocked, warmed
 from longshort.heads import HeadPlan
 from longshort.model import GPT, GPTConfig
@@ -80,23 +81,21 @@ class Kernel:
     name: str
     plan: str
     """'ls' or 'plain'."""
-    build: Callable[[GPTConfig, str, bool], Attend | None] = lambda config, device, compiled: None
-    """What the layers call in place of the package's own op, given whether the model is compiled; None is that op."""
+    backend: str | None = None
+    """Of the model; None is the package's own."""
+    sdpa: SDPBackend | None = None
+    """Which of PyTorch's kernels serves backend="sdpa"."""
 
     def __str__(self) -> str:
         return f"{self.name}-{self.plan}"
 
 
-def _flex(config: GPTConfig, device: str, compiled: bool) -> Attend:
-    return flex(config.layer_plans[0], config.context, device, inside_compile=compiled)
-
-
 KERNELS = (
     Kernel(name=OURS, plan="ls"),
-    Kernel(name=FLEX, plan="ls", build=_flex),
+    Kernel(name=FLEX, plan="ls", backend="flex"),
     Kernel(name=OURS, plan="plain"),
-    Kernel(name=CUDNN, plan="plain", build=lambda *_: sdpa(SDPBackend.CUDNN_ATTENTION)),
-    Kernel(name=FA2, plan="plain", build=lambda *_: sdpa(SDPBackend.FLASH_ATTENTION)),
+    Kernel(name=CUDNN, plan="plain", backend="sdpa", sdpa=SDPBackend.CUDNN_ATTENTION),
+    Kernel(name=FA2, plan="plain", backend="sdpa", sdpa=SDPBackend.FLASH_ATTENTION),
 )
 
 
@@ -112,7 +111,7 @@ class Trainee:
     """One kernel's model, optimizer and data; all of a setting start from the same weights."""
 
     def __init__(self, kernel: Kernel, setting: Setting, *, device: str, backend: str, compiled: bool) -> None:
-        config = setting.config(kernel.plan, backend)
+        config = setting.config(kernel.plan, kernel.backend or backend)
         torch.manual_seed(0)
         with torch.device(device):
             self.model: Any = GPT(config)
@@ -123,16 +122,11 @@ class Trainee:
         self.tokens, self.targets = (
             torch.randint(config.vocab_size, size, generator=generator, device=device) for _ in range(2)
         )
-        attend = kernel.build(config, device, compiled)
-        self.attention = None if attend is None else standing_in(attend)
-        if compiled:
-            allow_many_graphs()
-            for block in self.model.blocks:  # block by block: one graph for all layers, compiled once
-                block.compile(dynamic=False)
+        set_up_blocks(self.model, kernel.sdpa, compiled=compiled)
 
     def step(self) -> tuple[Tensor, Tensor]:
         """One step; the loss, and the gradient of the first layer's projection to queries, keys and values."""
-        with attending(self.attention), autocast("auto", self.device):
+        with autocast("auto", self.device):
             loss = self.model(self.tokens, self.targets).loss
         loss.backward()
         gradient = self.model.blocks[0].attention.qkv.weight.grad

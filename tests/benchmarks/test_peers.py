@@ -1,23 +1,20 @@
 """Peers are called for the work that they are measured at, and only that."""
 
+import warnings
 from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 from torch.nn.attention.flex_attention import create_block_mask
 
-import longshort.nn.attention as layer
 from benchmarks import attention as benchmark
 from benchmarks import peers
-from benchmarks.peers import FA2, TWO_CALLS, attending, standing_in
+from benchmarks.peers import FA2, TWO_CALLS
 from benchmarks.shapes import Shape
-from longshort import HeadPlan, attention
+from longshort import GPT, GPTConfig, HeadPlan, attention
 
 TINY = Shape(batch=1, heads=2, length=48, head_dim=8, window=8)
-
-
-def full(q, k, v):
-    return attention(q, k, v, HeadPlan.full(q.shape[1]), backend="reference").out
 
 
 @pytest.mark.parametrize(("n_global", "length"), [(1, 256), (2, 300)])
@@ -76,17 +73,15 @@ def test_a_plan_that_flex_would_get_wrong_is_refused():
         peers.block_mask(HeadPlan(windows=(8, None, 8)), 128, "cpu")
 
 
-def test_the_op_is_back_after_a_swap_even_if_it_failed():
-    original = layer.attention
-    with pytest.raises(RuntimeError, match="inside"), attending(standing_in(full)):
-        assert layer.attention is not original
-        raise RuntimeError("inside")
-    assert layer.attention is original
-    with attending(None):
-        assert layer.attention is original
-
-
-def test_a_stand_in_refuses_what_it_would_ignore():
-    q = torch.randn(1, 2, 8, 4)
-    with pytest.raises(AssertionError):
-        standing_in(full)(q, q, q, HeadPlan.full(2), softcap=None, segments=None, stats=True)
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_blocks_call_the_kernel_that_was_asked_for(compiled):
+    config = GPTConfig.preset("tiny", n_layers=1, backend="sdpa", n_global=4, window=None)
+    models = {}
+    for kernel in (None, SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION):
+        torch.manual_seed(0)
+        models[kernel] = GPT(config).eval()
+        peers.set_up_blocks(models[kernel], kernel, compiled=compiled)
+    tokens = torch.arange(8)[None]
+    torch.testing.assert_close(models[None](tokens).logits, models[SDPBackend.MATH](tokens).logits)
+    with pytest.raises(RuntimeError), warnings.catch_warnings(action="ignore"):  # a CPU has no cuDNN
+        models[SDPBackend.CUDNN_ATTENTION](tokens)

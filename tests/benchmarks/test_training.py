@@ -6,23 +6,18 @@ from torch.nn.attention import SDPBackend
 
 from benchmarks import training
 from benchmarks.harness import Recorder
-from benchmarks.peers import sdpa
 from benchmarks.training import KERNELS, PLANS, SETTINGS, FirstStep, Kernel, Setting, Trainee
-from longshort import GPT, HeadPlan, attention
+from longshort import GPT
 
 TINY = Setting(preset="tiny", context=32, tokens=64)
 LS = Kernel(name="longshort", plan="ls")
 PLAIN = Kernel(name="longshort", plan="plain")
-SDPA = Kernel(name="FA2", plan="plain", build=lambda *_: sdpa(SDPBackend.FLASH_ATTENTION))
+SDPA = Kernel(name="FA2", plan="plain", backend="sdpa", sdpa=SDPBackend.FLASH_ATTENTION)
 CPU = {"device": "cpu", "backend": "blocked"}
 
 
 def measure(*kernels, rounds=2, **options):
     return training.measure(TINY, kernels, rounds=rounds, steps=1, **CPU, **options)
-
-
-def full(q, k, v):
-    return attention(q, k, v, HeadPlan.full(q.shape[1]), backend="reference").out
 
 
 def test_every_kernel_runs_and_ls_is_compared_with_each():
@@ -34,48 +29,58 @@ def test_every_kernel_runs_and_ls_is_compared_with_each():
     assert rows[0]["mfu"] is None  # nobody knows the peak of this CPU
 
 
-def test_a_kernel_that_computes_something_else_is_not_timed():
-    wrong = Kernel(name="theirs", plan="ls", build=lambda *_: full)
-    row = measure(LS, wrong)[1]
+@pytest.fixture
+def theirs(monkeypatch):
+    """A kernel whose steps are what a test makes of them."""
+
+    def misbehaving(step):
+        class Misbehaving(Trainee):
+            def step(self):
+                return step(super().step)
+
+        kinds = {"theirs": Misbehaving}
+        monkeypatch.setattr(
+            training, "Trainee", lambda kernel, *a, **o: kinds.get(kernel.name, Trainee)(kernel, *a, **o)
+        )
+        return Kernel(name="theirs", plan="ls")
+
+    return misbehaving
+
+
+def test_a_kernel_that_computes_something_else_is_not_timed(theirs):
+    def wrong(step):
+        loss, gradient = step()
+        return loss, 1.2 * gradient
+
+    row = measure(LS, theirs(wrong))[1]
     assert row["failed"].startswith("wrong: ") and "milliseconds" not in row
 
 
-def test_a_peer_that_fails_is_a_row_and_the_others_are_timed():
-    def out_of_memory(q, k, v):
-        raise torch.OutOfMemoryError("CUDA out of memory")
+def test_another_plan_is_noticed_at_the_first_step():
+    first = {}
+    for plan in ("ls", "plain"):
+        loss, gradient = Trainee(Kernel(name="x", plan=plan), TINY, compiled=False, **CPU).step()
+        first[plan] = FirstStep(loss.item(), gradient)
+    assert training.disagreement(first["ls"], first["plain"]).startswith("wrong: ")
 
-    rows = measure(Kernel(name="theirs", plan="plain", build=lambda *_: out_of_memory), LS)
-    assert rows[0]["failed"] == "OutOfMemoryError: CUDA out of memory"
-    assert rows[1]["tokens_per_second"] > 0
 
+def test_a_peer_that_fails_at_first_or_later_is_a_row_and_the_others_are_timed(theirs):
+    for steps_before in (0, 3):
+        called = []
 
-def test_a_kernel_that_fails_after_its_first_step_stays_failed():
-    called = []
+        def tires(step, called=called, most=steps_before):
+            called.append(1)
+            if len(called) > most:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return step()
 
-    def tires(q, k, v):
-        called.append(q)
-        if len(called) > 2:  # one for each layer
-            raise NotImplementedError("no more")
-        return full(q, k, v)
-
-    rows = measure(PLAIN, Kernel(name="theirs", plan="plain", build=lambda *_: tires))
-    assert rows[1]["failed"] == "NotImplementedError: no more"
+        rows = measure(LS, theirs(tires))
+        assert rows[1]["failed"] == "OutOfMemoryError: CUDA out of memory" and rows[0]["tokens_per_second"] > 0
 
 
 def test_a_failure_of_ours_is_not_swallowed():
     with pytest.raises(ValueError, match="backend"):
         training.measure(TINY, [LS], device="cpu", backend="nonsense")
-
-
-def test_a_swapped_function_is_what_the_layers_call():
-    called = []
-
-    def watched(q, k, v):
-        called.append(q.shape)
-        return full(q, k, v)
-
-    Trainee(Kernel(name="watched", plan="plain", build=lambda *_: watched), TINY, compiled=False, **CPU).step()
-    assert called == [(2, 4, 32, 8)] * 2  # layers
 
 
 def test_all_start_from_the_same_weights_and_tokens():
