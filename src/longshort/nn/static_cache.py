@@ -50,24 +50,12 @@ class StaticLayerCache(CacheLayer):
         *,
         clock: _Clock,
         tickets: Tensor,
-        batch_size: int,
-        max_length: int,
         rollback: int,
         dtype: torch.dtype,
         device: torch.device | str,
-        smoothing: Smoothing | None = None,
+        **sizes: Any,
     ) -> None:
-        super().__init__(
-            plan,
-            n_kv_heads,
-            head_dim,
-            batch_size=batch_size,
-            max_length=max_length,
-            rollback=rollback,
-            dtype=dtype,
-            device="meta",
-            smoothing=smoothing,
-        )
+        super().__init__(plan, n_kv_heads, head_dim, rollback=rollback, dtype=dtype, device="meta", **sizes)
         if self.raw_values is not None:
             raw = self.raw_values
             raw.k, raw.v = (torch.empty(x.shape, dtype=dtype, device=device) for x in (raw.k, raw.v))
