@@ -13,6 +13,7 @@ from longshort import HeadPlan
 from longshort.nn import StaticCache
 from longshort.ops.decode import launch
 from longshort.ops.decode.launch import DecodeShape
+from longshort.ops.options import Options
 
 from .cases import Step, check, run
 
@@ -201,5 +202,5 @@ def test_the_op_keeps_the_rules_of_torch_library(name):
     keys, values = (step.filled(x[:, :, :30]).nan_to_num() for x in (k, v))
     tickets = torch.zeros(2, dtype=torch.int32)
     args = (q, k[:, :, 30:], v[:, :, 30:], keys, values, torch.tensor([30]), None, tickets)
-    args = (*args, [n for head in layout for n in head], [0, 5], None, None, None, None, True)
+    args = (*args, [n for head in layout for n in head], *Options.of(step.plan), True)
     torch.library.opcheck(getattr(torch.ops.longshort, name).default, args)
