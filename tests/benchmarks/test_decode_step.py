@@ -19,6 +19,7 @@ def run(tried, out=None):
     return bench.run(Recorder(out, command="a command"), shapes=[SMALL], device="cpu", rounds=2, tried=tried)
 
 
+@pytest.mark.slow
 def test_it_runs_from_drawing_to_the_page(tmp_path):
     tried, out = [(16, 4, 1, 1.0), (32, 4, 1, 4.0)], tmp_path / "decode.json"
     (shape,) = run(tried, out)["shapes"]

@@ -90,6 +90,7 @@ def test_prefill_measures_each_variant_and_what_ls_saves():
     assert prefill.saved(made_up) == {"plain-flash": 0.5}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_compiled_pass_ends_in_the_same_loss():
     eager, compiled = (prefill.forward("tiny", "ls", 32, 2, "cpu", compiled=compiled)() for compiled in (False, True))

@@ -73,6 +73,8 @@ def test_a_plan_that_flex_would_get_wrong_is_refused():
         peers.block_mask(HeadPlan(windows=(8, None, 8)), 128, "cpu")
 
 
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::UserWarning")  # the compiler's
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_blocks_call_the_kernel_that_was_asked_for(compiled):
     config = GPTConfig.preset("tiny", n_layers=1, backend="sdpa", n_global=4, window=None)

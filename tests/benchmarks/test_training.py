@@ -102,12 +102,12 @@ def test_flops_are_six_a_weight_and_twelve_a_feature_of_a_visible_pair():
     model = GPT(config)
     tables = model.embedding.weight.numel() + model.position_embedding.weight.numel()
     weights = model.n_parameters() - tables
-    head_dim, window, length = 8, 8, 32
+    head_dim, window, length = config.width // config.n_heads, config.layer_plans[0].windows[-1], TINY.context
     pairs = {"global": length * (length + 1) // 2, "local": window * (window + 1) // 2 + (length - window) * window}
-    attended = config.n_layers * (pairs["global"] + 3 * pairs["local"])
+    attended = config.n_layers * (pairs["global"] + (config.n_heads - 1) * pairs["local"])
     batch = 2
     assert training.step_flops(TINY, "ls") == pytest.approx(6 * weights * 64 + 12 * head_dim * attended * batch)
-    plain = config.n_layers * 4 * pairs["global"]
+    plain = config.n_layers * config.n_heads * pairs["global"]
     assert training.step_flops(TINY, "plain") == pytest.approx(6 * weights * 64 + 12 * head_dim * plain * batch)
 
 
