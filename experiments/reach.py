@@ -250,8 +250,9 @@ def figure(data: Data) -> Any:
     ]
     axes: dict[str, Any] = {"x": "step", "x_title": "step", "y": "loss", "y_title": "validation loss, part of the text"}
     over_steps = figures.lines(losses, names=order, width=360, height=300, **axes)
-    pair = alt.hconcat((ticks + dots).properties(width=360, height=300), over_steps)
-    return pair.resolve_scale(color="independent", strokeDash="independent")
+    return alt.hconcat((ticks + dots).properties(width=360, height=300), over_steps).resolve_scale(
+        color="independent", strokeDash="independent"
+    )
 
 
 _RULE = "ahead: the paired 95 % interval of the difference over seeds excludes 0, three seeds or more"
