@@ -8,7 +8,7 @@ from longshort import GPT, HeadPlan, attention
 from longshort.nn import LSAttention
 from longshort.ops import Smoothing
 
-from ..small import small_config
+from ...small import small_config
 
 PLANS = {
     "windows": HeadPlan(windows=(None, 5, 1)),
