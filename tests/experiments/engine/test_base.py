@@ -19,11 +19,10 @@ SWEEPS = [name for name in NAMES if load(name).variants is not None]
 def test_every_run_is_a_valid_configuration_in_a_folder_of_its_own(name, quick, tmp_path):
     trials = plan_sweep(load(name), Options(out=tmp_path, seeds=(0, 1), quick=quick, device="cpu"), data=None)
     assert len({trial.out for trial in trials}) == len(trials)
-    for trial in trials:
+    for trial in trials[: len(trials) // 2]:  # those of the first seed
         assert TrainConfig.from_dict(json.loads(json.dumps(trial.config.to_dict()))) == trial.config
-        if trial.seed == 0:
-            with torch.device("meta"):
-                build_model(trial.config)
+        with torch.device("meta"):
+            build_model(trial.config)
 
 
 def test_a_gpu_run_has_the_kernel_named_and_is_compiled(tmp_path):

@@ -125,11 +125,11 @@ def test_more_steps_are_left_to_do_and_fewer_are_not(corpus, tmp_path):
     here = tmp_path / "here"
     unpack(pack(tmp_path, tmp_path / "r.tar.gz"), here)
     shutil.copytree(corpus, tmp_path / "moved")
-    moved = {"variants": ("ls",), "data": tmp_path / "moved"}
-    assert not is_left(trial_of("endurance", here, tmp_path / "moved", steps=4, **moved))
+    moved = tmp_path / "moved"
+    assert not is_left(trial_of("endurance", here, moved, variants=("ls",), steps=4))
     before = (here / "ls-seed0" / METRICS).read_bytes()
     with pytest.raises(ConfigError, match="no whole checkpoint"):
-        child.train_and_look(trial_of("endurance", here, tmp_path / "moved", steps=5, **moved).config)
+        child.train_and_look(trial_of("endurance", here, moved, variants=("ls",), steps=5).config)
     assert (here / "ls-seed0" / METRICS).read_bytes() == before
 
 
