@@ -25,7 +25,7 @@ from benchmarks.harness import DTYPES, OURS, Entrant, Recorder, WrongResult, fai
 from benchmarks.pages import Page, Results, markdown
 from benchmarks.shapes import GPU_SHAPES, LARGE_BATCHES, Shape
 from longshort.heads import HeadPlan
-from longshort.nn import StaticCache
+from longshort.nn import LSStaticCache
 from longshort.ops import attention
 
 STATISTICS, TWO_CALLS, FULL = "longshort + statistics", "two SDPA calls", "SDPA, all heads full"
@@ -84,7 +84,7 @@ def our_step(shape: Shape, inputs: StepInputs, *, stats: bool = False) -> Callab
     """A step over a static cache that holds all but the last token; it may be taken again and again."""
     plan = shape.plan("ls")
     q, held = inputs.q, shape.length - 1
-    cache = StaticCache(
+    cache = LSStaticCache(
         [plan],
         head_dim=shape.head_dim,
         batch_size=shape.batch,

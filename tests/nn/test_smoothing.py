@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshort import GPT, GPTConfig, HeadPlan, LSAttention, LSCache, attention
-from longshort.nn import StaticCache
+from longshort.nn import LSStaticCache
 from longshort.ops import Smoothing
 
 LENGTH = 70
@@ -212,7 +212,7 @@ def test_a_cache_of_another_width_is_refused():
         model(draw(), cache=build(None).new_cache())
 
 
-@pytest.mark.parametrize("kind", [LSCache, StaticCache])
+@pytest.mark.parametrize("kind", [LSCache, LSStaticCache])
 @pytest.mark.parametrize("options", [{"side": "centred", "lookahead": True}, {"stage": "before"}])
 def test_smoothing_that_a_token_does_not_settle_has_no_cache(kind, options):
     with pytest.raises(ValueError, match="a cache serves smoothing of side 'causal' after the softmax, got side"):

@@ -5,7 +5,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from longshort import HeadPlan, LSAttention
-from longshort.nn import StaticCache
+from longshort.nn import LSStaticCache
 
 from .decoding import TIGHT, build, draw, full
 
@@ -182,12 +182,12 @@ def test_bytes_are_those_of_the_rows_and_the_counters():
     model = build(window=16, n_global=1)
     cache = model.new_cache(batch_size=2, max_length=100, rollback=4, static=True)
     rows = 2 * 2 * (1 * 100 + 3 * 20) * 8 * 4 * 2
-    assert isinstance(cache, StaticCache) and cache.nbytes == rows + 8 + 4 * 2 * 4
+    assert isinstance(cache, LSStaticCache) and cache.nbytes == rows + 8 + 4 * 2 * 4
 
 
 def test_a_layer_on_its_own_takes_a_static_cache():
     layer, x = LSAttention(32, HeadPlan(windows=(None, 5)), positions="rotary"), torch.randn(2, 30, 32)
-    cache = StaticCache([layer.plan], head_dim=16, batch_size=2, max_length=30)
+    cache = LSStaticCache([layer.plan], head_dim=16, batch_size=2, max_length=30)
     parts = []
     for part in x.split((12, *[1] * 18), dim=1):
         parts.append(layer(part, cache=cache.layers[0]).out)

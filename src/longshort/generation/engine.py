@@ -16,7 +16,7 @@ from torch import Tensor
 from longshort.generation.graphs import DecodingStep
 from longshort.generation.sampling import Sampling
 from longshort.model import GPT
-from longshort.nn import KVCache, StaticCache
+from longshort.nn import KVCache, LSStaticCache
 
 if TYPE_CHECKING:
     from longshort.data.tokenizer import Tokenizer
@@ -135,7 +135,7 @@ class _Text:
         cache, step = None, None
         if usable:
             cache = model.new_cache(len(rows), max_length=held, rollback=0, static=on_gpu)
-        if isinstance(cache, StaticCache):
+        if isinstance(cache, LSStaticCache):
             wanted = count > _WORTH_A_GRAPH if graph is None else graph
             step = DecodingStep(model, cache, graph=wanted, required=graph is True)
         return cls(

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from longshort.model import GPT
-from longshort.nn import StaticCache
+from longshort.nn import LSStaticCache
 
 
 class DecodingStep:
-    """The next logits from the last tokens, with a `StaticCache`.
+    """The next logits from the last tokens, with a `LSStaticCache`.
 
     The first call runs eagerly, which compiles kernels; the second captures the step if `graph` is set, and from then
     on it is replayed. Results of a call are overwritten by the next.
     """
 
-    def __init__(self, model: GPT, cache: StaticCache, *, graph: bool, required: bool = False) -> None:
+    def __init__(self, model: GPT, cache: LSStaticCache, *, graph: bool, required: bool = False) -> None:
         self._model, self._cache = model, cache
         self._wanted, self._required = graph, required
         self._warm = False

@@ -22,9 +22,9 @@ from longshort.nn import (
     LSAttention,
     LSAttentionResult,
     LSCache,
+    LSStaticCache,
     RMSNorm,
     SigmaLinear,
-    StaticCache,
     segment_positions,
     sinusoidal,
 )
@@ -189,8 +189,8 @@ class GPT(nn.Module):
     ) -> KVCache:
         """An empty cache that fits this model, in its dtype and on its device if None; see `LSCache`.
 
-        `static` makes one whose steps can be captured in a CUDA graph or compiled, see `StaticCache`; its `max_length`
-        is the model's context if None.
+        `static` makes one whose steps can be captured in a CUDA graph or compiled, see `LSStaticCache`; its
+        `max_length` is the model's context if None.
 
         >>> model = GPT(GPTConfig.preset("tiny"))
         >>> cache = model.new_cache()
@@ -209,7 +209,7 @@ class GPT(nn.Module):
         if self.position_embedding is not None and max_length is not None and max_length > context:
             # A step cannot ask on the host whether a token is past the table.
             raise ValueError(f"max_length must be at most the {context} positions of the table, got {max_length}")
-        return StaticCache(plans, max_length=context if max_length is None else max_length, **sizes)
+        return LSStaticCache(plans, max_length=context if max_length is None else max_length, **sizes)
 
     def _attention_layers(self) -> list[LSAttention]:
         return [block.attention for block in self.blocks]  # type: ignore[misc]

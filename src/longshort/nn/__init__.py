@@ -4,11 +4,14 @@ from longshort.nn.attention import LSAttention, LSAttentionResult
 from longshort.nn.block import MLP, Block
 from longshort.nn.cache import LSCache
 from longshort.nn.kv_cache import KVCache
-from longshort.nn.layer_cache import CacheLayer, LayerCache
+from longshort.nn.layer_cache import CacheLayer, LSLayerCache
 from longshort.nn.norms import QKNorm, RMSNorm, SequenceBatchNorm
 from longshort.nn.positions import rotary, segment_positions, sinusoidal
 from longshort.nn.sigma_reparam import SigmaLinear, update_sigma
-from longshort.nn.static_cache import StaticCache
+from longshort.nn.static_cache import LSStaticCache
+
+LayerCache, StaticCache = LSLayerCache, LSStaticCache
+"""Their names before all caches had the prefix."""
 
 __all__ = [
     "MLP",
@@ -18,6 +21,8 @@ __all__ = [
     "LSAttention",
     "LSAttentionResult",
     "LSCache",
+    "LSLayerCache",
+    "LSStaticCache",
     "LayerCache",
     "QKNorm",
     "RMSNorm",

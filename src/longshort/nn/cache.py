@@ -1,6 +1,6 @@
 """The key/value cache of decoding: global heads keep everything, local heads a ring of the rows they can still see.
 
-It has one `LayerCache` per layer, grows with what comes, and counts on the host; see `StaticCache` for the other form.
+It has one `LSLayerCache` per layer, grows with what comes, and counts on the host; `LSStaticCache` is the other form.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from longshort.heads import HeadPlan
 from longshort.nn.kv_cache import KVCache, check_sizes
-from longshort.nn.layer_cache import FIRST_ROWS, LayerCache, smaller
+from longshort.nn.layer_cache import FIRST_ROWS, LSLayerCache, smaller
 from longshort.ops import Smoothing
 
 
@@ -41,7 +41,7 @@ class LSCache(KVCache):
     (100, True)
     """
 
-    layers: list[LayerCache]
+    layers: list[LSLayerCache]
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class LSCache(KVCache):
         check_sizes(plans, head_dim=head_dim, dtype=dtype, smoothing=smoothing, **sizes)
         super().__init__(**sizes, device=device)
         sizes |= {"dtype": dtype, "device": device, "smoothing": smoothing}
-        self.layers = [LayerCache(plan, n_kv_heads or plan.n_heads, head_dim, **sizes) for plan in plans]
+        self.layers = [LSLayerCache(plan, n_kv_heads or plan.n_heads, head_dim, **sizes) for plan in plans]
         self._spare_rows, self._cropped_at = rollback, 0
 
     @property

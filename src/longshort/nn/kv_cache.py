@@ -1,7 +1,7 @@
 """What every cache of decoding has: layers, the segments and positions of its tokens, and a batch whose rows can move.
 
-`LSCache` grows and counts on the host; `StaticCache` has fixed shapes and counts on the device. Calls that would leave
-one half changed are checked before anything is written.
+`LSCache` grows and counts on the host; `LSStaticCache` has fixed shapes and counts on the device. Calls that would
+leave one half changed are checked before anything is written.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _LEAN_BACKENDS = ("auto", "blocked")
 
 
 class CachedAttention(NamedTuple):
-    """What `LayerCache.attend` returns."""
+    """What `LSLayerCache.attend` returns."""
 
     out: Tensor
     """(B, H, T, D)."""
@@ -142,7 +142,7 @@ class CacheLayer(ABC):
         """
 
 
-class LayerCache(CacheLayer):
+class LSLayerCache(CacheLayer):
     """The cache of one attention layer, which counts on the host; `LSCache` makes them."""
 
     def __init__(self, plan: HeadPlan, n_kv_heads: int, head_dim: int, **sizes: Any) -> None:

@@ -39,7 +39,7 @@ class _Clock:
         return None if self.held.device.type != "cpu" or torch.compiler.is_compiling() else int(self.held)
 
 
-class StaticLayerCache(CacheLayer):
+class LSStaticLayer(CacheLayer):
     """The static cache of one attention layer: all pools lie in one tensor of keys and one of values."""
 
     def __init__(
@@ -77,7 +77,7 @@ class StaticLayerCache(CacheLayer):
         self.layout = tuple(layout[head] for head in range(n_kv_heads))
 
     def check(self, batch_size: int, new: int) -> None:
-        """As `LayerCache.check`; on a GPU a step is not asked whether it has a place: see `StaticCache`."""
+        """As `LSLayerCache.check`; on a GPU a step is not asked whether it has a place: see `LSStaticCache`."""
         held = self.clock.known if new <= self.most_tokens else self._start()
         self.check_place(batch_size, new, 0 if held is None else held)
 
@@ -96,7 +96,7 @@ class StaticLayerCache(CacheLayer):
         stats: bool = False,
         backend: str = "auto",
     ) -> CachedAttention:
-        """Append and attend, as `LayerCache.attend`; `StaticCache.advance` counts the tokens, once for all layers.
+        """Append and attend, as `LSLayerCache.attend`; `LSStaticCache.advance` counts the tokens, once for all layers.
 
         `segments` (B, S) are those of a chunk; those of a step are (B, max_length).
         """
@@ -119,7 +119,7 @@ class StaticLayerCache(CacheLayer):
         return int(self.clock.held) if self.clock.start is None else self.clock.start
 
 
-class StaticCache(KVCache):
+class LSStaticCache(KVCache):
     """A cache whose tensors never move and whose length is a tensor; `GPT.new_cache(static=True)` makes one.
 
     A step of up to `most_tokens` tokens (8, or fewer with a small rollback or very wide groups of queries) has no host
@@ -135,7 +135,7 @@ class StaticCache(KVCache):
     (30, True)
     """
 
-    layers: list[StaticLayerCache]
+    layers: list[LSStaticLayer]
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class StaticCache(KVCache):
         self._tickets = torch.zeros(batch_size * heads, dtype=torch.int32, device=device)
         sizes |= {"dtype": dtype, "device": device, "smoothing": smoothing}
         sizes |= {"clock": self._clock, "tickets": self._tickets}
-        self.layers = [StaticLayerCache(plan, n_kv_heads or plan.n_heads, head_dim, **sizes) for plan in plans]
+        self.layers = [LSStaticLayer(plan, n_kv_heads or plan.n_heads, head_dim, **sizes) for plan in plans]
         self.most_tokens = min(layer.most_tokens for layer in self.layers)
 
     @property

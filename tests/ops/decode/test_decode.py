@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="the package triton is not installed")
 
 from longshort import HeadPlan
-from longshort.nn import StaticCache
+from longshort.nn import LSStaticCache
 from longshort.ops.decode import launch
 from longshort.ops.decode.launch import DecodeShape
 from longshort.ops.options import Options
@@ -174,7 +174,7 @@ def test_heads_in_no_such_order_are_read_from_a_table(windows, tables):
 @pytest.mark.parametrize("max_length", [100, 300])  # one tile, and several
 def test_a_static_cache_of_global_and_local_heads_needs_no_table(max_length, tables):
     plan = HeadPlan.long_short(n_heads=6, n_global=2, window=8)
-    (layer,) = StaticCache([plan], head_dim=16, batch_size=2, max_length=max_length).layers
+    (layer,) = LSStaticCache([plan], head_dim=16, batch_size=2, max_length=max_length).layers
     x = torch.randn(2, 6, 1, 16)
     layer.attend(x, x, x, backend="triton")
     assert tables == [False]
