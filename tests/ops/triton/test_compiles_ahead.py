@@ -131,6 +131,8 @@ def compile_all() -> dict[str, dict[str, int | str]]:
             try:
                 case()
             except Exception as error:
+                while error.__cause__ is not None:  # the compiler's errors begin at the launch, far from what is wrong
+                    error = error.__cause__
                 made["error"] = f"{type(error).__name__}: {error}"
     return results
 
