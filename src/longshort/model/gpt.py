@@ -55,7 +55,7 @@ class GPT(nn.Module):
     >>> model = GPT(GPTConfig.preset("tiny"))
     >>> tokens = torch.randint(256, (2, 100))
     >>> model(tokens).logits.shape
-    torch.Size([2, 100, 256])
+    torch.Size([2, 100, 257])
     >>> output = model(tokens[:, :-1], tokens[:, 1:], stats=True)
     >>> output.logits is None, output.loss.shape, output.stats.shape
     (True, torch.Size([]), torch.Size([2, 4, 2]))
@@ -195,7 +195,7 @@ class GPT(nn.Module):
         >>> model = GPT(GPTConfig.preset("tiny"))
         >>> cache = model.new_cache()
         >>> model(torch.randint(256, (1, 20)), cache=cache).logits.shape, cache.length
-        (torch.Size([1, 20, 256]), 20)
+        (torch.Size([1, 20, 257]), 20)
         """
         layers = self._attention_layers()
         layers[0].check_cacheable()
