@@ -102,6 +102,7 @@ def run(record=None, **options):
     return decoding.run(record or Recorder(), device="cpu", settings=(TINY,), rounds=2, **SCARCE, **small, **options)
 
 
+@pytest.mark.slow
 def test_all_parts_run_and_the_page_has_each(tmp_path):
     out = tmp_path / "r.json"
     results = run(Recorder(out), parts=("cache", "speed", "batch", "prefill"), note="A note.")

@@ -25,6 +25,7 @@ def verb(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
+@pytest.mark.slow
 def test_compare_ends_in_accuracies_and_a_report(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "run_all", lambda configs, **_: bool([train(config) for config in configs]))
     (tmp_path / "task.yaml").write_text(

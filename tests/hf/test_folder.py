@@ -61,7 +61,7 @@ def test_the_pipeline_takes_the_folder(exported):
     ]
 
 
-@pytest.mark.parametrize("saved", ["by the export", "again by transformers"])
+@pytest.mark.parametrize("saved", ["by the export", pytest.param("again by transformers", marks=pytest.mark.slow)])
 def test_a_program_that_knows_nothing_of_longshort_opens_it_by_trusting_it(exported, tmp_path, saved):
     if saved != "by the export":
         LongShortForCausalLM.from_pretrained(exported).save_pretrained(tmp_path / "tuned")
@@ -132,6 +132,7 @@ def test_python_of_the_page_runs_beside_an_exported_folder(exported, monkeypatch
     assert "def main():" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_transformers_serve_finds_the_class_in_the_package_whatever_was_imported_since():
     code = "import longshort.hf; from transformers import LlamaForCausalLM, AutoProcessor; import transformers; "
     subprocess.run([sys.executable, "-c", code + "transformers.LongShortForCausalLM"], check=True)

@@ -278,6 +278,7 @@ def test_compiled_model_equals_eager() -> None:
         torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
 
 
+@pytest.mark.slow
 def test_compiled_model_takes_any_length_and_packed_rows() -> None:
     model = GPT(small_config(restart_positions=True))
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
