@@ -40,7 +40,7 @@ def check_compiled(compiled, eager, *args, tolerance=1e-6):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=10 * tolerance)
 
 
-@pytest.mark.parametrize("backend", ["reference", "blocked"])
+@pytest.mark.parametrize("backend", [pytest.param("reference", marks=pytest.mark.slow), "blocked"])
 @pytest.mark.parametrize("plan", [PLAN, BIASED], ids=["windows", "slopes and decays"])
 @pytest.mark.parametrize("options", [{}, {"softcap": 3.0, "causal": False, "scale": 0.2}], ids=["plain", "options"])
 def test_compiled_call_without_graph_breaks_equals_eager(backend, plan, options):

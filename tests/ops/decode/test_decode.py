@@ -152,7 +152,7 @@ def tables(monkeypatch):
     ("windows", "kv_heads", "new"),
     [((None, 5, 5, 5), 4, 1), ((None, 9, None, 9), 4, 1), ((5, 5), 2, 1), ((None,) * 3, 3, 2), ((None, 3, 7, 7), 2, 3)],
 )
-@pytest.mark.parametrize("programs", [1, 6])
+@pytest.mark.parametrize("programs", [pytest.param(1, marks=pytest.mark.slow), 6])
 def test_heads_at_equal_distances_need_no_table_and_give_equal_bits_with_one(windows, kv_heads, new, programs, tables):
     shape = DecodeShape(16, 4, 1, programs)
     step = Step(windows=windows, kv_heads=kv_heads, held=90, new=new, rollback=new, batch=2, capacity=100, shape=shape)

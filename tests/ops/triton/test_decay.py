@@ -94,6 +94,10 @@ def check(decays, windows=(None, 7, 70), n_queries=100, slopes=None, **fields):
         assert_no_worse_than_rounding(run(case, "triton"), run(case, "reference", torch.float64), run_in_rounding(case))
 
 
+BOTH_SIDES = pytest.mark.parametrize(
+    "causal", [pytest.param(True, id="causal"), pytest.param(False, id="two-sided", marks=pytest.mark.slow)]
+)
+"""Steep, short and mixed cases of the two-sided form are quick below; these repeat the causal ones at length."""
 OPTIONS = {
     "plain": {},
     "global": {"windows": (None, None, None)},
@@ -110,7 +114,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "two-sided"])
+@BOTH_SIDES
 @pytest.mark.parametrize("name", OPTIONS)
 def test_decaying_call_with_each_option_agrees_with_the_reference(name, causal):
     check(SPLIT, causal=causal, **OPTIONS[name])
@@ -122,29 +126,31 @@ def test_steep_decay_agrees_with_the_reference(causal):
 
 
 @pytest.mark.parametrize("n_queries", [1, 63, 64, 65, 129, 200])
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "two-sided"])
+@BOTH_SIDES
 def test_decaying_row_of_a_length_around_a_tile_agrees_with_the_reference(n_queries, causal):
     check((0.1, FADES), (None, 64), n_queries=n_queries, causal=causal)
 
 
 @pytest.mark.parametrize("shape", [(16, 64), (64, 16), (128, 128)], ids=["wide", "tall", "large"])
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "two-sided"])
+@BOTH_SIDES
 def test_decay_in_tiles_of_any_shape_and_walks_in_parts_agrees_with_the_reference(shape, causal):
     with use({name: TileShape(*shape, 1, 4, parts=2) for name in KERNELS}):
         check((0.1, FADES), (None, 50), n_queries=140, n_keys=150, causal=causal)
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "two-sided"])
-@pytest.mark.parametrize("segments", [None, "sorted"])
+@BOTH_SIDES
+@pytest.mark.parametrize("segments", [None, pytest.param("sorted", marks=pytest.mark.slow)])
 def test_masked_pairs_where_the_factor_is_zero_in_fp32_agree_with_the_reference(segments, causal):
     check((FADES, FADES), (None, 701), n_queries=100, n_keys=900, segments=segments, causal=causal)
 
 
+@pytest.mark.slow
 def test_masked_pairs_far_after_their_query_agree_with_the_reference():
     with use({name: TileShape(64, 128, 1, 4, parts=1) for name in KERNELS}):
         check((FADES,), (701,), n_queries=800, causal=False)
 
 
+@pytest.mark.slow
 def test_few_rows_of_a_long_decaying_past_agree_with_the_reference():
     with use({name: TileShape(16, 128, 1, 4, parts=1) for name in KERNELS}):
         check((1e-3, FADES), (None, None), n_queries=3, n_keys=FAR // 16)

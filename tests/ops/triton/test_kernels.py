@@ -1,5 +1,6 @@
 """The Triton kernels against the reference, run by Triton's interpreter where there is no GPU."""
 
+import itertools
 import subprocess
 import sys
 from dataclasses import replace
@@ -102,7 +103,14 @@ def test_length_around_a_tile_agrees_with_the_reference(length):
     check_plan(None, 20, n_queries=length)
 
 
-@pytest.mark.parametrize("kv_heads", [6, 2, 1], ids=["own keys", "grouped queries", "one key head"])
+@pytest.mark.parametrize(
+    "kv_heads",
+    [
+        pytest.param(6, id="own keys", marks=pytest.mark.slow),
+        pytest.param(2, id="grouped queries"),
+        pytest.param(1, id="one key head", marks=pytest.mark.slow),
+    ],
+)
 def test_many_windows_in_one_plan_agree_with_the_reference(kv_heads):
     check_plan(1, 64, 17, None, 129, 300, n_queries=131, kv_heads=kv_heads)
 
@@ -134,8 +142,12 @@ def small_blocks(monkeypatch):
         monkeypatch.setattr(segment_ranges, name, type(segment_ranges.BLOCK)(16))
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("segments", ["sorted", "shuffled", "negatives", "left padding", "one row all padding"])
+_QUICK = [("sorted", True), ("shuffled", False)]
+_SEGMENTS = itertools.product(["sorted", "shuffled", "negatives", "left padding", "one row all padding"], [True, False])
+_OTHER_SEGMENTS = [pytest.param(*case, marks=() if case in _QUICK else pytest.mark.slow) for case in _SEGMENTS]
+
+
+@pytest.mark.parametrize(("segments", "causal"), _OTHER_SEGMENTS)
 @pytest.mark.usefixtures("small_blocks")
 def test_walks_that_pass_over_other_segments_agree_with_the_reference(segments, causal):
     shapes = {name: TileShape(32, 16, 1, 4, parts=2) for name in KERNELS}
