@@ -65,8 +65,8 @@ ON_CUDA: dict[str, Any] = {
     "telemetry.logits_every": 1,
 }
 """The default chunk of the loss saves memory that such a model does not need. Compiled, a step takes 5.5 ms of an H200
-instead of 9 (benchmarks/results/training-step-h200.txt), and replayed as CUDA graphs it need not wait for Python. One block
-is compiled for all, and all steps have statistics: compiling would be half of a short run otherwise."""
+instead of 9 (benchmarks/results/training-step-h200.txt), and replayed as CUDA graphs it need not wait for Python. One
+block is compiled for all, and all steps have statistics: compiling would be half of a short run otherwise."""
 
 
 def on_cuda(device: str) -> bool:
