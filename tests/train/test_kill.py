@@ -112,6 +112,7 @@ def start_runner(config, path):
     return subprocess.Popen([sys.executable, "-m", "longshort.train.processes", str(path)], env=environment)
 
 
+@pytest.mark.slow
 def test_the_runners_process_survives_kill_and_sigterm(corpus, uninterrupted, tmp_path):
     out, log = tmp_path / "run", tmp_path / "run" / METRICS
     for number, delay in ((signal.SIGKILL, 0.4), (signal.SIGTERM, 0.2), (None, 0)):

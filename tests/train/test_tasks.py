@@ -73,6 +73,7 @@ def test_accuracy_and_loss_are_those_of_the_whole_logits(exponent, tmp_path):
     assert found["loss"] == pytest.approx(sum(total) / 16, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_recall_task_is_learned(tmp_path):
     task = {"name": "recall", "length": 16, "pairs": 1, "symbols": 8, "train": 400, "validation": 40, "test": 40}
     changes = ("run.steps=150", "run.eval_every=0", "model.width=32", "model.vocab_size=8", "data.batch_size=16")
