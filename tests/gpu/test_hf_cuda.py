@@ -15,7 +15,8 @@ MASK = torch.tensor([[1] * 30, [0] * 27 + [1] * 3])
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    return LongShortForCausalLM.from_gpt(GPT(GPTConfig.preset("tiny", vocab_size=257, init_std=0.2)).cuda().eval())
+    config = GPTConfig.preset("tiny", vocab_size=257, context=128, init_std=0.2)
+    return LongShortForCausalLM.from_gpt(GPT(config).cuda().eval())
 
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"cache_implementation": "static"}], ids=str)

@@ -80,6 +80,12 @@ def _compiled() -> Callable[..., Any]:
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
+@cache
+def _compiled_mask() -> Callable[..., BlockMask]:
+    """Compiled, it makes the blocks without the T x S mask."""
+    return torch.compile(create_block_mask)
+
+
 @lru_cache(maxsize=64)
 def _block_mask(windows: tuple[int, ...], causal: bool, n_queries: int, n_keys: int, device: torch.device) -> BlockMask:
     reach, past = torch.tensor(windows, device=device), n_keys - n_queries
@@ -89,7 +95,8 @@ def _block_mask(windows: tuple[int, ...], causal: bool, n_queries: int, n_keys: 
         return (offset >= 0) & (offset < reach[h]) if causal else offset.abs() < reach[h]
 
     heads = len(windows) if len(set(windows)) > 1 else None  # one mask for all where all see alike
-    return create_block_mask(sees, None, heads, n_queries, n_keys, device=device, _compile=device.type == "cuda")
+    create = _compiled_mask() if device.type == "cuda" else create_block_mask
+    return create(sees, None, heads, n_queries, n_keys, device=device)
 
 
 @lru_cache(maxsize=64)
