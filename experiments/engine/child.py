@@ -14,7 +14,7 @@ from experiments.engine.anatomy import anatomy
 from experiments.engine.measures import AFTER, count_spikes
 from longshort.files import write_json
 from longshort.runs.log import largest_logit, read_log
-from longshort.train import TrainConfig, load_model, train
+from longshort.train import TrainConfig, TrainingStopped, load_model, train
 from longshort.train.checkpoint_scores import evaluate_task
 from longshort.train.distributed import choose_device
 from longshort.train.precision import autocast
@@ -28,23 +28,30 @@ Look = Callable[[TrainConfig, Path], dict[str, Any]]
 
 def train_and_look(config: TrainConfig, *, also: Look = lambda config, out: {}) -> None:
     """Train one variant; if that came to its end, write what is to be known of the model, with what `also` finds."""
-    result = train(config)
+    try:
+        result = train(config)
+    except TrainingStopped as stopped:  # that it diverged is a result, but of the model there is nothing to know
+        print(stopped)
+        write_json(Path(config.run.out) / AFTER, look_into_log(Path(config.run.out)))
+        return
     if result.status == "finished":
         found = look(config, result.out) | also(config, result.out)
         write_json(result.out / AFTER, {"step": result.step} | found)
 
 
-def look(config: TrainConfig, out: Path) -> dict[str, Any]:
-    """The anatomy of the newest checkpoint's attention, or with a task its test scores; spikes and the largest |logit|
-    of the whole log, before it is thinned to travel.
-    """
-    device = choose_device(config.run.device)
+def look_into_log(out: Path) -> dict[str, Any]:
+    """Spikes and the largest |logit| of the whole log, before it is thinned to travel."""
     records = read_log(out)
     steps = [record for record in records if record["kind"] == "train"]
     peaks = [peak for record in steps if (peak := largest_logit(record)) is not None]
     found: dict[str, Any] = {"largest_logit": max(peaks, default=None)}
     recorded = sum(record["kind"] == "spike" for record in records)  # by a guard, which may have skipped their steps
-    found["spikes"] = recorded or count_spikes(record["loss"] for record in steps)
+    return found | {"spikes": recorded or count_spikes(record["loss"] for record in steps)}
+
+
+def look(config: TrainConfig, out: Path) -> dict[str, Any]:
+    """What the log says, and the anatomy of the newest checkpoint's attention, or with a task its test scores."""
+    device, found = choose_device(config.run.device), look_into_log(out)
     if config.task.name is not None:
         return found | {"test": evaluate_task(out, split="test", device=device)}
     model, _ = load_model(out, device)

@@ -19,7 +19,7 @@ from longshort.stability import SpikeGuard
 
 AFTER, COMMANDS, STEP_TIMES = "after.json", "commands.json", "step_times.json"
 DIVERGED = 0.5
-"""A run diverged if its last validation loss is not finite, or so many nats above its best."""
+"""A run diverged if its record says so, or its last validation loss is not finite, or so many nats above its best."""
 CURVE_POINTS = 150
 
 Row = dict[str, Any]
@@ -39,7 +39,8 @@ class Outcome:
     @property
     def diverged(self) -> bool:
         last, best = self.run.final_loss, self.run.best_loss
-        return last is None or best is None or not last <= best + DIVERGED
+        lost = last is None or best is None or not last <= best + DIVERGED
+        return lost or self.run.status == "diverged"
 
     @property
     def spikes(self) -> int:
@@ -180,7 +181,7 @@ def provenance(found: Sequence[Outcome], folder: Path) -> dict[str, Any]:
         "seeds": sorted({run.seed for run in runs}),
         "steps": sorted({run.last_step for run in runs}),
         "run_seconds": round(sum(float(run.train["seconds"].max(initial=0.0)) for run in runs), 1),
-        "unfinished": [run.name for run in runs if run.status != "finished"],
+        "unfinished": [run.name for run in runs if run.status not in ("finished", "diverged")],
         "batch_sizes": sorted({config["data"]["batch_size"] for config in configs}),
         "backends": sorted({config["model"]["backend"] for config in configs}),
     }

@@ -30,8 +30,8 @@ def test_outputs_and_gradients_are_those_of_the_reference(name, n_queries, causa
         torch.testing.assert_close(mine.double(), theirs, atol=2e-2, rtol=2e-2)
 
 
-# A call of this backend breaks the graph; dynamo then asks an activation for its .grad, and hides its own warning of it,
-# but not where warnings are errors.
+# A call of this backend breaks the graph; dynamo then asks an activation for its .grad, and hides the warning, but not
+# where warnings are errors.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_model_trains_with_it_as_with_ours(compiled):

@@ -4,7 +4,7 @@ import pytest
 
 from longshort.train import train
 
-from ..train.tiny import losses, make_corpus, tiny_config
+from ..train.tiny import differences, losses, make_corpus, tiny_config
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # inductor has much to say about fp32
@@ -25,3 +25,14 @@ def test_a_compiled_run_gives_the_losses_of_an_eager_one(how, tmp_path):
         train(tiny_config(corpus, tmp_path / name, *common, *changes, width=32, window=window))
     eager, compiled = (list(losses(tmp_path / name).values()) for name in ("eager", "compiled"))
     assert compiled == pytest.approx(eager, rel=2e-3)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("how", [[], ["run.compile=true"], ["run.compile=true", "run.cuda_graphs=true"]], ids=" ".join)
+def test_deterministic_runs_are_equal_to_the_bit(how, tmp_path):
+    corpus = make_corpus(tmp_path)
+    common = ("run.device=cuda", "run.precision=bf16", "run.steps=25", "run.deterministic=true", "data.batch_size=16")
+    for name in ("one", "other"):
+        train(tiny_config(corpus, tmp_path / name, *common, *how, width=64))
+    assert losses(tmp_path / "one") == losses(tmp_path / "other")
+    assert differences(tmp_path / "one", tmp_path / "other") == []

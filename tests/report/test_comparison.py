@@ -6,7 +6,7 @@ import pytest
 
 from longshort.report import comparison
 from longshort.report.comparison import Spread
-from longshort.runs import load_runs
+from longshort.runs import load_run, load_runs
 
 from .synthetic import eval_record, logits_of, run_record, spike_record, train_record, write_lines
 
@@ -109,3 +109,18 @@ def test_differences_hold_what_differs_and_nothing_else(tmp_path):
         ("run.name", ["a-0", "b-0"]),
         ("run.variant", ["a", "b"]),
     ]
+
+
+def test_a_run_that_diverged_is_said_with_its_step_and_its_story(tmp_path):
+    records = [run_record(), train_record(1, 5.0), train_record(2, None), train_record(3, None)]
+    end = {"kind": "end", "step": 3, "seconds": 3.0, "status": "diverged", "since": 2, "reason": "the run diverged ..."}
+    told, silent = (
+        load_run(write_lines(tmp_path / name, [*records, last]))
+        for name, last in (("told", end), ("silent", {"kind": "end", "step": 3, "seconds": 3.0, "status": "finished"}))
+    )
+    for run in (told, silent):  # files of earlier versions end in "finished"
+        assert run.status == "diverged" and run.diverged_at == 2
+        text = comparison.summary(comparison.group([run]))
+        assert "Diverged: ls at step 2." in text and "No loss spike" not in text and "Not finished" not in text
+        assert comparison.group([run])[0].status == "diverged at step 2"
+    assert comparison.notes([told]) == ("ls: the run diverged ...",) and comparison.notes([silent]) == ()

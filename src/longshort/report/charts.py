@@ -92,7 +92,9 @@ class Charts:
         self.variants = list(dict.fromkeys(run.variant for run in runs))
 
     def loss(self, quantity: str, x: str) -> dict[str, Any]:
-        """Loss or perplexity: every step faint, the trend strong, validation as points, spikes as triangles."""
+        """Loss or perplexity: every step faint, the trend strong, validation as points, spikes as triangles, and a
+        dashed line where a run diverged.
+        """
         alt = self.alt
         y = self._loss_axis(quantity)
         tips = [self._tip("run"), *self._places(), self._tip("loss", ".4f"), self._tip("perplexity", ",.2f")]
@@ -110,6 +112,9 @@ class Charts:
             "style": "ring",
         }
         layers = [
+            self._chart("diverged")
+            .mark_rule(strokeDash=[4, 3], strokeWidth=1.5)
+            .encode(x=self._x(x), color=self._color(), tooltip=[self._tip("run"), *self._places()]),
             self._chart("curve").mark_line(opacity=0.28, strokeWidth=1).encode(**lines),
             self._chart("trend").mark_line(strokeWidth=2.2).encode(**lines).add_params(self._zoom()),
             self._chart("trend")

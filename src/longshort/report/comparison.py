@@ -69,9 +69,13 @@ class Variant:
 
     @property
     def status(self) -> str:
-        states = [run.status for run in self.runs]
+        states = [_state(run) for run in self.runs]
         counts = {state: states.count(state) for state in dict.fromkeys(states)}
         return ", ".join(state if count == len(states) else f"{count} {state}" for state, count in counts.items())
+
+
+def _state(run: Run) -> str:
+    return run.status if run.diverged_at is None else f"diverged at step {run.diverged_at:,}"
 
 
 def group(runs: Sequence[Run]) -> list[Variant]:
@@ -182,13 +186,24 @@ def _logits(variants: Sequence[Variant]) -> list[str]:
 
 def _spikes(variants: Sequence[Variant], runs: Sequence[Run]) -> str:
     counts = [f"{variant.spikes} for {variant.name}" for variant in variants if variant.spikes]
-    said = f"Loss spikes recorded: {', '.join(counts)}." if counts else "No loss spike was recorded."
-    if counts and len(variants) == 1:
-        said = f"Loss spikes recorded: {variants[0].spikes}."
-    unfinished = [f"{run.label} ({run.status})" for run in runs if run.status != "finished"]
+    said = []
+    diverged = [f"{run.label} at step {run.diverged_at:,}" for run in runs if run.diverged_at is not None]
+    if diverged:
+        said.append(f"Diverged: {', '.join(diverged)}.")
+    if counts:
+        said.append(f"Loss spikes recorded: {variants[0].spikes if len(variants) == 1 else ', '.join(counts)}.")
+    elif not diverged:
+        said.append("No loss spike was recorded.")
+    unfinished = [f"{run.label} ({run.status})" for run in runs if run.status not in ("finished", "diverged")]
     if unfinished:
-        said += f" Not finished: {', '.join(unfinished)}."
-    return said
+        said.append(f"Not finished: {', '.join(unfinished)}.")
+    return " ".join(said)
+
+
+def notes(runs: Sequence[Run]) -> tuple[str, ...]:
+    """What was odd about the runs' files, and the stories of those that diverged."""
+    stories = [f"{run.label}: {run.end.reason}" for run in runs if run.end is not None and run.end.reason]
+    return (*stories, *(note for run in runs for note in run.notes))
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

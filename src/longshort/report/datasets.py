@@ -82,7 +82,7 @@ def build(runs: Sequence[Run]) -> Datasets:
     longest = max((float(run.train["seconds"][-1]) for run in runs if len(run.train["step"])), default=0.0)
     unit, divisor = next(((u, d) for u, d in TIME_UNITS if longest >= 2 * d), TIME_UNITS[-1])
     packing = _Packing(divisor, max(MIN_CURVE_POINTS, min(MAX_CURVE_POINTS, CURVE_POINTS // len(runs))))
-    kinds = (packing.curve, packing.trend, packing.validation, packing.spikes, packing.logits)
+    kinds = (packing.curve, packing.trend, packing.validation, packing.spikes, packing.logits, packing.diverged)
     tables = {pack.__name__: [pack(run) for run in runs] for pack in kinds}
     everything = [table for kind in tables.values() for table in kind]
     loss_range, clipped = _loss_range(tables)
@@ -161,6 +161,9 @@ class _Packing:
         spikes = [run.spikes[i] for i in thin(np.array([s.loss for s in run.spikes]), self.points)]
         texts = {"action": [s.action for s in spikes], "reason": [s.reason for s in spikes]}
         return self._losses(run, [s.step for s in spikes], [s.loss for s in spikes], **texts)
+
+    def diverged(self, run: Run) -> Table:
+        return self._table(run, [] if run.diverged_at is None else [run.diverged_at])
 
     def logits(self, run: Run) -> Table:
         layers, heads = run.logits_NLH.shape[1:]

@@ -25,7 +25,7 @@ class ReportFiles:
     html: Path
     pngs: tuple[Path, ...]
     notes: tuple[str, ...] = ()
-    """What was odd about the runs' files; the page says it too."""
+    """What was odd about the runs' files, and how runs diverged; the page says it too."""
 
 
 def write_report(
@@ -44,7 +44,7 @@ def write_report(
     title = title or _title(loaded)
     html = write_atomically(out, render(loaded, data, title, out))
     pngs = write_pictures(loaded, data, out.with_name(f"{out.stem}-figures")) if png else ()
-    return ReportFiles(html, tuple(pngs), tuple(note for run in loaded for note in run.notes))
+    return ReportFiles(html, tuple(pngs), comparison.notes(loaded))
 
 
 def _title(runs: Sequence[Run]) -> str:
@@ -82,7 +82,7 @@ def render(runs: Sequence[Run], data: datasets.Datasets, title: str, out: Path) 
         summary=comparison.summary(variants),
         table=[_table_row(variant, answers=answers) for variant in variants],
         answers=answers,
-        notes=[note for run in runs for note in run.notes],
+        notes=comparison.notes(runs),
         data=data,
         unfinished=any(run.status != "finished" for run in runs),
         samples=[chosen for variant in variants if (chosen := _samples(variant)) is not None],

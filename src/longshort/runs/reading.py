@@ -75,11 +75,24 @@ class Run:
 
     @property
     def status(self) -> str:
-        """finished, interrupted, or in progress (no end was recorded)."""
+        """finished, interrupted, diverged, or in progress (no end was recorded)."""
+        if self.diverged_at is not None:
+            return "diverged"
         return "in progress" if self.end is None else self.end.status
 
+    @property
+    def diverged_at(self) -> int | None:
+        """The first step since which nothing was finite; None for a run that is, or is again."""
+        if self.end is not None and self.end.since is not None:
+            return self.end.since
+        finite = np.isfinite(self.train["loss"])
+        if not len(finite) or finite[-1]:
+            return None
+        first = len(finite) - int(np.argmax(finite[::-1])) if finite.any() else 0
+        return int(self.train["step"][first])
+
     def is_finished(self, steps: int) -> bool:
-        """Did it take so many steps, or more, and end of itself?"""
+        """Did it take so many steps, or more, or diverge, and end of itself?"""
         return finished(self.end, steps)
 
     @property
@@ -145,8 +158,11 @@ class Run:
 
 
 def finished(end: End | None, steps: int) -> bool:
-    """The one answer to whether a run is finished: an end that is an earlier call's, of fewer steps, does not count."""
-    return end is not None and end.status == "finished" and end.step >= steps
+    """The one answer to whether nothing is left to do, as for a run that diverged.
+
+    An end that is an earlier call's, of fewer steps, does not count.
+    """
+    return end is not None and (end.status == "diverged" or (end.status == "finished" and end.step >= steps))
 
 
 def _lowest(values: Sequence[float]) -> float | None:

@@ -105,7 +105,11 @@ class End:
 
     step: int
     status: str
-    """finished or interrupted."""
+    """finished, interrupted or diverged."""
+    since: int | None = None
+    """Of a run that diverged: its first step that was not finite."""
+    reason: str = ""
+    """Of a run that diverged: what its record says of how it came, and what to try."""
 
 
 Record = Header | Step | Evaluation | Spike | Sample | Resume | End
@@ -213,11 +217,16 @@ def _spike(line: Line, shape_LH: tuple[int, int]) -> Spike:
     return Spike(line.get("step", int), line.number_or_nan("loss"), *texts)
 
 
+def _end(line: Line, shape_LH: tuple[int, int]) -> End:
+    story = (line.get("since", int), line.get("reason", str)) if "since" in line.data else ()
+    return End(line.get("step", int), line.get("status", str), *story)
+
+
 _PARSERS: dict[str, Callable[[Line, tuple[int, int]], Record | None]] = {
     "train": _step,
     "eval": _evaluation,
     "spike": _spike,
     "sample": lambda line, _: Sample(line.get("step", int), line.get("text", str)),
     "resume": lambda line, _: Resume(line.get("step", int)),
-    "end": lambda line, _: End(line.get("step", int), line.get("status", str)),
+    "end": _end,
 }

@@ -1,8 +1,9 @@
 """From a configuration to a trained model: loop, checkpoints, metrics."""
 
 from longshort.train.config import ConfigError, TrainConfig
+from longshort.train.divergence import TrainingStopped
 from longshort.train.models import load_model
 from longshort.train.state import RunResult
-from longshort.train.trainer import TrainingStopped, train
+from longshort.train.trainer import train
 
 __all__ = ["ConfigError", "RunResult", "TrainConfig", "TrainingStopped", "load_model", "train"]

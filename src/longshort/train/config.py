@@ -98,6 +98,8 @@ class RunConfig:
     """auto (CUDA where there is one), cpu, or cuda."""
     precision: str = "auto"
     """bf16 autocast, fp32, or auto (bf16 on CUDA, fp32 on the CPU)."""
+    deterministic: bool = False
+    """Two runs on one kind of GPU are equal to the bit, where PyTorch has such operations; else an error names them."""
     accumulate: int = 1
     """Micro-batches in an optimizer step."""
     compile: bool = False
@@ -152,6 +154,8 @@ class StabilityConfig:
     """Spikes in a row after which the new level is accepted; for rollback, rollbacks after which the run stops."""
     guard_cooldown: int = 20
     """Steps after a rollback in which finite losses are accepted as they are."""
+    nonfinite_cap: int = 10
+    """Steps in a row with a loss or gradient that is not finite, after which the run stops as diverged; 0: never."""
     clip: str = "global"
     """Gradient clipping: global (one norm), tensor (each against its own past, as AdaGC), none."""
     clip_norm: float = 1.0
@@ -269,6 +273,7 @@ _AT_LEAST = {
     "run.eval_every": 0,
     "data.batch_size": 1,
     "schedule.warmup": 0,
+    "stability.nonfinite_cap": 0,
     "telemetry.logits_every": 0,
     "telemetry.entropy_every": 0,
 }

@@ -10,6 +10,7 @@ from longshort.data.tasks import classes_of
 from longshort.model import GPT, SequenceClassifier
 from longshort.train.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 from longshort.train.config import TrainConfig
+from longshort.train.divergence import nonfinite_weight
 
 Model = GPT | SequenceClassifier
 """What the trainer trains: both take (tokens, targets, segments=, stats=) and return logits, loss and statistics."""
@@ -39,6 +40,11 @@ def load_model(path: Path, device: torch.device | str = "cpu") -> tuple[GPT, Che
 def load_trained(path: Path, device: torch.device | str = "cpu") -> tuple[Model, Checkpoint]:
     """The model of a checkpoint, or of a run's newest one, whatever it is, ready to evaluate."""
     checkpoint = load_checkpoint(path)
+    lost = nonfinite_weight(checkpoint.model)
+    if lost is not None:
+        raise CheckpointError(
+            f"{checkpoint.path} has weights that are not finite ({lost}): its run diverged; name an earlier checkpoint"
+        )
     model = build_model(TrainConfig.from_dict(checkpoint.state["config"]))
     model.load_state_dict(checkpoint.model)
     return model.to(device).eval(), checkpoint

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from longshort.files import write_json
 from longshort.runs import Reader, finished
-from longshort.train import TrainConfig, train
+from longshort.train import TrainConfig, TrainingStopped, train
+from longshort.train.signals import told_to_stop
 
 CONFIG, OUTPUT = "config.json", "output.txt"
 MODULE = "longshort.train.processes"
@@ -51,7 +52,8 @@ def run_all(
     threads = threads or max(1, (os.cpu_count() or 1) // jobs)
     waiting, running, stopped = list(configs), dict[str, subprocess.Popen[bytes]](), False
     readers = {config.run.out: Reader(Path(config.run.out)) for config in configs}
-    with _terminated() as terminated, _ended(running):
+    terminated = threading.Event()  # SIGTERM would end this process and leave its runs behind
+    with told_to_stop(terminated.set, (signal.SIGTERM,)), _ended(running):
         while waiting or running:
             while waiting and len(running) < jobs:
                 config = waiting.pop(0)
@@ -72,20 +74,6 @@ def run_all(
     for reader in readers.values():
         reader.update()  # the last words of a run that ended after it was last looked at
     return not waiting and all(finished(readers[config.run.out].end, config.run.steps) for config in configs)
-
-
-@contextmanager
-def _terminated() -> Iterator[threading.Event]:
-    """Set when SIGTERM comes, which would end this process and leave its runs behind."""
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: event.set())
-    try:
-        yield event
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -133,7 +121,11 @@ def named_config() -> TrainConfig:
 
 
 def main() -> None:
-    train(named_config())
+    """Train; that a run diverges is a result, and stands in its record."""
+    try:
+        train(named_config())
+    except TrainingStopped as stopped:
+        print(stopped)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,8 @@ class ConsoleReporter:
         elif kind == "eval":
             accuracy = record.get("accuracy")
             second = f"perplexity {_number(record['perplexity'])}" if accuracy is None else f"accuracy {accuracy:.2%}"
-            self.message(f"step {record['step']}: validation loss {_number(record['loss'])}, {second}")
+            warning = "warning: " if record["loss"] is None else ""
+            self.message(f"{warning}step {record['step']}: validation loss {_number(record['loss'])}, {second}")
         elif kind == "spike":
             self.message(f"step {record['step']}: spike ({record['reason']}), {record['action']}")
         elif kind == "end" and self._status is not None:

@@ -23,6 +23,8 @@ class Progress:
     best_step: int | None = None
     judged_from: int = 0
     """First step after a rollback's cool-down."""
+    nonfinite: int = 0
+    """Steps in a row, up to this one, whose loss or gradient was not finite."""
 
 
 @dataclass(frozen=True)

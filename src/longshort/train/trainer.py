@@ -8,11 +8,9 @@ any two runs agree there.
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ from longshort.files import alone_in
 from longshort.nn import update_sigma
 from longshort.runs.log import RunLog, rewind_log
 from longshort.stability import LogitMeter, SpikeGuard, TensorClip, attention_entropy, qk_clip
-from longshort.stability.clipping import clip_by_global_norm, gradient_norm
+from longshort.stability.clipping import clip_by_global_norm, gradient_norm, layer_norms
 from longshort.stability.entropy import check_entropy
 from longshort.stability.qk_clip import check_qk_clip
 from longshort.train.answers import TaskData, answer_scores
@@ -38,7 +36,9 @@ from longshort.train.checkpoint import (
     save_checkpoint,
 )
 from longshort.train.config import ConfigError, TrainConfig
+from longshort.train.determinism import equal_bits
 from longshort.train.distributed import World, joined
+from longshort.train.divergence import TrainingStopped, nonfinite_weight, told
 from longshort.train.flops import flops_per_token, peak_flops
 from longshort.train.held_out import eagerly, validation_scores
 from longshort.train.identity import check_nothing_is_lost, check_same_run, open_log, run_description
@@ -47,17 +47,25 @@ from longshort.train.optimizer import build_optimizer, load_optimizer_tensors, o
 from longshort.train.precision import autocast
 from longshort.train.progress import Reporter, Silent
 from longshort.train.schedule import learning_rate
+from longshort.train.signals import told_to_stop
 from longshort.train.state import Progress, RunResult
 from longshort.train.text import TextData
 
-
-class TrainingStopped(RuntimeError):
-    """The guard rolled back more often than it may."""
+WORSE = 1.0
+"""Nats above the best validation loss at which a person is warned."""
 
 
 def train(config: TrainConfig, reporter: Reporter | None = None) -> RunResult:
-    """Train, or go on with what stands in `config.run.out`; under torchrun, together with the other processes."""
-    with joined(config.run.device) as world, alone_in(Path(config.run.out)) if world.is_writer else nullcontext():
+    """Train, or go on with what stands in `config.run.out`; under torchrun, together with the other processes.
+
+    A run that diverges ends in `TrainingStopped`; its record and its last finite checkpoints stay.
+    """
+    with ExitStack() as stack:
+        if config.run.deterministic:
+            stack.enter_context(equal_bits())
+        world = stack.enter_context(joined(config.run.device))
+        if world.is_writer:
+            stack.enter_context(alone_in(Path(config.run.out)))
         return Trainer(config, world, reporter if world.is_writer and reporter is not None else Silent()).run()
 
 
@@ -102,6 +110,8 @@ class Trainer:
         self._peak = peak_flops(world.device)
         self._interrupted = False
         self._saved_at: int | None = None
+        self._given_up: str | None = None
+        """Why the run must not go on, where it is not the number of steps that are not finite."""
         self._log: RunLog
 
     def _parallel(self, model: nn.Module) -> nn.Module:
@@ -127,8 +137,8 @@ class Trainer:
         resumed = self._resume()
         if self.config.run.cuda_graphs:
             self._fill_tables()
-        with self._logging(resumed), self._stopping_on_signals():
-            while self.progress.step < steps and not self._interrupted:
+        with self._logging(resumed), told_to_stop(self._interrupt):
+            while self.progress.step < steps and not self._interrupted and not self._is_lost():
                 before = self.progress.step
                 self._step()
                 if self.progress.step > before:  # not where a rollback went to: that was evaluated and saved
@@ -136,9 +146,33 @@ class Trainer:
                 self._interrupted = self.world.agree(self._interrupted)
             if self._interrupted and self._saved_at != self.progress.step:  # what is safe is not replaced
                 self._save()
-            status = "interrupted" if self._interrupted and self.progress.step < steps else "finished"
-            self._record("end", step=self.progress.step, seconds=self.progress.seconds, status=status)
+            status, story = self._ending()
+            self._record("end", step=self.progress.step, seconds=self.progress.seconds, status=status, **story)
+        if status == "diverged":
+            raise TrainingStopped(story["reason"])
         return RunResult(status, self.progress.step, self.progress.best_loss, self.out)
+
+    def _interrupt(self) -> None:
+        self._interrupted = True
+
+    def _is_lost(self) -> bool:
+        cap = self.config.stability.nonfinite_cap
+        return self._given_up is not None or 0 < cap <= self.progress.nonfinite
+
+    def _ending(self) -> tuple[str, dict[str, Any]]:
+        """The status of the end, and for a run that diverged since when and why."""
+        progress, steps = self.progress, self.config.run.steps
+        if self._interrupted and progress.step < steps and not self._is_lost():
+            return "interrupted", {}
+        if not self._is_lost() and (not progress.nonfinite or self._not_finite() is None):
+            return "finished", {}
+        if progress.step < steps and progress.nonfinite:
+            self._evaluate()  # the last loss of the record is that of the weights it ends with
+        since = progress.step + 1 if self._given_up is not None else progress.step - progress.nonfinite + 1
+        reason = self._given_up or f"the run diverged at step {since}"
+        if self.world.is_writer:
+            reason = f"{reason}: {told(self.config, self.out)}"
+        return "diverged", {"since": since, "reason": reason}
 
     def _fill_tables(self) -> None:
         """One row, there and back, eagerly: what kernels keep on the device must not lie in a CUDA graph's memory."""
@@ -163,9 +197,10 @@ class Trainer:
         if config.run.cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()  # what the last step returned may be overwritten
         loss = self._forward_backward(batch, with_stats).item()
-        layers = self._layer_gradients() if config.telemetry.layer_gradients else {}
+        layers = layer_norms(self.model.blocks) if config.telemetry.layer_gradients else {}
         norm = gradient_norm(self.model.parameters())
         logits = self.meter.read(across_ranks=self.world.size > 1) if with_stats else None
+        self._count_nonfinite(loss, norm.item())
         if self._is_spike(loss, norm.item(), batch, logits):
             return
         self._clip(norm)
@@ -174,6 +209,15 @@ class Trainer:
         if config.stability.qk_clip is not None and logits is not None:
             qk_clip(self.model, logits[0], threshold=config.stability.qk_clip)
         self._finish_step(start, loss, norm.item(), rate, logits, layers)
+
+    def _count_nonfinite(self, loss: float, norm: float) -> None:
+        progress, stability = self.progress, self.config.stability
+        progress.nonfinite = 0 if math.isfinite(loss + norm) else progress.nonfinite + 1
+        if progress.nonfinite == 1 and stability.guard in ("off", "warn"):
+            what = f"the gradient norm is {norm}" if math.isfinite(loss) else f"the loss is {loss}"
+            cap = stability.nonfinite_cap
+            end = f"the run stops after {cap} such steps in a row" if cap else "the run goes on (nonfinite_cap=0)"
+            self.reporter.message(f"warning: step {progress.step + 1}: {what}; {end}")
 
     def _finish_step(
         self,
@@ -265,10 +309,11 @@ class Trainer:
     def _roll_back(self) -> None:
         dropped = [*self.progress.dropped, self.progress.batch]
         if len(dropped) > self.config.stability.guard_cap:
-            raise TrainingStopped(
+            self._given_up = (
                 f"stopped at step {self.progress.step}: {len(dropped)} rollbacks, and stability.guard_cap is "
-                f"{self.config.stability.guard_cap}; the record is in {self.out}"
+                f"{self.config.stability.guard_cap}"
             )
+            return
         self.world.wait()
         newest = newest_checkpoint(self.checkpoints)
         assert newest is not None, "a run with guard=rollback saves before its first step"
@@ -288,21 +333,32 @@ class Trainer:
 
     def _evaluate(self) -> bool:
         """Record the validation loss, and for a task the accuracy; True if the loss is the lowest so far."""
-        batches = (
-            self.validation.batch(number, rank=self.world.rank, world_size=self.world.size)
-            for number in range(self.config.run.eval_batches)
-        )
-        judge = validation_scores if self.config.task.name is None else answer_scores
-        with eagerly():
-            scores = judge(self.model, batches, world=self.world, precision=self.config.run.precision)
+        scores, progress = self._validation_scores(self.config.run.eval_batches), self.progress
         loss = scores["loss"]
-        progress = self.progress
         best = math.isfinite(loss) and (progress.best_loss is None or loss < progress.best_loss)
         if best:
             progress.best_loss, progress.best_step = loss, progress.step
+        elif progress.best_loss is not None and loss > progress.best_loss + WORSE:
+            above = f"{loss - progress.best_loss:.4g} nats above the best, of step {progress.best_step}"
+            self.reporter.message(f"warning: step {progress.step}: the validation loss is {above}")
         values = scores | {"perplexity": math.exp(min(loss, 700.0)), "tokens": progress.tokens}
         self._record("eval", step=progress.step, split="validation", seconds=progress.seconds, **values)
         return best
+
+    def _validation_scores(self, count: int) -> dict[str, float]:
+        batches = (
+            self.validation.batch(number, rank=self.world.rank, world_size=self.world.size) for number in range(count)
+        )
+        judge = validation_scores if self.config.task.name is None else answer_scores
+        with eagerly():
+            return judge(self.model, batches, world=self.world, precision=self.config.run.precision)
+
+    def _not_finite(self) -> str | None:
+        """What of the model is not finite; None for one that can be used, whatever a single batch gave."""
+        lost = nonfinite_weight(self.model.state_dict())
+        if lost is not None or not self.progress.nonfinite:
+            return lost
+        return None if math.isfinite(self._validation_scores(1)["loss"]) else "the validation loss"
 
     def _entropy(self) -> Tensor:
         batch, device = self.validation.batch(0), self.world.device
@@ -310,15 +366,13 @@ class Trainer:
         with eagerly(), autocast(self.config.run.precision, device):
             return attention_entropy(self.model, batch.tokens[:1].to(device), **inputs)
 
-    def _layer_gradients(self) -> dict[str, float]:
-        """Gradient norm of each block, before clipping."""
-        norms = {}
-        for index, block in enumerate(self.model.blocks):
-            gradients = [p.grad for p in block.parameters() if p.grad is not None]
-            norms[str(index)] = torch.nn.utils.get_total_norm(gradients).item()
-        return norms
-
     def _save(self) -> None:
+        """Write a checkpoint; one of a run that is not finite is of no use, and would push out those that are."""
+        lost = self._not_finite()
+        if lost is not None:
+            self.progress.nonfinite = max(1, self.progress.nonfinite)
+            self.reporter.message(f"warning: step {self.progress.step}: not saved, since {lost} is not finite")
+            return
         if self.world.is_writer:
             trainer = optimizer_tensors(self.optimizer, self.model)
             state: dict[str, Any] = {"config": self.config.to_dict(), "progress": asdict(self.progress)}
@@ -378,20 +432,3 @@ class Trainer:
         if self.world.is_writer:
             record = self._log.write(kind, **values)
             self.reporter.record(record, steps=self.config.run.steps)
-
-    @contextmanager
-    def _stopping_on_signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM end the run after the step in hand, with a checkpoint."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def stop(number: int, frame: Any) -> None:
-            self._interrupted = True
-
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

@@ -1,0 +1,96 @@
+"""A run whose numbers are no longer finite: whether its weights still are, and what its record says of how it came.
+
+A step that is not finite leaves weights that are not, and nothing brings them back. So such weights are never saved,
+and after `stability.nonfinite_cap` such steps in a row the run stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longshort.runs import Run, load_run
+from longshort.train.checkpoint import newest_checkpoint
+from longshort.train.config import TrainConfig
+
+GREW = 4.0
+"""A head's logits grew if the last reading is so many times the usual one of the run's first half."""
+BEGAN = 2.0
+"""They began to where they passed so many times the usual one and stayed above it."""
+_NAMED_HEADS = 3
+
+
+class TrainingStopped(RuntimeError):
+    """The run diverged: too many steps in a row were not finite, or the guard rolled back more often than it may."""
+
+
+class Growth(NamedTuple):
+    """One head whose logits grew before the end; layer and head count from 0, as in the report."""
+
+    layer: int
+    head: int
+    step: int
+    """Where it began."""
+    usual: float
+    last: float
+
+
+def nonfinite_weight(weights: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor that holds a number that is not finite, or None."""
+    floating = {name: tensor for name, tensor in weights.items() if tensor.is_floating_point()}
+    # A sum is finite if its terms are, but for overflow, which the second look rules out; and it is one number to read.
+    if not floating or bool(torch.stack([x.detach().double().sum() for x in floating.values()]).isfinite().all()):
+        return None
+    return next((name for name, tensor in floating.items() if not bool(tensor.isfinite().all())), None)
+
+
+def grown_heads(run: Run) -> list[Growth]:
+    """The heads whose largest |logit| grew before the run's end, those that grew most first."""
+    found = []
+    for layer, head in np.ndindex(run.logits_NLH.shape[1:]):
+        series = run.logits_NLH[:, layer, head]
+        steps, series = run.logit_steps[np.isfinite(series)], series[np.isfinite(series)]
+        if len(series) < 2:
+            continue
+        usual = float(np.median(series[: (len(series) + 1) // 2]))
+        if usual > 0 and series[-1] >= GREW * usual:
+            calm = np.flatnonzero(series < BEGAN * usual)
+            began = int(steps[calm[-1] + 1 if len(calm) else 0])
+            found.append(Growth(layer, head, began, usual, float(series[-1])))
+    return sorted(found, key=lambda growth: growth.usual / growth.last)
+
+
+def told(config: TrainConfig, out: Path) -> str:
+    """What the record of a run that diverged says of how it came, what to try, and what is left of it."""
+    newest = newest_checkpoint(out / "checkpoints")
+    left = "no checkpoint was written before" if newest is None else f"the last finite checkpoint is {newest.path}"
+    return f"{_history(load_run(out))}; try {_remedies(config)}. The record is in {out}; {left}"
+
+
+def _history(run: Run) -> str:
+    grown = grown_heads(run)
+    if not grown:
+        return "no head's logits had grown before it" if len(run.logit_steps) else "no logits were recorded"
+    heads = ", ".join(f"layer {g.layer} head {g.head} from {g.usual:.3g} to {g.last:.3g}" for g in grown[:_NAMED_HEADS])
+    more = f" and {len(grown) - _NAMED_HEADS} more heads" if len(grown) > _NAMED_HEADS else ""
+    return f"the logits began to grow at step {min(g.step for g in grown)}, {heads}{more}"
+
+
+def _remedies(config: TrainConfig) -> str:
+    """What is not yet on, the cheapest first."""
+    stability, model = config.stability, config.model
+    ways = [f"an optimizer.lr below {config.optimizer.lr:g}"]
+    if stability.guard in ("off", "warn"):
+        ways.append("stability.guard=rollback")
+    if stability.clip == "none":
+        ways.append("stability.clip=global")
+    if stability.qk_clip is None and model.qk_norm is None:
+        ways.append("stability.qk_clip=100")
+    if all(window is None for plan in model.layer_plans for window in plan.windows):
+        ways.append("short heads (model.n_global=1 model.window=64)")
+    return ways[0] if len(ways) == 1 else f"{', '.join(ways[:-1])} or {ways[-1]}"

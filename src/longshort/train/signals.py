@@ -1,0 +1,24 @@
+"""A request to stop, from the keyboard or a scheduler, as a call: what is in hand can then be finished and saved."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def told_to_stop(
+    stop: Callable[[], None], signals: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
+) -> Iterator[None]:
+    """Within the block these signals call `stop` and do nothing else. Only the main thread can take signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda number, frame: stop()) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
