@@ -5,6 +5,13 @@ import torch
 
 from longshort import GPT, GPTConfig, HeadPlan, attention
 
+# Dynamo warns of torch's own code: of .grad at a graph break, which it hides but not where warnings are errors, and of
+# an autograd function in the compiled mask.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
+
 PLANS = {
     "global": HeadPlan.full(4),
     "long-short": HeadPlan.long_short(n_heads=4, n_global=1, window=50),
@@ -30,9 +37,6 @@ def test_outputs_and_gradients_are_those_of_the_reference(name, n_queries, causa
         torch.testing.assert_close(mine.double(), theirs, atol=2e-2, rtol=2e-2)
 
 
-# A call of this backend breaks the graph; dynamo then asks an activation for its .grad, and hides the warning, but not
-# where warnings are errors.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_model_trains_with_it_as_with_ours(compiled):
     torch._dynamo.reset()
