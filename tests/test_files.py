@@ -75,8 +75,21 @@ def test_a_new_folder_that_fails_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_new_folder_never_takes_the_place_of_another(tmp_path):
+def test_a_new_folder_takes_the_place_of_an_empty_one(tmp_path):
     (tmp_path / "folder").mkdir()
+    with files.new_folder(tmp_path / "folder") as draft:
+        (draft / "file").write_text("x")
+    assert (tmp_path / "folder" / "file").read_text() == "x"
+
+
+@pytest.mark.parametrize("kind", ["full", "file", "link", "link to nothing"])
+def test_a_new_folder_never_takes_the_place_of_another(tmp_path, kind):
+    if kind == "full":
+        (tmp_path / "folder" / "inside").mkdir(parents=True)
+    elif kind == "file":
+        (tmp_path / "folder").write_text("precious")
+    else:
+        (tmp_path / "folder").symlink_to("/dev/null" if kind == "link" else tmp_path / "nowhere")
     with pytest.raises(ValueError, match="exists already"), files.new_folder(tmp_path / "folder"):
         raise AssertionError("the block must not run")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]

@@ -43,9 +43,9 @@ def write_json(path: Path, data: Any) -> Path:
 def new_folder(path: Path) -> Iterator[Path]:
     """A draft beside `path` to write into, which gets that name when the block ends and vanishes if the block fails.
 
-    A path that exists is an error: nothing is overwritten.
+    A path that exists is an error, unless it is an empty folder: nothing is overwritten.
     """
-    if path.exists():
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_dir() or any(path.iterdir())):
         raise ValueError(f"{path} exists already: give the name of a folder that does not")
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
@@ -57,6 +57,8 @@ def new_folder(path: Path) -> Iterator[Path]:
             if inside.is_file():
                 with inside.open("rb+") as handle:
                     os.fsync(handle.fileno())
+        if path.is_dir():
+            path.rmdir()  # empty when the block began; if no longer, this fails
         draft.rename(path)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)

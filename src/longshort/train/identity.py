@@ -70,7 +70,18 @@ def check_same_run(config: TrainConfig, checkpoint: Checkpoint, fingerprint: str
         )
     vocabulary = checkpoint.state["vocabulary"]
     if vocabulary != fingerprint and not (imported and vocabulary is None):
-        raise ConfigError(f"{config.run.out} was trained on another vocabulary than that of data.path")
+        raise ConfigError(_other_vocabulary(config, recorded))
+
+
+def _other_vocabulary(config: TrainConfig, recorded: Mapping[str, Any]) -> str:
+    out, task, path, before = config.run.out, config.task.name, config.data.path, recorded["data"]["path"]
+    if task is not None:
+        return f"{out} was trained on other examples than the task {task} gives here: choose another run.out"
+    back = "" if before in (path, None) else f"set data.path={before} again, or "
+    return (
+        f"{out} was trained on another vocabulary than that of data.path={'null' if path is None else path}: "
+        f"{back}make data with its tokenizer, which it keeps: longshort data TEXT --out FOLDER --tokenizer {out}"
+    )
 
 
 def check_nothing_is_lost(out: Path) -> None:
