@@ -18,6 +18,8 @@ LOCK = ".lock"
 
 def write_atomically(path: Path, content: str | bytes) -> Path:
     """Write to a temporary neighbour, flush it to disk, then rename: a reader never meets half a file."""
+    if path.exists() and not path.is_file():  # to rename over /dev/null would remove it
+        raise OSError(f"{path} is not a file")
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -32,6 +34,17 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
         Path(name).unlink(missing_ok=True)
         raise
     return path
+
+
+def check_replaceable(path: Path, mark: str) -> None:
+    """Raise where `path` is a user's own: what is written under such a name here always holds `mark`.
+
+    To be called before the work that ends in writing it.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a file: give the name of one that is written")
+    if path.is_file() and mark.encode() not in path.read_bytes():
+        raise ValueError(f"{path} exists already and is something else: give another name, or move it away")
 
 
 def write_json(path: Path, data: Any) -> Path:
