@@ -184,6 +184,25 @@ def test_a_run_that_lost_its_log_resumes_with_a_log_that_can_be_read(corpus, tmp
     assert run.is_finished(5) and list(run.train["step"]) == [4, 5]
 
 
+def test_a_run_that_is_moved_while_it_trains_goes_on_in_both_places(corpus, tmp_path, monkeypatch):
+    original, told = Trainer._step, Told()
+
+    def moved(self):
+        if self.progress.step == 12:
+            (tmp_path / "run").rename(tmp_path / "moved")
+        original(self)
+
+    monkeypatch.setattr(Trainer, "_step", moved)
+    train(tiny_config(corpus, tmp_path / "run", "run.steps=20"), told)
+    monkeypatch.undo()
+    assert "run lost its log (was it moved?); step 20 is in it" in told.messages[-1]
+    assert (tmp_path / "run" / "tokenizer.json").is_file()
+    for name in ("run", "moved"):
+        train(tiny_config(corpus, tmp_path / name, "run.steps=21"))
+        assert load_run(tmp_path / name).is_finished(21)
+    assert differences(tmp_path / "run", tmp_path / "moved") == []
+
+
 def test_a_linked_tokenizer_is_not_written_through(corpus, tmp_path):
     theirs, config = tmp_path / "theirs.json", tiny_config(corpus, tmp_path / "run", "run.steps=1")
     train(config)

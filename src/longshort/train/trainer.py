@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from longshort.data.stream import Batch
 from longshort.nn import update_sigma
-from longshort.runs.log import RunLog, rewind_log
+from longshort.runs.log import METRICS, RunLog, rewind_log
 from longshort.stability import LogitMeter, SpikeGuard, TensorClip, attention_entropy, qk_clip
 from longshort.stability.clipping import clip_by_global_norm, gradient_norm, layer_norms
 from longshort.stability.entropy import check_entropy
@@ -385,6 +385,11 @@ class Trainer:
             weights = self.model.state_dict()
             save_checkpoint(self.checkpoints, step=self.progress.step, model=weights, trainer=trainer, state=state)
             prune_checkpoints(self.checkpoints, keep=self.config.run.keep, best=self.progress.best_step)
+            if not (self.out / METRICS).exists():
+                self.reporter.message(
+                    f"warning: {self.out} lost its log (was it moved?); step {self.progress.step} is in it"
+                )
+                self.data.keep_tokenizer(self.out)
         self._saved_at = self.progress.step
         self.world.wait()
 
