@@ -60,6 +60,26 @@ def test_json_refuses_what_json_cannot_say_and_writes_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_what_is_no_file_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "folder"):
+        with pytest.raises(OSError, match=f"{name} is not a file"):
+            files.write_atomically(tmp_path / name, "x")
+        with pytest.raises(ValueError, match=f"{name} is not a file"):
+            files.check_replaceable(tmp_path / name, "mark")
+    assert (tmp_path / "pipe").is_fifo() and len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_file_is_replaceable_if_it_holds_the_mark(tmp_path):
+    files.check_replaceable(tmp_path / "new", "mark")
+    (tmp_path / "ours").write_text("with the mark")
+    files.check_replaceable(tmp_path / "ours", "mark")
+    (tmp_path / "theirs").write_bytes(b"precious \xff")
+    with pytest.raises(ValueError, match="theirs exists already and is something else"):
+        files.check_replaceable(tmp_path / "theirs", "mark")
+
+
 def test_a_new_folder_appears_when_it_is_whole(tmp_path):
     with files.new_folder(tmp_path / "one" / "folder") as draft:
         (draft / "file").write_text("x")
@@ -75,8 +95,21 @@ def test_a_new_folder_that_fails_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_new_folder_never_takes_the_place_of_another(tmp_path):
+def test_a_new_folder_takes_the_place_of_an_empty_one(tmp_path):
     (tmp_path / "folder").mkdir()
+    with files.new_folder(tmp_path / "folder") as draft:
+        (draft / "file").write_text("x")
+    assert (tmp_path / "folder" / "file").read_text() == "x"
+
+
+@pytest.mark.parametrize("kind", ["full", "file", "link", "link to nothing"])
+def test_a_new_folder_never_takes_the_place_of_another(tmp_path, kind):
+    if kind == "full":
+        (tmp_path / "folder" / "inside").mkdir(parents=True)
+    elif kind == "file":
+        (tmp_path / "folder").write_text("precious")
+    else:
+        (tmp_path / "folder").symlink_to("/dev/null" if kind == "link" else tmp_path / "nowhere")
     with pytest.raises(ValueError, match="exists already"), files.new_folder(tmp_path / "folder"):
         raise AssertionError("the block must not run")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]

@@ -18,6 +18,8 @@ LOCK = ".lock"
 
 def write_atomically(path: Path, content: str | bytes) -> Path:
     """Write to a temporary neighbour, flush it to disk, then rename: a reader never meets half a file."""
+    if path.exists() and not path.is_file():  # to rename over /dev/null would remove it
+        raise OSError(f"{path} is not a file")
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -34,6 +36,17 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
     return path
 
 
+def check_replaceable(path: Path, mark: str) -> None:
+    """Raise where `path` is a user's own: what is written under such a name here always holds `mark`.
+
+    To be called before the work that ends in writing it.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a file: give the name of one that is written")
+    if path.is_file() and mark.encode() not in path.read_bytes():
+        raise ValueError(f"{path} exists already and is something else: give another name, or move it away")
+
+
 def write_json(path: Path, data: Any) -> Path:
     """Indented JSON with a final newline, atomically. NaN and infinity are refused: they are not JSON."""
     return write_atomically(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
@@ -43,9 +56,9 @@ def write_json(path: Path, data: Any) -> Path:
 def new_folder(path: Path) -> Iterator[Path]:
     """A draft beside `path` to write into, which gets that name when the block ends and vanishes if the block fails.
 
-    A path that exists is an error: nothing is overwritten.
+    A path that exists is an error, unless it is an empty folder: nothing is overwritten.
     """
-    if path.exists():
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_dir() or any(path.iterdir())):
         raise ValueError(f"{path} exists already: give the name of a folder that does not")
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
@@ -57,6 +70,8 @@ def new_folder(path: Path) -> Iterator[Path]:
             if inside.is_file():
                 with inside.open("rb+") as handle:
                     os.fsync(handle.fileno())
+        if path.is_dir():
+            path.rmdir()  # empty when the block began; if no longer, this fails
         draft.rename(path)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)

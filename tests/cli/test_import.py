@@ -4,6 +4,7 @@ import pytest
 import torch
 import transformers
 import yaml
+from safetensors import SafetensorError
 from typer.testing import CliRunner
 
 from longshort import GPT, GPTConfig
@@ -11,6 +12,7 @@ from longshort.cli import app
 from longshort.data.tokenizer import ByteTokenizer
 from longshort.hf.importers.run import save_as_run
 from longshort.runs.log import read_log
+from longshort.train import checkpoint as checkpoint_module
 from longshort.train import load_model
 from longshort.train.checkpoint import CheckpointError
 
@@ -82,7 +84,7 @@ def test_training_on_another_vocabulary_is_refused(imported, corpus, tmp_path):
     save_as_run(model, tmp_path / "other", tokenizer=Other())
     shown = run("train", tmp_path / "other" / "config.yaml", *settings)
     assert shown.exit_code == 1
-    assert "another vocabulary" in shown.stderr
+    assert "another vocabulary" in shown.stderr and f"--tokenizer {tmp_path / 'other'}" in shown.stderr
 
 
 def test_the_authors_file_is_imported_with_what_it_does_not_say(tmp_path):
@@ -108,10 +110,31 @@ def test_the_authors_file_is_imported_with_what_it_does_not_say(tmp_path):
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["model"]["n_global"] == 1
 
 
-def test_a_folder_that_holds_a_run_is_left_alone(imported, tmp_path):
-    shown = run("import", tmp_path / "gpt2", "--out", imported)
-    assert shown.exit_code == 1
-    assert "out must not hold a run yet" in shown.stderr
+def test_a_folder_that_holds_a_run_or_anything_else_is_left_alone(imported, tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "config.yaml").write_text("precious")
+    for folder in (imported, tmp_path / "notes"):
+        shown = run("import", tmp_path / "gpt2", "--out", folder)
+        assert shown.exit_code == 1
+        assert f"{folder} exists already" in shown.stderr
+    assert (tmp_path / "notes" / "config.yaml").read_text() == "precious"
+
+
+def test_an_import_that_fails_leaves_nothing_and_can_be_repeated(theirs, tmp_path, monkeypatch):
+    def full(tensors, path):
+        raise SafetensorError("No space left on device (os error 28)")
+
+    theirs.save_pretrained(tmp_path / "gpt2")
+    arguments = ("import", tmp_path / "gpt2", "--out", tmp_path / "run", "--tokenizer", "bytes")
+    monkeypatch.setattr(checkpoint_module, "save_file", full)
+    shown = run(*arguments)
+    assert shown.exit_code == 1 and "No space left on device" in shown.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["gpt2"]
+    monkeypatch.undo()
+    shown = run(*arguments)
+    assert shown.exit_code == 0, shown.output
+    assert f"wrote {tmp_path / 'run' / 'checkpoints' / 'step-00000000'}\n" in shown.output
+    assert load_model(tmp_path / "run")[1].path.is_dir()
 
 
 def test_options_of_the_author_are_refused_for_gpt2_and_a_large_tokenizer_for_a_small_model(tmp_path, imported):

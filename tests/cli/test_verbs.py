@@ -75,6 +75,15 @@ def test_evaluate_prints_a_table_by_position_and_writes_the_numbers(trained, tmp
     assert f"{numbers['loss']:.4f}" in shown.output
 
 
+def test_evaluate_replaces_its_own_numbers_and_nothing_else(trained, tmp_path):
+    for _ in range(2):
+        assert run("evaluate", trained, "--limit", 1, "--out", tmp_path / "numbers.json").exit_code == 0
+    before = (trained / "metrics.jsonl").read_bytes()
+    shown = run("evaluate", trained, "--limit", 1, "--out", trained / "metrics.jsonl")
+    assert_one_line_error(shown, "metrics.jsonl exists already and is something else")
+    assert (trained / "metrics.jsonl").read_bytes() == before
+
+
 def test_evaluate_and_training_agree_on_what_the_loss_is(trained, tmp_path):
     run("evaluate", trained, "--stride", 64, "--out", tmp_path / "numbers.json")
     numbers = json.loads((tmp_path / "numbers.json").read_text())
@@ -154,6 +163,17 @@ def test_the_demo_trains_both_models_and_writes_the_report(tmp_path, monkeypatch
     rows = json.loads((tmp_path / "demo" / "comparison.json").read_text())
     assert [row["variant"] for row in rows] == ["plain", "ls"]
     assert rows[0]["parameters"] == rows[1]["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "name"), [("demo", "report.html"), ("demo", "comparison.json"), ("compare", "report.html")]
+)
+def test_a_comparison_does_not_start_where_its_results_would_replace_a_users_own(yaml_file, tmp_path, verb, name):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("precious")
+    shown = run(verb, *([yaml_file] if verb == "compare" else []), "--out", tmp_path / "out")
+    assert_one_line_error(shown, f"{name} exists already and is something else")
+    assert [(path.name, path.read_text()) for path in (tmp_path / "out").iterdir()] == [(name, "precious")]
 
 
 def test_the_demo_refuses_a_device_of_no_kind(tmp_path):

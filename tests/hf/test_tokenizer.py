@@ -1,11 +1,13 @@
 """Our tokenizers as transformers': the same numbers, there and back."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from longshort.data.tokenizer import BPETokenizer, ByteTokenizer
+from longshort.data.tokenizer import BPETokenizer, ByteTokenizer, load_tokenizer, tokenizer_from_dict
 from longshort.hf import fast_tokenizer
 
 TEXTS = [
@@ -60,3 +62,27 @@ def test_the_end_of_a_document_ends_begins_and_pads_on_the_left(pair):
 def test_bytes_that_are_no_text_are_shown_as_ours_shows_them():
     for numbers in ([195], [65, 255, 66]):
         assert FAST_BYTES.decode(numbers) == ByteTokenizer().decode(numbers)
+
+
+def test_what_was_exported_reads_back_as_the_same_vocabulary(pair, tmp_path):
+    ours, theirs = pair
+    theirs.save_pretrained(tmp_path)
+    back = load_tokenizer(tmp_path)
+    assert (type(back), back.fingerprint, back.end_of_document) == (type(ours), ours.fingerprint, ours.end_of_document)
+
+
+@pytest.mark.parametrize("change", ["merges", "vocab", "prefix", "unigram", "end"])
+def test_what_differs_from_bytes_is_not_taken_for_them(change):
+    data = json.loads(FAST_BYTES.backend_tokenizer.to_str())
+    model = data["model"]
+    if change == "merges":
+        model["vocab"]["ab"], model["merges"] = 257, [["a", "b"]]
+    elif change == "vocab":
+        model["vocab"]["a"], model["vocab"]["b"] = model["vocab"]["b"], model["vocab"]["a"]
+    elif change == "prefix":
+        data["pre_tokenizer"]["add_prefix_space"] = True
+    elif change == "unigram":
+        data["model"] = {"type": "Unigram", "unk_id": 0, "vocab": [["a", 0.0], ["b", 0.0]]}
+    else:
+        data["added_tokens"][0]["content"] = "</s>"
+    assert isinstance(tokenizer_from_dict(data), BPETokenizer)

@@ -217,6 +217,18 @@ def test_folder_as_output_is_refused(tmp_path):
         write_report([folder], tmp_path)
 
 
+def test_a_page_is_replaced_and_a_users_own_file_is_not(tmp_path):
+    folder, page = small_run(tmp_path / "run", [train_record(1, 2.0)]), tmp_path / "report.html"
+    for _ in range(2):
+        write_report([folder], page, png=False)
+    for theirs in (folder / "metrics.jsonl", page):
+        theirs.write_text(theirs.read_text().replace("data-variant", "precious"))
+        before = theirs.read_bytes()
+        with pytest.raises(ValueError, match="exists already and is something else"):
+            write_report([folder], theirs, png=False)
+        assert theirs.read_bytes() == before
+
+
 def test_verb_says_what_it_wrote(tmp_path):
     folder = small_run(tmp_path / "run", [train_record(1, 2.0)])
     shown = CliRunner().invoke(app, ["report", str(folder), "--out", str(tmp_path / "r.html"), "--no-png"])

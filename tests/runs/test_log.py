@@ -7,7 +7,16 @@ import sys
 import pytest
 import torch
 
-from longshort.runs.log import METRICS, RunLog, TensorBoardSink, largest_logit, read_log, rewind_log
+from longshort.runs.log import (
+    METRICS,
+    RunLog,
+    TensorBoardSink,
+    begins_with_a_run,
+    largest_logit,
+    read_log,
+    rewind_log,
+)
+from longshort.runs.records import RunError
 
 
 def lines(folder):
@@ -81,8 +90,41 @@ def test_a_torn_last_line_is_dropped(tmp_path):
 
 def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path):
     (tmp_path / METRICS).write_text('{"kind": "run"}\n{"kind": "tr\n{"kind": "train", "step": 1}\n')
-    with pytest.raises(ValueError, match=f"{METRICS}, line 2, is not JSON"):
+    with pytest.raises(ValueError, match=f"{METRICS}, line 2: not JSON"):
         read_log(tmp_path)
+
+
+def test_only_a_line_without_its_end_is_torn(tmp_path):
+    (tmp_path / METRICS).write_text("precious notes\n")
+    with pytest.raises(RunError, match=f"{METRICS}, line 1: not JSON"):
+        read_log(tmp_path)
+
+
+@pytest.mark.parametrize("line", ["[1]", "7", '{"epoch": 3}', '{"kind": 5}'])
+def test_a_line_that_is_no_record_is_an_error_that_names_it(tmp_path, line):
+    write_log(tmp_path, RECORDS[0], torn=line + "\n")
+    with pytest.raises(RunError, match=f"{METRICS}, line 2: expected an object with a 'kind'"):
+        read_log(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "\0\0\0", '{"ki', '{"kind": "run", "form'])
+def test_a_log_whose_first_line_was_cut_short_has_no_record_yet(tmp_path, text):
+    (tmp_path / METRICS).write_text(text)
+    assert not begins_with_a_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["precious notes", '{"kind": "train"}', '{"epoch": 1}\n', '{"kind": "run", "format": 2}\n', "\xff"]
+)
+def test_a_log_that_begins_otherwise_is_not_a_runs(tmp_path, text):
+    (tmp_path / METRICS).write_text(text, encoding="latin-1")
+    with pytest.raises(RunError, match=f"{METRICS}, line 1"):
+        begins_with_a_run(tmp_path)
+
+
+def test_a_log_begins_with_the_description_of_the_run(tmp_path):
+    write_log(tmp_path, RECORDS[0] | {"format": 1}, torn='{"kind": "tra')
+    assert begins_with_a_run(tmp_path)
 
 
 def test_rewinding_drops_later_steps_and_the_end(tmp_path):

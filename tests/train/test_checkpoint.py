@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -108,7 +109,7 @@ def test_a_writer_that_is_killed_at_any_moment_leaves_only_whole_checkpoints(tmp
     finally:
         writer.send_signal(signal.SIGKILL)
         writer.wait()
-    found = newest_checkpoint(tmp_path)  # a warning, which is an error here, would say that it is damaged
+    found = newest_checkpoint(tmp_path, pytest.fail)  # which would be told of a damaged one
     assert found is not None and all(torch.equal(v, torch.full((50, 1000), float(k))) for k, v in found.model.items())
     save(tmp_path, found.step + 1)
     prune_checkpoints(tmp_path, keep=1, best=None)
@@ -130,7 +131,7 @@ def test_one_flipped_bit_is_noticed(tmp_path, name):
 
 
 @pytest.mark.parametrize("harm", ["flipped bit", "cut short", "missing", "state cut short", "state missing"])
-def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, harm):
+def test_a_damaged_checkpoint_is_passed_over_with_a_message(tmp_path, harm):
     save(tmp_path, 1)
     path = save(tmp_path, 2)
     if harm == "flipped bit":
@@ -143,8 +144,57 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, harm):
         os.truncate(path / "state.json", 20)
     else:
         (path / "state.json").unlink()
-    with pytest.warns(UserWarning, match="step-00000002.*using the checkpoint before it"):
-        assert newest_checkpoint(tmp_path).step == 1
+    said = []
+    assert newest_checkpoint(tmp_path, said.append).step == 1
+    assert len(said) == 1 and re.search(
+        r"step-00000002.*damaged or missing.*; trying the checkpoint before it$", said[0]
+    )
+
+
+def test_of_damaged_checkpoints_the_first_promises_none_before_it(tmp_path, caplog):
+    for step in (1, 2):
+        damage(save(tmp_path, step), "model.safetensors")
+    with pytest.raises(CheckpointError, match="holds no whole checkpoint"):
+        load_checkpoint(tmp_path)
+    ends = [message.rpartition("; ")[2] for message in caplog.messages]
+    assert ends == ["trying the checkpoint before it", "there is none before it"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_damaged_checkpoint_is_a_plain_line_on_standard_error(tmp_path):
+    save(tmp_path, 1)
+    damage(save(tmp_path, 2), "model.safetensors")
+    script = (
+        "import pathlib, sys; from longshort.train.checkpoint import load_checkpoint as l; l(pathlib.Path(sys.argv[1]))"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    shown = subprocess.run([sys.executable, "-c", script, tmp_path], env=environment, capture_output=True, text=True)
+    assert shown.returncode == 0 and len(shown.stderr.splitlines()) == 1
+    assert shown.stderr.startswith(str(tmp_path)) and ".py" not in shown.stderr
+
+
+def test_a_newer_format_is_not_passed_over_as_damaged(tmp_path):
+    save(tmp_path, 1)
+    path = save(tmp_path, 2)
+    (path / "state.json").write_text(json.dumps({"format": 2, "other": "keys"}))
+    with pytest.raises(CheckpointError, match="has format 2; this version reads format 1"):
+        newest_checkpoint(tmp_path)
+
+
+def test_what_may_not_be_read_is_not_passed_over_as_damaged(tmp_path, monkeypatch):
+    def refused(self, *arguments, **options):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    save(tmp_path, 1)
+    monkeypatch.setattr(module.Path, "read_text", refused)
+    with pytest.raises(PermissionError):
+        newest_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("state", ["[]", "7", '{"format": 1}', '{"format": 1, "sha256": [], "step": 1}', "[" * 100_000])
+def test_a_state_that_is_not_one_is_damage(tmp_path, state):
+    (save(tmp_path, 1) / "state.json").write_text(state)
+    assert newest_checkpoint(tmp_path) is None
 
 
 def test_a_folder_without_a_whole_checkpoint_is_an_error_that_says_so(tmp_path):
@@ -183,3 +233,30 @@ def test_later_checkpoints_can_be_discarded(tmp_path):
         save(tmp_path, step)
     discard_after(tmp_path, 20)
     assert steps(tmp_path) == [10, 20]
+
+
+@pytest.mark.parametrize("target", ["elsewhere", "nowhere"])
+def test_of_a_linked_checkpoint_the_link_goes_and_what_it_points_to_stays(tmp_path, target):
+    elsewhere = save(tmp_path / "elsewhere", 10)
+    folder = tmp_path / "checkpoints"
+    save(folder, 20)
+    for step in (10, 30, 40):
+        link = elsewhere if target == "elsewhere" else tmp_path / "nowhere"
+        (folder / f"step-{step:08d}").symlink_to(link, target_is_directory=True)
+    discard_after(folder, 30)
+    assert steps(folder) == [10, 20, 30]
+    save(folder, 30)
+    prune_checkpoints(folder, keep=2, best=None)
+    assert [path.name for path in sorted(folder.iterdir())] == ["step-00000020", "step-00000030"]
+    assert newest_checkpoint(folder).step == 30 and load_checkpoint(elsewhere).step == 10
+
+
+def test_folders_whose_names_are_not_ours_are_neither_read_nor_removed(tmp_path):
+    save(tmp_path, 100)
+    for name in ("step-5", "step-200", "step-000000300", "step-٠٠٠٠٠٤٠٠"):
+        shutil.copytree(tmp_path / "step-00000100", tmp_path / name)
+    save(tmp_path, 150)
+    discard_after(tmp_path, 150)
+    prune_checkpoints(tmp_path, keep=1, best=None)
+    assert newest_checkpoint(tmp_path).step == 150
+    assert len(list(tmp_path.iterdir())) == 5

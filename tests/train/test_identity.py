@@ -30,3 +30,22 @@ def test_a_run_from_before_a_key_existed_does_not_go_on_with_another_value(tmp_p
         check_same_run(config, checkpoint_without(config, "model", "smoothing"), "bytes")
     with pytest.raises(ConfigError, match=r"holds a run with optimizer\.eps=1e-08, not 0\.0001"):
         check_same_run(config, checkpoint_without(config, "optimizer", "eps"), "bytes")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "remedy"),
+    [
+        ([], r"data\.path=data: make data with its .*: longshort data TEXT --out FOLDER --tokenizer .*run$"),
+        (["data.path=new"], r"data\.path=new: set data\.path=data again, or make data with its tokenizer"),
+        (
+            ["data.path=null", "task.name=listops", "model.context=2000"],
+            r"other examples than the task listops gives here: choose another",
+        ),
+    ],
+)
+def test_another_vocabulary_comes_with_a_remedy(tmp_path, overrides, remedy):
+    before = tiny_config("data", tmp_path / "run")
+    config = before.with_overrides(overrides)
+    checkpoint = checkpoint_without(config if config.task.name else before, "optimizer", "eps")
+    with pytest.raises(ConfigError, match=remedy):
+        check_same_run(config, checkpoint, "another")

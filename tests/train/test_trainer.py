@@ -12,6 +12,7 @@ import torch
 from longshort.files import alone_in
 from longshort.model import GPT
 from longshort.ops import Smoothing
+from longshort.runs import load_run
 from longshort.runs.log import METRICS, read_log
 from longshort.stability import attention_entropy
 from longshort.train import ConfigError, TrainConfig, load_model, train
@@ -25,6 +26,16 @@ from .tiny import MODEL, differences, losses, records, tiny_config
 
 def trainer_of(config, *, rank=0, size=1):
     return Trainer(config, World(rank, size, torch.device("cpu")), Silent())
+
+
+class Told(Silent):
+    """A reporter that remembers what it was told."""
+
+    def __init__(self):
+        self.messages = []
+
+    def message(self, text):
+        self.messages.append(text)
 
 
 def stop_after(monkeypatch, step):
@@ -134,8 +145,9 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before_and_no_more(f
     config = tiny_config(corpus, tmp_path / "run", "telemetry.logits_every=7")
     train(dataclasses.replace(config, run=dataclasses.replace(config.run, steps=20)))
     (tmp_path / "run" / "checkpoints" / "step-00000020" / "model.safetensors").write_bytes(b"rubbish")
-    with pytest.warns(UserWarning, match="step-00000020.*is damaged or missing"):
-        train(config)
+    told = Told()
+    train(config, told)
+    assert "step-00000020/model.safetensors is damaged or missing" in told.messages[0]
     assert [record["step"] for record in records(tmp_path / "run", "resume")] == [10]
     assert losses(tmp_path / "run") == losses(finished)
 
@@ -144,9 +156,62 @@ def test_checkpoints_of_a_path_that_was_left_are_removed(corpus, tmp_path):
     train(tiny_config(corpus, tmp_path / "run", "run.steps=20"))
     (tmp_path / "run" / "checkpoints" / "step-00000020" / "model.safetensors").write_bytes(b"rubbish")
     shorter = tiny_config(corpus, tmp_path / "run", "run.steps=12")
-    with pytest.warns(UserWarning, match="step-00000020"):
-        train(shorter)
+    train(shorter)
     assert load_checkpoint(tmp_path / "run").step == 12
+
+
+def test_a_run_of_which_every_checkpoint_is_damaged_is_not_started_anew_over_them(corpus, tmp_path):
+    config = tiny_config(corpus, tmp_path / "run", "run.steps=3")
+    train(config)
+    (tmp_path / "run" / METRICS).write_text("")
+    weights = tmp_path / "run" / "checkpoints" / "step-00000003" / "model.safetensors"
+    weights.write_bytes(b"rubbish")
+    with pytest.raises(ConfigError, match="holds no whole checkpoint to resume from"):
+        train(config)
+    assert weights.read_bytes() == b"rubbish"
+
+
+@pytest.mark.parametrize("lost", ["emptied", "removed", "torn"])
+def test_a_run_that_lost_its_log_resumes_with_a_log_that_can_be_read(corpus, tmp_path, lost):
+    train(tiny_config(corpus, tmp_path / "run", "run.steps=3"))
+    log = tmp_path / "run" / METRICS
+    log.write_bytes(log.read_bytes()[:40] if lost == "torn" else b"")
+    if lost == "removed":
+        log.unlink()
+    train(tiny_config(corpus, tmp_path / "run", "run.steps=5"))
+    assert [record["kind"] for record in read_log(tmp_path / "run")][:2] == ["run", "resume"]
+    run = load_run(tmp_path / "run")
+    assert run.is_finished(5) and list(run.train["step"]) == [4, 5]
+
+
+def test_a_run_that_is_moved_while_it_trains_goes_on_in_both_places(corpus, tmp_path, monkeypatch):
+    original, told = Trainer._step, Told()
+
+    def moved(self):
+        if self.progress.step == 12:
+            (tmp_path / "run").rename(tmp_path / "moved")
+        original(self)
+
+    monkeypatch.setattr(Trainer, "_step", moved)
+    train(tiny_config(corpus, tmp_path / "run", "run.steps=20"), told)
+    monkeypatch.undo()
+    assert "run lost its log (was it moved?); step 20 is in it" in told.messages[-1]
+    assert (tmp_path / "run" / "tokenizer.json").is_file()
+    for name in ("run", "moved"):
+        train(tiny_config(corpus, tmp_path / name, "run.steps=21"))
+        assert load_run(tmp_path / name).is_finished(21)
+    assert differences(tmp_path / "run", tmp_path / "moved") == []
+
+
+def test_a_linked_tokenizer_is_not_written_through(corpus, tmp_path):
+    theirs, config = tmp_path / "theirs.json", tiny_config(corpus, tmp_path / "run", "run.steps=1")
+    train(config)
+    theirs.write_text("precious")
+    (tmp_path / "run" / "tokenizer.json").unlink()
+    (tmp_path / "run" / "tokenizer.json").symlink_to(theirs)
+    train(config)
+    assert theirs.read_text() == "precious"
+    assert (tmp_path / "run" / "tokenizer.json").read_bytes() == (corpus / "tokenizer.json").read_bytes()
 
 
 def test_a_finished_run_is_left_as_it_is(finished, corpus, tmp_path):

@@ -36,6 +36,7 @@ def compare(
     every = [name for name in VARIANTS if name not in EXPERIMENTAL]
     names = every if variants == "all" else [name.strip() for name in variants.split(",")]
     trials = comparison.plan_trials(settings, names, range(settings.run.seed, settings.run.seed + seeds), out)
+    comparison.check_results(out)
     left = [trial.config for trial in trials if not trial.is_finished]
     draw_tasks(left, typer.echo)
     with live_table(trials, console) as watch:
@@ -45,6 +46,6 @@ def compare(
         raise typer.Exit(130)
     rows = comparison.save_summary(trials, out)
     title = "Comparison of attention variants"
-    files = write_report([trial.out for trial in trials], out / "report.html", title=title)
+    files = write_report([trial.out for trial in trials], out / comparison.PAGE, title=title)
     console.print(result_table(rows))
     typer.echo(f"wrote {out / comparison.SUMMARY}\nwrote {files.html}")

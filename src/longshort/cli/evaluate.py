@@ -25,9 +25,11 @@ def evaluate(
     """
     from rich.console import Console
 
-    from longshort.files import write_json
+    from longshort.files import check_replaceable, write_json
     from longshort.train.checkpoint_scores import evaluate_checkpoint, evaluation_table
 
+    if out is not None:
+        check_replaceable(out, '"checkpoint":')
     console = Console()
     with console.status("evaluating") as status:
         result = evaluate_checkpoint(

@@ -10,7 +10,7 @@ import typer
 
 def import_(
     source: Annotated[Path, typer.Argument(help="Folder or file of GPT-2's safetensors; or the author's .pt file.")],
-    out: Annotated[Path, typer.Option(help="Folder of the run that is made; it must not hold one.")],
+    out: Annotated[Path, typer.Option(help="Folder of the run that is made; it must be new or empty.")],
     tokenizer: Annotated[
         str | None, typer.Option(help="tokenizer.json or its folder, or bytes (default: the one beside SOURCE).")
     ] = None,

@@ -181,7 +181,29 @@ def tokenizer_from_dict(data: Any) -> Tokenizer:
     """
     if not isinstance(data, dict):
         raise DataError(f"tokenizer: a {type(data).__name__}; expected the object a {TOKENIZER_FILE} holds")
-    return ByteTokenizer() if data.get("type") == "bytes" else BPETokenizer.from_dict(data)
+    return ByteTokenizer() if data.get("type") == "bytes" or _is_bytes(data) else BPETokenizer.from_dict(data)
+
+
+def byte_characters() -> list[str]:
+    """The character that byte-level tokenizers write for each byte: itself where printable, else one from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+def _is_bytes(data: dict[str, Any]) -> bool:
+    """Whether it is our bytes in the form that an export gives them: every byte a token of its own value, no merges."""
+    match data:
+        case {
+            "normalizer": None,
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
+            "added_tokens": [{"id": ByteTokenizer.end_of_document, "content": end}],
+            "model": {"type": "BPE", "vocab": dict(vocabulary), "merges": []},
+        }:
+            # Some versions of the package list the added tokens in the vocabulary too.
+            known = {character: byte for byte, character in enumerate(byte_characters())}
+            return end == SEPARATOR and vocabulary | {end: 256} == known | {end: 256}
+    return False
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:

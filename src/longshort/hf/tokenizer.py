@@ -9,7 +9,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from longshort.data.reading import SEPARATOR
-from longshort.data.tokenizer import ByteTokenizer, Tokenizer
+from longshort.data.tokenizer import ByteTokenizer, Tokenizer, byte_characters
 
 
 def fast_tokenizer(tokenizer: Tokenizer, *, max_length: int | None = None) -> PreTrainedTokenizerFast:
@@ -43,17 +43,9 @@ def _parsed(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
 
 def _bytes() -> tokenizers.Tokenizer:
     """BPE without merges over the printable stand-ins of bytes: every byte is its own token, numbered by its value."""
-    inner = tokenizers.Tokenizer(
-        models.BPE(vocab={stand_in: byte for byte, stand_in in enumerate(_stand_ins())}, merges=[])
-    )
+    vocabulary = {character: byte for byte, character in enumerate(byte_characters())}
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens([SEPARATOR])
     return inner
-
-
-def _stand_ins() -> list[str]:
-    """The character that byte-level tokenizers write for each byte: itself where printable, else one from U+0100 on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]

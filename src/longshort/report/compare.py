@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from longshort.files import write_json
+from longshort.files import check_replaceable, write_json
+from longshort.report.page import PAGE, check_page
 from longshort.runs import METRICS, Run, RunError, load_run
 from longshort.train import ConfigError, TrainConfig
 from longshort.train.identity import different_setting
@@ -94,6 +95,12 @@ def _mean(values: Sequence[float | None]) -> float | None:
     """The mean; None if any is not finite or missing, since a diverged seed has no mean."""
     finite = [value for value in values if value is not None and math.isfinite(value)]
     return statistics.fmean(finite) if finite and len(finite) == len(values) else None
+
+
+def check_results(out: Path) -> None:
+    """Raise, before any run starts, where the comparison's table or page would be written over something else."""
+    check_replaceable(out / SUMMARY, '"variant"')
+    check_page(out / PAGE)
 
 
 def save_summary(trials: Sequence[Trial], out: Path) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from longshort.data import default_data
 from longshort.generation.sample import text_stream
-from longshort.report.compare import Trial, plan_trials, save_summary
+from longshort.report.compare import PAGE, Trial, check_results, plan_trials, save_summary
 from longshort.report.live import Watch
 from longshort.runs import RunLog, load_run
 from longshort.train import TrainConfig
@@ -49,6 +49,7 @@ def run_demo(trials: list[Trial], out: Path, *, watch: Watch, message: Callable[
     """Train the trials at once, sample from each, write the report; None if interrupted."""
     from longshort.report import ReportError, write_report
 
+    check_results(out)
     default_data()  # once, before two processes would both prepare it
     left = [trial.config for trial in trials if not trial.is_finished]
     if left and not run_all(left, jobs=len(left), watch=watch):
@@ -58,7 +59,7 @@ def run_demo(trials: list[Trial], out: Path, *, watch: Watch, message: Callable[
     message("writing the report")
     try:
         title = "Plain attention and LS-attention"
-        report = write_report([trial.out for trial in trials], out / "report.html", title=title).html
+        report = write_report([trial.out for trial in trials], out / PAGE, title=title).html
     except ReportError as error:  # the numbers are there all the same
         message(f"no report: {error}")
         report = None

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from longshort.files import write_atomically
+from longshort.files import check_replaceable, write_atomically
 from longshort.report import comparison, datasets, theme
 from longshort.report.charts import LOSSES, X_AXES, Charts, ReportError, drawing, with_data
 from longshort.report.pictures import vegalite, write_picture
 from longshort.runs import Run, Sample, load_runs
 
 MORE_SAMPLES = 6
+PAGE = "report.html"
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,7 @@ def write_report(
     The page needs nothing but itself: no network, no file beside it.
     """
     out = Path(out)
-    if out.is_dir():
-        raise ReportError(f"{out}: is a folder; expected the name of an HTML file, as in {out / 'report.html'}")
+    check_page(out)
     loaded = load_runs(runs)
     drawing()
     data = datasets.build(loaded)
@@ -45,6 +45,13 @@ def write_report(
     html = write_atomically(out, render(loaded, data, title, out))
     pngs = write_pictures(loaded, data, out.with_name(f"{out.stem}-figures")) if png else ()
     return ReportFiles(html, tuple(pngs), comparison.notes(loaded))
+
+
+def check_page(out: Path) -> None:
+    """Raise where something other than a page of ours would be written over."""
+    if out.is_dir():
+        raise ReportError(f"{out}: is a folder; expected the name of an HTML file, as in {out / PAGE}")
+    check_replaceable(out, "data-variant=")  # in the table of every page
 
 
 def _title(runs: Sequence[Run]) -> str:

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from longshort.files import write_atomically
+from longshort.runs.records import FORMAT, Line, RunError
 
 METRICS = "metrics.jsonl"
+_BEGINNING = b'{"kind": "run"'
 
 
 class Sink(Protocol):
@@ -34,6 +36,11 @@ class RunLog:
         self._folder = folder
         self._file = (folder / METRICS).open("a", encoding="utf-8")
         self._sinks = sinks or []
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing stands in the file, neither from now nor from earlier."""
+        return self._file.tell() == 0
 
     def write(self, kind: str, **values: Any) -> dict[str, Any]:
         """Append one record; returns it as written."""
@@ -60,15 +67,30 @@ class RunLog:
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
     """All whole records of a run; a torn last line, left by a crash, is dropped."""
-    lines = (folder / METRICS).read_text(encoding="utf-8").splitlines()
-    records = []
-    for number, line in enumerate(lines, 1):
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            if number < len(lines):
-                raise ValueError(f"{folder / METRICS}, line {number}, is not JSON") from None
-    return records
+    file = folder / METRICS
+    *whole, torn = file.read_text(encoding="utf-8", errors="replace").split("\n")
+    lines = [Line.parse(file, number, text).data for number, text in enumerate(whole, 1) if text.strip()]
+    try:
+        return [*lines, Line.parse(file, len(whole) + 1, torn).data]
+    except RunError:
+        return lines
+
+
+def begins_with_a_run(folder: Path) -> bool:
+    """True if the log begins with the run's description, False if it has no record yet; anything else is an error.
+
+    One without a record is empty, or a crash cut its first line short.
+    """
+    records = read_log(folder)
+    if not records:
+        beginning = (folder / METRICS).read_bytes().strip(b"\0\n ")
+        if not (beginning.startswith(_BEGINNING) or _BEGINNING.startswith(beginning)):
+            raise RunError(f"{folder / METRICS}, line 1: not JSON: {beginning[:40].decode(errors='replace')!r}")
+        return False
+    if records[0]["kind"] != "run" or records[0].get("format") != FORMAT:
+        found = {key: records[0].get(key) for key in ("kind", "format")}
+        raise RunError(f"{folder / METRICS}, line 1: {found}; expected the kind 'run' of format {FORMAT}")
+    return True
 
 
 def rewind_log(folder: Path, step: int, *, dropped: Sequence[int] = ()) -> None:

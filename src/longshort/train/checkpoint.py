@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
+import re
 import shutil
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,22 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 FORMAT = 1
+CHECKPOINTS = "checkpoints"
+"""Where in a run's folder they are."""
 _STATE = "state.json"
 _PREFIX = "step-"
+_NAME = re.compile(rf"{_PREFIX}([0-9]{{8}}|[1-9][0-9]{{8,}})")
+_TENSORS = ("model.safetensors", "trainer.safetensors")
+_say = logging.getLogger(__name__).warning
+"""A line on standard error, unless the program that uses the package has other plans."""
 
 
 class CheckpointError(ValueError):
     """A checkpoint that is missing, damaged or of another kind."""
+
+
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint that is no longer what was written; the one before it will do."""
 
 
 @dataclass(frozen=True)
@@ -46,18 +57,19 @@ def save_checkpoint(
     """Write `folder/step-N`; whatever stops it half-way leaves no such folder."""
     final = folder / f"{_PREFIX}{step:08d}"
     draft = folder / f".{final.name}.{os.getpid()}.tmp"
-    shutil.rmtree(draft, ignore_errors=True)
+    _remove(draft)
     draft.mkdir(parents=True)
     try:
-        _write(draft, {"model.safetensors": model, "trainer.safetensors": trainer}, {"step": step, **state})
+        _write(draft, dict(zip(_TENSORS, (model, trainer), strict=True)), {"step": step, **state})
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)  # on a full disk its room is needed
         raise
     replaced = folder / f".{final.name}.replaced.tmp"
-    if final.exists():
+    if os.path.lexists(final):
+        _remove(replaced)
         final.rename(replaced)
     draft.rename(final)
-    shutil.rmtree(replaced, ignore_errors=True)
+    _remove(replaced)
     _flush(folder)
     return final
 
@@ -78,60 +90,76 @@ def _write(draft: Path, files: dict[str, dict[str, Tensor]], state: dict[str, An
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read one checkpoint and verify it; a folder of checkpoints or of a run gives its newest whole one."""
-    if not (path / _STATE).is_file():
-        newest = newest_checkpoint(path / "checkpoints" if (path / "checkpoints").is_dir() else path)
-        if newest is None:
-            raise CheckpointError(f"{path} holds no whole checkpoint (a folder with {_STATE} and safetensors files)")
-        return newest
+    if (path / _STATE).is_file():
+        return _read(path)
+    newest = newest_checkpoint(path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path)
+    if newest is None:
+        raise CheckpointError(f"{path} holds no whole checkpoint (a folder with {_STATE} and safetensors files)")
+    return newest
+
+
+def _read(path: Path) -> Checkpoint:
+    """One checkpoint. What cannot be read for want of permission, or is of another version, is not called damaged."""
     try:
         state = json.loads((path / _STATE).read_text(encoding="utf-8"))
-        wanted = state["sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path / _STATE} is damaged: {error}") from None
-    if state.get("format") != FORMAT:
-        raise CheckpointError(f"{path} has format {state.get('format')!r}; this version reads format {FORMAT}")
-    for name, checksum in wanted.items():
+        if state.get("format", FORMAT) != FORMAT:
+            raise CheckpointError(f"{path} has format {state['format']!r}; this version reads format {FORMAT}")
+        step, sums = int(state["step"]), {name: state["sha256"][name] for name in _TENSORS}
+    except (CheckpointError, PermissionError):
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedCheckpoint(f"{path / _STATE} is damaged or missing: {error}") from None
+    for name, checksum in sums.items():
         if not (path / name).is_file() or _checksum(path / name) != checksum:
-            raise CheckpointError(f"{path / name} is damaged or missing: its checksum differs")
-    tensors = [load_file(path / name) for name in ("model.safetensors", "trainer.safetensors")]
-    return Checkpoint(path, state["step"], tensors[0], tensors[1], state)
+            raise DamagedCheckpoint(f"{path / name} is damaged or missing: its checksum differs")
+    model, trainer = (load_file(path / name) for name in _TENSORS)
+    return Checkpoint(path, step, model, trainer, state)
 
 
-def newest_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest whole checkpoint of a folder; damaged ones are passed over with a warning."""
-    for path in sorted(_checkpoints(folder), reverse=True):
+def newest_checkpoint(folder: Path, message: Callable[[str], None] = _say) -> Checkpoint | None:
+    """The newest whole checkpoint of a folder; `message` is told of damaged ones, which are passed over."""
+    names = checkpoint_names(folder)
+    while names:
         try:
-            return load_checkpoint(path)
-        except CheckpointError as error:
-            warnings.warn(f"{error}; using the checkpoint before it", stacklevel=2)
+            return _read(folder / names.pop())
+        except DamagedCheckpoint as error:
+            message(f"{error}; {'trying the checkpoint' if names else 'there is none'} before it")
     return None
 
 
 def prune_checkpoints(folder: Path, *, keep: int, best: int | None) -> None:
     """Remove all but the newest `keep` and the one of step `best`, and drafts that an earlier process left."""
-    paths = sorted(_checkpoints(folder))
-    for path in paths[:-keep]:
-        if _step(path) != best:
-            shutil.rmtree(path)
+    for name in checkpoint_names(folder)[:-keep]:
+        if _step(name) != best:
+            _remove(folder / name)
     for draft in folder.glob(f".{_PREFIX}*.tmp"):
-        shutil.rmtree(draft, ignore_errors=True)
+        _remove(draft)
 
 
 def discard_after(folder: Path, step: int) -> None:
     """Remove checkpoints of later steps: a run that went back must not resume from the path it left."""
-    for path in _checkpoints(folder):
-        if _step(path) > step:
-            shutil.rmtree(path)
+    for name in checkpoint_names(folder):
+        if _step(name) > step:
+            _remove(folder / name)
 
 
-def _checkpoints(folder: Path) -> Iterator[Path]:
-    for path in folder.glob(f"{_PREFIX}*"):
-        if path.is_dir() and path.name.removeprefix(_PREFIX).isdigit():
-            yield path
+def checkpoint_names(folder: Path) -> list[str]:
+    """What there is under the name of a checkpoint, whole or not, oldest first."""
+    return sorted((path.name for path in folder.glob(f"{_PREFIX}*") if _NAME.fullmatch(path.name)), key=_step)
 
 
-def _step(path: Path) -> int:
-    return int(path.name.removeprefix(_PREFIX))
+def _step(name: str) -> int:
+    return int(name.removeprefix(_PREFIX))
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint. One that a user linked to loses its link, so that it is no longer resumed from or counted;
+    what the link points to is theirs and stays.
+    """
+    if path.is_symlink():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path, ignore_errors=path.name.startswith("."))
 
 
 def _checksum(path: Path) -> str:

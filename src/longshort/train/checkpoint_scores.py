@@ -43,13 +43,14 @@ def evaluate_checkpoint(
     if split not in ("train", "validation", "test"):
         raise ConfigError(f"split must be train, validation or test, got {split!r}")
     chosen = choose_device(device)
-    config = TrainConfig.from_dict(load_checkpoint(checkpoint).state["config"])
+    found = load_checkpoint(checkpoint)
+    config = TrainConfig.from_dict(found.state["config"])
     if config.task.name is not None:
         for name, value in (("--data", data), ("--length", length), ("--stride", stride), ("--limit", limit)):
             if value is not None:
                 raise ConfigError(f"{name} is for text; {checkpoint} was trained on the task {config.task.name}")
-        return evaluate_task(checkpoint, split=split, device=chosen, progress=progress)
-    model, loaded = load_model(checkpoint, chosen)
+        return evaluate_task(found.path, split=split, device=chosen, progress=progress)
+    model, loaded = load_model(found.path, chosen)  # not the run again: of damaged ones was told once
     folder = data if data is not None else TextData.open(config).folder
     tokens = TokenFile.open(folder / f"{split}.tokens", fingerprint=loaded.state["vocabulary"])
     length = length or config.length

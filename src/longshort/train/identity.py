@@ -14,7 +14,7 @@ from torch import nn
 
 from longshort.runs import METRICS, RunLog, difference, read_log
 from longshort.runs.log import Sink, TensorBoardSink, WandbSink
-from longshort.train.checkpoint import Checkpoint
+from longshort.train.checkpoint import CHECKPOINTS, Checkpoint, checkpoint_names
 from longshort.train.config import ConfigError, TrainConfig
 from longshort.train.distributed import World
 from longshort.version import __version__
@@ -70,14 +70,29 @@ def check_same_run(config: TrainConfig, checkpoint: Checkpoint, fingerprint: str
         )
     vocabulary = checkpoint.state["vocabulary"]
     if vocabulary != fingerprint and not (imported and vocabulary is None):
-        raise ConfigError(f"{config.run.out} was trained on another vocabulary than that of data.path")
+        raise ConfigError(_other_vocabulary(config, recorded))
+
+
+def _other_vocabulary(config: TrainConfig, recorded: Mapping[str, Any]) -> str:
+    out, task, path, before = config.run.out, config.task.name, config.data.path, recorded["data"]["path"]
+    if task is not None:
+        return f"{out} was trained on other examples than the task {task} gives here: choose another run.out"
+    back = "" if before in (path, None) else f"set data.path={before} again, or "
+    return (
+        f"{out} was trained on another vocabulary than that of data.path={'null' if path is None else path}: "
+        f"{back}make data with its tokenizer, which it keeps: longshort data TEXT --out FOLDER --tokenizer {out}"
+    )
 
 
 def check_nothing_is_lost(out: Path) -> None:
-    """Raise where a run ended and left no checkpoint: results that were unpacked, or whose weights are gone.
-
-    To start anew would write over its record.
+    """Raise where a run has no whole checkpoint and to start anew would cost something: the damaged ones, or the record
+    of a run that ended (results that were unpacked, or whose weights are gone).
     """
+    if checkpoint_names(out / CHECKPOINTS):
+        raise ConfigError(
+            f"{out} holds no whole checkpoint to resume from: choose another folder, or remove {out / CHECKPOINTS} to "
+            "train anew"
+        )
     ends = [record for record in read_log(out) if record["kind"] == "end"] if (out / METRICS).is_file() else []
     if ends:
         raise ConfigError(

@@ -21,9 +21,9 @@ from pathlib import Path
 from longshort.files import write_json
 from longshort.runs import Reader, finished
 from longshort.train import TrainConfig, TrainingStopped, train
+from longshort.train.folder import CONFIG, OUTPUT, check_is_a_run_folder
 from longshort.train.signals import told_to_stop
 
-CONFIG, OUTPUT = "config.json", "output.txt"
 MODULE = "longshort.train.processes"
 """What a process runs."""
 
@@ -47,8 +47,11 @@ def run_all(
 
     More threads than cores make every run several times slower: by default the cores are shared out. At `until`, by
     time.monotonic, or when this process gets SIGTERM, the runs save and end. With `failed`, which is told of it, a
-    failing run does not stop the others. None of the runs outlives the call.
+    failing run does not stop the others. None of the runs outlives the call, and none starts where a folder of one
+    holds something else.
     """
+    for config in configs:
+        check_is_a_run_folder(Path(config.run.out))
     threads = threads or max(1, (os.cpu_count() or 1) // jobs)
     waiting, running, stopped = list(configs), dict[str, subprocess.Popen[bytes]](), False
     readers = {config.run.out: Reader(Path(config.run.out)) for config in configs}

@@ -60,7 +60,7 @@ class ConsoleReporter:
             self._status.stop()
 
     def message(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True)
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)  # a path may hold [brackets]
 
     def _show(self, line: str) -> None:
         if self._status is not None:

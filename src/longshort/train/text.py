@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from longshort.data import default_data
 from longshort.data.stream import TokenStream
+from longshort.data.tokenizer import TOKENIZER_FILE
 from longshort.data.tokens import TokenFile
+from longshort.files import write_atomically
 from longshort.train.config import ConfigError, TrainConfig
 
 
@@ -55,5 +56,6 @@ class TextData:
 
     def keep_tokenizer(self, out: Path) -> None:
         """Put the tokenizer beside the checkpoints, which cannot be read without it."""
-        out.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(self.folder / "tokenizer.json", out / "tokenizer.json")
+        content, kept = (self.folder / TOKENIZER_FILE).read_bytes(), out / TOKENIZER_FILE
+        if not kept.is_file() or kept.read_bytes() != content:
+            write_atomically(kept, content)  # in place of a link, never through it

@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from longshort.data.stream import Batch
-from longshort.files import alone_in
 from longshort.nn import update_sigma
-from longshort.runs.log import RunLog, rewind_log
+from longshort.runs.log import METRICS, RunLog, rewind_log
 from longshort.stability import LogitMeter, SpikeGuard, TensorClip, attention_entropy, qk_clip
 from longshort.stability.clipping import clip_by_global_norm, gradient_norm, layer_norms
 from longshort.stability.entropy import check_entropy
 from longshort.stability.qk_clip import check_qk_clip
 from longshort.train.answers import TaskData, answer_scores
 from longshort.train.checkpoint import (
+    CHECKPOINTS,
     Checkpoint,
     discard_after,
     newest_checkpoint,
@@ -40,6 +40,7 @@ from longshort.train.determinism import equal_bits
 from longshort.train.distributed import World, joined
 from longshort.train.divergence import TrainingStopped, nonfinite_weight, told
 from longshort.train.flops import flops_per_token, peak_flops
+from longshort.train.folder import run_folder
 from longshort.train.held_out import eagerly, validation_scores
 from longshort.train.identity import check_nothing_is_lost, check_same_run, open_log, run_description
 from longshort.train.models import Model, build_model
@@ -65,7 +66,7 @@ def train(config: TrainConfig, reporter: Reporter | None = None) -> RunResult:
             stack.enter_context(equal_bits())
         world = stack.enter_context(joined(config.run.device))
         if world.is_writer:
-            stack.enter_context(alone_in(Path(config.run.out)))
+            stack.enter_context(run_folder(Path(config.run.out)))
         return Trainer(config, world, reporter if world.is_writer and reporter is not None else Silent()).run()
 
 
@@ -82,7 +83,7 @@ class Trainer:
         if config.run.cuda_graphs and world.size > 1:
             raise ConfigError(f"run.cuda_graphs must be false with several processes, got {world.size}")
         self.out = Path(config.run.out)
-        self.checkpoints = self.out / "checkpoints"
+        self.checkpoints = self.out / CHECKPOINTS
         kind = TextData if config.task.name is None else TaskData
         self.data: TextData | TaskData = kind.open(config, message=reporter.message)
         self.stream = self.data.stream("train", seed=config.run.seed)
@@ -315,7 +316,7 @@ class Trainer:
             )
             return
         self.world.wait()
-        newest = newest_checkpoint(self.checkpoints)
+        newest = newest_checkpoint(self.checkpoints, self.reporter.message)
         assert newest is not None, "a run with guard=rollback saves before its first step"
         self._restore(newest)
         self.progress.dropped, self._saved_at = dropped, None
@@ -384,12 +385,17 @@ class Trainer:
             weights = self.model.state_dict()
             save_checkpoint(self.checkpoints, step=self.progress.step, model=weights, trainer=trainer, state=state)
             prune_checkpoints(self.checkpoints, keep=self.config.run.keep, best=self.progress.best_step)
+            if not (self.out / METRICS).exists():
+                self.reporter.message(
+                    f"warning: {self.out} lost its log (was it moved?); step {self.progress.step} is in it"
+                )
+                self.data.keep_tokenizer(self.out)
         self._saved_at = self.progress.step
         self.world.wait()
 
     def _resume(self) -> bool:
         """Load the newest whole checkpoint of the run's folder, if there is one; imported weights begin a run."""
-        newest = newest_checkpoint(self.checkpoints) if self.checkpoints.is_dir() else None
+        newest = newest_checkpoint(self.checkpoints, self.reporter.message)
         if newest is None:
             check_nothing_is_lost(self.out)
             return False
@@ -415,11 +421,11 @@ class Trainer:
             rewind_log(self.out, self.progress.step if resumed else -1, dropped=self.progress.dropped)
             discard_after(self.checkpoints, self.progress.step)
             self._log = open_log(self.config, self.out)
+            if self._log.is_empty:  # a resumed run may have lost its log, which begins with the description
+                self._record("run", **run_description(self.config, self.model, self.world))
             self.data.keep_tokenizer(self.out)
         if resumed:
             self._record("resume", step=self.progress.step)
-        else:
-            self._record("run", **run_description(self.config, self.model, self.world))
         if not resumed and self.config.stability.guard == "rollback":
             self._save()
         try:

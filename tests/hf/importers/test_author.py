@@ -1,6 +1,8 @@
 """The author's checkpoints: the imported model gives the logits of the one that was saved, in both of its forms."""
 
 import functools
+import pickle
+import re
 
 import pytest
 import torch
@@ -148,6 +150,14 @@ def test_files_that_are_no_checkpoint_are_refused(tmp_path):
 def test_code_in_a_checkpoint_is_never_run(tmp_path):
     ran = tmp_path / "ran"
     torch.save({"model": functools.partial(open, str(ran), "w")}, tmp_path / "bad.pt")
-    with pytest.raises(ValueError, match="weights_only=True"):
+    with pytest.raises(ValueError, match=r"weights_only=True; got one that names functools\.partial: code") as raised:
         from_author(tmp_path / "bad.pt")
     assert not ran.exists()
+    assert not re.search("Re-running|False|trusted", str(raised.value)), "torch's advice to unpickle it"
+
+
+@pytest.mark.parametrize("content", [b"", b"rubbish" * 10, pickle.dumps({"model": 1}, protocol=5)])
+def test_damaged_and_foreign_files_are_refused_without_advice_or_warnings(tmp_path, content):
+    (tmp_path / "bad.pt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"bad\.pt must be a checkpoint of tensors.*; got something else$"):
+        from_author(tmp_path / "bad.pt")

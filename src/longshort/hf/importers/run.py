@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import yaml
 
-from longshort.data.tokenizer import Tokenizer, load_tokenizer
-from longshort.files import write_atomically, write_json
+from longshort.data.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from longshort.files import new_folder, write_atomically, write_json
 from longshort.hf.importers.author import from_author
 from longshort.hf.importers.gpt2 import from_gpt2
 from longshort.model import GPT
 from longshort.stability import SpikeGuard
 from longshort.train import TrainConfig
-from longshort.train.checkpoint import save_checkpoint
+from longshort.train.checkpoint import CHECKPOINTS, save_checkpoint
 
 CONFIG = "config.yaml"
 
@@ -55,7 +55,7 @@ def import_as_run(
         if given:
             raise ValueError(f"{', '.join(given)} belong to the author's .pt files; {source} is read as GPT-2")
         model = from_gpt2(source)
-    beside = (source if source.is_dir() else source.parent) / "tokenizer.json"
+    beside = (source if source.is_dir() else source.parent) / TOKENIZER_FILE
     if tokenizer is None and beside.is_file():
         tokenizer = str(beside)
     found = None if tokenizer is None else load_tokenizer(tokenizer)
@@ -63,18 +63,16 @@ def import_as_run(
 
 
 def save_as_run(model: GPT, out: Path, *, tokenizer: Tokenizer | None = None, source: str = "") -> Path:
-    """Write the model as a run's checkpoint of step 0, with a config.yaml to train on from; returns the checkpoint."""
-    if (out / "checkpoints").is_dir():
-        raise ValueError(f"out must not hold a run yet, got {out}, which has checkpoints")
+    """Write the model as a run's checkpoint of step 0, with a config.yaml to train on from; returns the checkpoint.
+
+    The folder is there whole or not at all; one that holds anything is an error.
+    """
     if tokenizer is not None and tokenizer.vocab_size > model.config.vocab_size:
         raise ValueError(
             f"tokenizer must have no more tokens than the model, {model.config.vocab_size}, got {tokenizer.vocab_size}"
         )
     config = TrainConfig.from_dict({"model": model.config.to_dict(), "run": {"out": str(out)}})
-    if tokenizer is not None:
-        write_json(out / "tokenizer.json", tokenizer.to_dict())
     given = {name: value for name, value in config.to_dict()["model"].items() if value is not None}
-    write_atomically(out / CONFIG, yaml.safe_dump({"model": given, "run": {"out": str(out)}}, sort_keys=False))
     state = {
         "config": config.to_dict(),
         "progress": {},
@@ -82,4 +80,9 @@ def save_as_run(model: GPT, out: Path, *, tokenizer: Tokenizer | None = None, so
         "vocabulary": None if tokenizer is None else tokenizer.fingerprint,
         "imported": source,
     }
-    return save_checkpoint(out / "checkpoints", step=0, model=model.state_dict(), trainer={}, state=state)
+    with new_folder(out) as draft:
+        if tokenizer is not None:
+            write_json(draft / TOKENIZER_FILE, tokenizer.to_dict())
+        write_atomically(draft / CONFIG, yaml.safe_dump({"model": given, "run": {"out": str(out)}}, sort_keys=False))
+        saved = save_checkpoint(draft / CHECKPOINTS, step=0, model=model.state_dict(), trainer={}, state=state)
+    return out / saved.relative_to(draft)
