@@ -33,7 +33,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         # Nested aliases make a value of a few lines that takes all memory when it is written out in a message.
-        node = super().compose_node(parent, index)
+        node: Any = super().compose_node(parent, index)
         children = node.value if isinstance(node, yaml.CollectionNode) else []
         pairs = isinstance(node, yaml.MappingNode)
         inside = [child for pair in children for child in pair] if pairs else children
@@ -100,7 +100,7 @@ def typed(name: str, value: Any, kind: Any) -> Any:
         if len(value) == len(kinds):
             return tuple(typed(f"{name}[{i}]", v, k) for i, (v, k) in enumerate(zip(value, kinds, strict=True)))
     elif isinstance(kind, type) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
-        if kind is str and not is_text(value):
+        if kind is str and not is_text(str(value)):
             raise ConfigError(f"{name} must be text in UTF-8 without NUL, got {value!r}")
         return value
     expected = getattr(kind, "__name__", str(kind))
@@ -116,7 +116,7 @@ def check_known(where: str, given: Mapping[str, Any], known: Collection[str]) ->
     """Raise on the first key that is not among the known ones; names the nearest. `where`: "section", or its name."""
     for key in given:
         if key not in known:
-            near = difflib.get_close_matches(str(key), list(known), n=1, cutoff=0.0)
+            near = difflib.get_close_matches(str(key)[:100], list(known), n=1, cutoff=0.0)
             what = "no section" if where == "section" else f"{where} has no key"
             raise ConfigError(f"{what} {key!r}; the nearest is {near[0]!r}")
 
