@@ -34,6 +34,14 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
     return path
 
 
+def parse_json(text: str, **options: Any) -> Any:
+    """`json.loads`; text that is nested too deeply is no JSON either, a ValueError."""
+    try:
+        return json.loads(text, **options)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def write_json(path: Path, data: Any) -> Path:
     """Indented JSON with a final newline, atomically. NaN and infinity are refused: they are not JSON."""
     return write_atomically(path, json.dumps(data, indent=2, allow_nan=False) + "\n")

@@ -189,7 +189,7 @@ def test_a_corpus_of_nothing_is_refused(tmp_path, text):
     ("options", "complaint"),
     [
         ({"tokenizer": "bytes", "vocab_size": 300}, "expected one"),
-        ({"vocab_size": 10}, "vocab_size: 10; expected at least 257"),
+        ({"vocab_size": 10}, "vocab_size: 10; expected from 257"),
         ({"workers": 0}, "workers: 0; expected at least 1"),
         ({"split": (1, 1, 1)}, "split: "),
         ({"validation": "nowhere"}, "nowhere: no such file or folder"),

@@ -21,7 +21,7 @@ from longshort.data.parallel import encode_in_order
 from longshort.data.split import ByCorpus, Division, divide
 from longshort.data.tokenizer import TOKENIZER_FILE, BPETokenizer, ByteTokenizer, Tokenizer, load_tokenizer
 from longshort.data.tokens import FORMAT, VERSION, TokenFile, TokenWriter, header_path
-from longshort.files import write_json
+from longshort.files import parse_json, write_json
 
 BPE_TRAINING_CHARACTERS = 1 << 28
 """A vocabulary is learned from the beginning of the training text: more changes it little and takes long."""
@@ -241,7 +241,7 @@ def _refuse_other_content(out: Path, recipe: str) -> None:
 
 def _made_by(header: Path, recipe: str) -> bool:
     try:
-        found: Any = json.loads(header.read_text(encoding="utf-8"))
+        found: Any = parse_json(header.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(found, dict) and found.get("format") == FORMAT and found.get("recipe") == recipe

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from longshort.files import write_atomically
+from longshort.files import parse_json, write_atomically
 
 METRICS = "metrics.jsonl"
 
@@ -64,7 +64,7 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     records = []
     for number, line in enumerate(lines, 1):
         try:
-            records.append(json.loads(line))
+            records.append(parse_json(line))
         except ValueError:
             if number < len(lines):
                 raise ValueError(f"{folder / METRICS}, line {number}, is not JSON") from None

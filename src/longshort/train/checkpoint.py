@@ -20,8 +20,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from longshort.files import parse_json
+
 FORMAT = 1
 _STATE = "state.json"
+_TENSORS = {"model.safetensors", "trainer.safetensors"}
 _PREFIX = "step-"
 
 
@@ -84,8 +87,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
             raise CheckpointError(f"{path} holds no whole checkpoint (a folder with {_STATE} and safetensors files)")
         return newest
     try:
-        state = json.loads((path / _STATE).read_text(encoding="utf-8"))
-        wanted = state["sha256"]
+        state = parse_json((path / _STATE).read_text(encoding="utf-8"))
+        wanted = dict(state["sha256"])
+        if not (
+            isinstance(state["step"], int) and isinstance(state.get("config", {}), dict) and wanted.keys() >= _TENSORS
+        ):
+            raise ValueError(f"it needs a step, a configuration and checksums of {' and '.join(sorted(_TENSORS))}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path / _STATE} is damaged: {error}") from None
     if state.get("format") != FORMAT:

@@ -43,7 +43,7 @@ def evaluate_checkpoint(
     if split not in ("train", "validation", "test"):
         raise ConfigError(f"split must be train, validation or test, got {split!r}")
     chosen = choose_device(device)
-    config = TrainConfig.from_dict(load_checkpoint(checkpoint).state["config"])
+    config = TrainConfig.from_dict(load_checkpoint(checkpoint).state.get("config", {}))
     if config.task.name is not None:
         for name, value in (("--data", data), ("--length", length), ("--stride", stride), ("--limit", limit)):
             if value is not None:
