@@ -190,7 +190,7 @@ def test_a_corpus_of_nothing_is_refused(tmp_path, text):
     [
         ({"tokenizer": "bytes", "vocab_size": 300}, "expected one"),
         ({"vocab_size": 10}, "vocab_size: 10; expected from 257"),
-        ({"workers": 0}, "workers: 0; expected at least 1"),
+        ({"workers": 0}, "workers: 0; expected from 1 to 1,024"),
         ({"split": (1, 1, 1)}, "split: "),
         ({"validation": "nowhere"}, "nowhere: no such file or folder"),
     ],

@@ -163,7 +163,7 @@ def test_no_graph_is_kept(model):
         (torch.tensor([[1]]), {"top_k": 2.5}, "top_k must be None or an integer and at least 1, got 2.5"),
         (torch.tensor([[1]]), {"top_p": 0.0}, "top_p must be None or above 0 and at most 1, got 0"),
         (torch.tensor([[1]]), {"min_p": 1.5}, "min_p must be None or from 0 to 1, got 1.5"),
-        (torch.tensor([[1]]), {"repetition_penalty": 0.0}, "repetition_penalty must be > 0, got 0"),
+        (torch.tensor([[1]]), {"repetition_penalty": 0.0}, "repetition_penalty must be from 1e-6 to 1e6, got 0"),
         (torch.tensor([[1]]), {"top_p": 1.5}, "top_p must be None or above 0 and at most 1, got 1.5"),
     ],
 )

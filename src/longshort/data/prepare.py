@@ -26,6 +26,7 @@ from longshort.files import parse_json, write_json
 BPE_TRAINING_CHARACTERS = 1 << 28
 """A vocabulary is learned from the beginning of the training text: more changes it little and takes long."""
 
+MOST_WORKERS = 1024
 PrepareProgress = Callable[[str, int, int | None], None]
 """Called with the stage, the bytes done and the bytes in all (None: not known)."""
 
@@ -80,8 +81,8 @@ def prepare(
     """
     if tokenizer is not None and vocab_size is not None:
         raise DataError(f"tokenizer, vocab_size: {tokenizer}, {vocab_size}; expected one: a size means to learn one")
-    if workers is not None and workers < 1:
-        raise DataError(f"workers: {workers}; expected at least 1")
+    if workers is not None and not 1 <= workers <= MOST_WORKERS:
+        raise DataError(f"workers: {workers}; expected from 1 to {MOST_WORKERS:,}")
     job = _Job(
         corpora=_corpora(sources, validation, test),
         out=Path(out),
