@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from longshort.train.values import ConfigError
 
 LARGEST_COUNT = 2**63 - 1
-LARGEST_NUMBER = 1e30
-"""Kernels compute in fp32: its square root of two sizes must not be infinite, nor the inverse of the smallest."""
+LARGEST_NUMBER = 1e38
+"""Kernels compute in fp32, which holds it and its inverse."""
 
 
 class Range(NamedTuple):
