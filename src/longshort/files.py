@@ -47,6 +47,14 @@ def check_replaceable(path: Path, mark: str) -> None:
         raise ValueError(f"{path} exists already and is something else: give another name, or move it away")
 
 
+def parse_json(text: str, **options: Any) -> Any:
+    """`json.loads`; text that is nested too deeply is no JSON either, a ValueError."""
+    try:
+        return json.loads(text, **options)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def write_json(path: Path, data: Any) -> Path:
     """Indented JSON with a final newline, atomically. NaN and infinity are refused: they are not JSON."""
     return write_atomically(path, json.dumps(data, indent=2, allow_nan=False) + "\n")

@@ -136,7 +136,7 @@ class HeadPlan:
         """The inverse of `to_dict`."""
         unknown = set(data) - {"windows", "decays", "slopes"}
         if unknown or "windows" not in data:
-            raise ValueError(f"a plan has the keys windows, decays and slopes, got {sorted(data)}")
+            raise ValueError(f"a plan has the keys windows, decays and slopes, got {', '.join(map(str, data))}")
         return cls(windows=data["windows"], decays=data.get("decays"), slopes=data.get("slopes"))
 
 

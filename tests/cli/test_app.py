@@ -15,7 +15,7 @@ from longshort.train.processes import RunFailed
 
 
 def run(*arguments):
-    return CliRunner().invoke(app, arguments)
+    return CliRunner().invoke(app, arguments, prog_name="longshort")
 
 
 def python(*arguments, **environment):
@@ -64,7 +64,23 @@ def test_version_option_prints_the_version(option):
 def test_an_unknown_verb_fails_and_names_the_nearest():
     shown = run("trian")
     assert shown.exit_code == 2
-    assert shown.stderr.splitlines()[-1] == "Error: No such command 'trian'. Did you mean 'train'?"
+    assert shown.stderr == "error: No such command 'trian'. Did you mean 'train'? (see longshort --help)\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "verb"),
+    [
+        (["--nope"], "--nope", "longshort"),
+        (["train"], "Missing argument", "longshort train"),
+        (["demo", "--steps", "0"], "'--steps': ", "longshort demo"),
+        (["report", "x", "--oui"], "--oui", "longshort report"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_that_names_the_help(arguments, words, verb):
+    shown = run(*arguments)
+    (line,) = shown.stderr.splitlines()
+    assert shown.exit_code == 2 and line.startswith("error: ") and words in line
+    assert line.endswith(f" (see {verb} --help)")
 
 
 @pytest.mark.parametrize(("verb", "module"), [("reproduce", "experiments"), ("bench", "benchmarks")])
@@ -91,6 +107,41 @@ def test_a_users_mistake_is_one_line(error, capsys):
         raise error
     assert ended.value.exit_code == 1
     assert capsys.readouterr().err == f"error: {error}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError(28, "No space left on device", "there/file"), "there/file: No space left on device"),
+        (ValueError("two\n  lines"), "two lines"),
+        (ValueError("x" * 5000), "x" * 1000 + " ..."),
+        (MemoryError("9 GiB"), "memory is full: 9 GiB"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory\nat"), "memory is full: DefaultCPUAllocator: can't"),
+    ],
+)
+def test_whatever_a_message_holds_it_is_one_line_and_not_endless(error, line, capsys):
+    with pytest.raises(typer.Exit), one_line_errors():
+        raise error
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {line}") and said.count("\n") == 1
+
+
+def test_a_reader_that_leaves_ends_a_verb_quietly():
+    code = """
+import typer
+from longshort.cli import one_line_errors
+@one_line_errors()
+def endless():
+    while True:
+        typer.echo("text")
+typer.run(endless)
+"""
+    shown = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    shown.stdout.read(10)
+    shown.stdout.close()
+    assert shown.stderr.read() == b""
+    shown.stderr.close()
+    assert shown.wait() == 141
 
 
 @pytest.mark.parametrize("error", [RuntimeError("kernel"), TypeError("bug")])

@@ -50,7 +50,7 @@ def test_train_takes_the_vocabulary_of_the_data_where_none_is_given_and_says_so(
         (["run.step=3"], ["run has no key 'step'", "'steps'"]),
         (["run.steps"], ["section.key=value"]),
         (["data.path=nowhere"], ["nowhere"]),
-        (["stability.guard_warmup=1000", "stability.guard=skip"], ["guard warmup"]),
+        (["stability.guard_warmup=1000", "stability.guard=skip"], ["stability.guard_warmup"]),
         (["model.vocab_size=256"], ["model.vocab_size must be at least 257"]),
         (["run.device=cuda:x"], ["device must be"]),
         (["data.length=100000"], ["100,000"]),
@@ -118,6 +118,23 @@ def test_text_comes_in_whole_characters(trained):
     assert len(pieces) > 1 and all("\N{REPLACEMENT CHARACTER}" not in piece[-1:] for piece in pieces)
 
 
+def test_a_split_that_is_empty_is_named_where_it_is_made_and_where_it_is_missed(trained, yaml_file, tmp_path):
+    (tmp_path / "text.txt").write_text("all of it is for training " * 20)
+    made = run("data", "--out", tmp_path / "tokens", tmp_path / "text.txt", "--split", 1, 0, 0)
+    assert made.exit_code == 0 and "nothing in validation and test" in made.output
+    words = ["validation.tokens: empty", "--split 0.9 0.05 0.05"]
+    options = [f"data.path={tmp_path / 'tokens'}", f"run.out={tmp_path / 'run'}"]
+    assert_one_line_error(run("train", yaml_file, *options), *words)
+    assert_one_line_error(run("evaluate", trained, "--data", tmp_path / "tokens"), *words)
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "generate"])
+@pytest.mark.parametrize("state", ["[" * 100_000, "[]", '{"sha256": {}}', '{"sha256": 5, "step": 1, "config": {}}'])
+def test_a_state_that_is_no_state_is_one_line(verb, state, tmp_path):
+    (tmp_path / "state.json").write_text(state)
+    assert_one_line_error(run(verb, tmp_path), "state.json is damaged")
+
+
 @pytest.mark.parametrize("verb", ["evaluate", "generate"])
 def test_a_folder_without_a_checkpoint_is_one_line(verb, tmp_path):
     assert_one_line_error(run(verb, tmp_path), str(tmp_path), "no whole checkpoint")
@@ -132,6 +149,8 @@ def test_a_folder_without_a_checkpoint_is_one_line(verb, tmp_path):
         (["evaluate", "--length", "100"], ["length must be at most 64"]),
         (["evaluate", "--device", "gpu"], ["device must be auto, cpu, cuda or cuda:N, got 'gpu'"]),
         (["generate", "--prompt", ""], ["prompt must hold at least one token"]),
+        (["generate", "--prompt", "a\udcff"], ["prompt must be text in UTF-8"]),
+        (["generate", "--tokens", "9" * 18], ["max_new_tokens must be"]),
         (["generate", "--top-p", "1.5"], ["top_p"]),
         (["generate", "--device", "gpu"], ["device must be auto, cpu, cuda or cuda:N, got 'gpu'"]),
     ],

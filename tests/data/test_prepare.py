@@ -189,8 +189,8 @@ def test_a_corpus_of_nothing_is_refused(tmp_path, text):
     ("options", "complaint"),
     [
         ({"tokenizer": "bytes", "vocab_size": 300}, "expected one"),
-        ({"vocab_size": 10}, "vocab_size: 10; expected at least 257"),
-        ({"workers": 0}, "workers: 0; expected at least 1"),
+        ({"vocab_size": 10}, "vocab_size: 10; expected from 257"),
+        ({"workers": 0}, "workers: 0; expected from 1 to 1,024"),
         ({"split": (1, 1, 1)}, "split: "),
         ({"validation": "nowhere"}, "nowhere: no such file or folder"),
     ],

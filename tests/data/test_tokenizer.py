@@ -86,8 +86,13 @@ def test_different_vocabularies_have_different_fingerprints():
 
 
 def test_vocabulary_smaller_than_the_bytes_is_refused():
-    with pytest.raises(DataError, match="vocab_size: 256; expected at least 257"):
+    with pytest.raises(DataError, match="vocab_size: 256; expected from 257"):
         BPETokenizer.train(["a"], vocab_size=256)
+
+
+def test_a_vocabulary_that_no_memory_holds_is_refused_before_the_process_is_aborted():
+    with pytest.raises(DataError, match=r"vocab_size: 99999999999; expected from 257 .* to 10,000,000"):
+        BPETokenizer.train(["a"], vocab_size=99_999_999_999)
 
 
 def test_numbers_beyond_sixteen_bits_get_thirty_two():

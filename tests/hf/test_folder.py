@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 from typer.testing import CliRunner
 
@@ -107,6 +108,20 @@ def test_what_fails_half_way_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         write_folder(gpt(), ByteTokenizer(), tmp_path / "model")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_an_os_error_that_names_the_folder(tmp_path, monkeypatch):
+    def full_disk(*arguments, **options):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(LongShortForCausalLM, "save_pretrained", full_disk)
+    with pytest.raises(OSError, match=f"cannot write {tmp_path / 'model'}: .*No space left"):
+        write_folder(gpt(), ByteTokenizer(), tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_may_be_named_by_text(trained):
+    assert load_model(str(trained), "cpu")[1].path == load_model(trained)[1].path
 
 
 def test_a_model_with_a_trained_vocabulary_takes_it_along(tmp_path):

@@ -80,3 +80,14 @@ def test_the_command_shows_what_cutting_heads_costs(tmp_path, monkeypatch, capsy
     assert f"8 of 8  {data['costs'][-1]['loss']:.4f}" in capsys.readouterr().out
     assert run(monkeypatch, *common, "--window", 8, "--rows", 300) == 2
     assert "at least 300 sequences of --length 40" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("missing", ["tokenizer", "language model", "text"])
+def test_what_is_not_there_is_named_in_one_line(tmp_path, monkeypatch, capsys, missing):
+    if missing != "tokenizer":
+        fast_tokenizer(ByteTokenizer()).save_pretrained(tmp_path)
+    (tmp_path / "text").write_text("What each head can see. " * 20)
+    text = tmp_path / ("nowhere" if missing == "text" else "text")
+    assert run(monkeypatch, tmp_path, "--text", text, "--length", 40, "--window", 8, "--rows", 3) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and missing in line

@@ -1,6 +1,8 @@
 """Configurations: YAML, overrides, errors that name the key."""
 
 import json
+import re
+import typing
 from dataclasses import fields
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from longshort.data import TokenFile
 from longshort.data.prepare import prepare
 from longshort.losses import LossSettings
 from longshort.train import ConfigError, TrainConfig
+from longshort.train.ranges import RANGES
 
 SHIPPED = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 TINY = {"model": {"preset": "tiny"}}
@@ -58,7 +61,7 @@ def test_smoothing_and_chunks_are_set_as_any_other_field_of_the_model():
     overrides = ["model.smoothing=5", "model.smoothing_stage=before", "model.attention_chunk=64"]
     model = TrainConfig.from_dict(TINY).with_overrides(overrides).model
     assert (model.smoothing, model.smoothing_stage, model.attention_chunk) == (5, "before", 64)
-    with pytest.raises(ConfigError, match="model: smoothing must be None or an integer >= 1, got 0"):
+    with pytest.raises(ConfigError, match=r"model\.smoothing must be None or an integer >= 1, got 0"):
         TrainConfig.from_dict(TINY).with_overrides(["model.smoothing=0"])
 
 
@@ -85,23 +88,26 @@ def test_null_unsets_what_may_be_unset():
         ("optimizer.lr=true", "optimizer.lr must be float, got True"),
         ("optimizer.lr=[1]", "optimizer.lr must be float"),
         ("optimizer.betas=[0.9]", "optimizer.betas must be"),
-        ("optimizer.betas=[0.9, x]", r"optimizer.betas\[1\] must be float, got 'x'"),
+        ("optimizer.betas=[0.9, x]", "optimizer.betas[1] must be float, got 'x'"),
         ("run.out=3", "run.out must be str, got 3"),
         ("model.width=wide", "model.width must be int, got 'wide'"),
-        ("model.width=65", "model: width must be a multiple of n_heads"),
+        ("model.width=65", "model.width must be a multiple of n_heads"),
         ("model.plan=3", "model: "),
-        ("model.preset=huge", "model: preset must be one of"),
-        ("run.steps=0", "run.steps must be at least 1, got 0"),
-        ("run.accumulate=0", "run.accumulate must be at least 1"),
+        ("model.preset=huge", "model.preset must be one of"),
+        ("run.steps=0", "run.steps must be an integer from 1 to 2^63 - 1, got 0"),
+        ("run.accumulate=0", "run.accumulate must be an integer from 1 to"),
         ("run.accumulate=3", "data.batch_size must be a multiple of run.accumulate=3, got 16"),
-        ("run.save_every=-1", "run.save_every must be at least 0"),
+        ("run.save_every=-1", "run.save_every must be an integer from 0 to"),
         ("schedule.kind=linear", "schedule.kind must be one of constant, cosine, wsd, got 'linear'"),
         ("run.precision=fp16", "run.precision must be one of"),
         ("run.device=tpu", "run.device must be one of"),
         ("stability.guard=maybe", "stability.guard must be one of off, warn, skip, rollback"),
         ("stability.clip=hard", "stability.clip must be one of"),
-        ("optimizer.lr=0", "optimizer.lr must be > 0"),
-        ("optimizer.lr=.nan", "optimizer.lr must be > 0"),
+        ("optimizer.lr=0", "optimizer.lr must be a number from 1e-38 to"),
+        (
+            "stability.guard_warmup=201",
+            "stability.guard_warmup must be at most stability.guard_window=200, or it never",
+        ),
         ("run.steps", "an override looks like section.key=value, got 'run.steps'"),
         ("steps=3", "an override looks like section.key=value, got 'steps=3'"),
         ("run.=3", "an override looks like section.key=value"),
@@ -109,8 +115,95 @@ def test_null_unsets_what_may_be_unset():
     ],
 )
 def test_a_wrong_override_is_an_error_that_names_it(override, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError) as caught:
         TrainConfig.from_dict(TINY).with_overrides([override])
+    assert message in str(caught.value)
+
+
+def numbers(kind, prefix):
+    """The keys of a record that hold numbers."""
+    hints = typing.get_type_hints(kind)
+    plain = (int, float, int | None, float | None, tuple[float, float])
+    return [f"{prefix}.{field.name}" for field in fields(kind) if hints[field.name] in plain]
+
+
+SECTIONS = {name: kind for name, kind in typing.get_type_hints(TrainConfig).items() if name != "model"}
+NUMBERS = [key for name, kind in SECTIONS.items() for key in numbers(kind, name)]
+MODEL_NUMBERS = [*numbers(GPTConfig, "model"), *numbers(LossSettings, "loss")]
+
+
+def test_every_number_of_every_section_has_its_range():
+    assert sorted(NUMBERS) == sorted(RANGES)
+
+
+@pytest.mark.parametrize("key", [*NUMBERS, *MODEL_NUMBERS])
+def test_no_number_may_be_infinite_negative_or_beyond_its_bits(key):
+    config = TrainConfig.from_dict(TINY | ({"task": "recall"} if key.startswith("task.") else {}))
+    for value in (".nan", ".inf", "-.inf", "-1e-9", -1, 10**39, 10**400, "9" * 5000):
+        if key.endswith(".seed") and value == -1:
+            continue
+        both = [f"[{value}, 0.9]", f"[0.9, {value}]"] if key == "optimizer.betas" else [value]
+        for text in both:
+            with pytest.raises(ConfigError) as caught:
+                config.with_overrides([f"{key}={text}"])
+            assert key in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "optimizer.lr=1e30",
+        "optimizer.weight_decay=0",
+        "optimizer.betas=[0, 0]",
+        "schedule.floor=0",
+        "schedule.decay=1",
+        "run.seed=-9223372036854775808",
+        "run.seed=9223372036854775807",
+        "run.steps=1000000000000",
+        "stability.qk_clip=1e-3",
+        "model.window=2147483647",
+    ],
+)
+def test_the_ends_of_the_ranges_are_taken(text):
+    TrainConfig.from_dict(TINY).with_overrides([text])
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: {preset: tiny}\nrun: {steps: 3}\nrun: {steps: 4}", "the key 'run' is given twice"),
+        ("model: {preset: tiny}\nrun: {steps: 3, seed: 1, steps: 4}", "the key 'steps' is given twice"),
+        ("model: " + "[" * 5000, "nested too deeply"),
+        ("model: {preset: tiny}\nrun: {steps: !!int ''}", "is not YAML"),
+        ("model: {preset: tiny}\nrun: {steps: !!timestamp x}", "is not YAML"),
+        ("model: {preset: tiny}\nrun: {out: 2020-99-99}", "is not YAML"),
+        ("model: {preset: [1]}", "model.preset must be one of"),
+        ("model: {preset: tiny, loss: {1: 2}}", "model.loss has no key 1"),
+        ("model: {preset: tiny, plan: {1: 2, a: 3}}", "a plan has the keys windows, decays and slopes, got 1, a"),
+        ('model: {preset: tiny}\nrun: {out: "a\\0b"}', "run.out must be text in UTF-8 without NUL"),
+        (BOMB + "model: *i", "its aliases stand for more than"),
+    ],
+)
+def test_an_odd_file_is_an_error_of_one_line(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        TrainConfig.load(write(tmp_path, text))
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
+
+
+def test_a_merge_may_be_overridden_and_is_no_key_given_twice(tmp_path):
+    text = "model: {preset: tiny}\nrun: &run {steps: 3, seed: 1}\n"
+    assert TrainConfig.load(write(tmp_path, text.replace("{steps", "{<<: {steps: 9}, steps"))).run.steps == 3
+
+
+def test_a_file_that_is_not_text_is_named(tmp_path):
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x01")
+    with pytest.raises(ConfigError, match=f"the configuration {tmp_path / 'binary.yaml'} is not text in UTF-8"):
+        TrainConfig.load(tmp_path / "binary.yaml")
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,13 @@ from typing import Annotated
 import typer
 
 from longshort.cli import check, compare, data, demo, evaluate, export, generate, import_, moved, report, train
-from longshort.cli.errors import one_line_errors
+from longshort.cli.errors import OneLineGroup, one_line_errors
 from longshort.version import __version__
 
 __all__ = ["app", "one_line_errors"]
 
 app = typer.Typer(
+    cls=OneLineGroup,
     invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # its panels would take longer to import than all the rest

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
+
+_LONGEST = 1000
+"""Characters of a line: a value that is quoted in it may be of any length."""
+_BROKEN_PIPE = 141
+"""What a shell gives a program that SIGPIPE ended."""
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""Click's: typer has a click of its own in some versions, and takes that of others in others."""
 
 
 @contextmanager
@@ -13,13 +24,62 @@ def one_line_errors() -> Iterator[None]:
     """Bad input ends in one line on standard error and exit code 1; anything else is a bug and keeps its traceback."""
     try:
         yield
-    except (ValueError, OSError, RuntimeError) as error:
-        if isinstance(error, RuntimeError):
+    except BrokenPipeError:
+        _drop_output()
+        raise typer.Exit(_BROKEN_PIPE) from None
+    except Exception as error:
+        if (reason := _reason(error)) is None:
+            raise
+        _say(reason)
+        raise typer.Exit(1) from None
+
+
+class OneLineGroup(TyperGroup):
+    """The verbs; options and arguments that they do not take end in one line too."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with _one_line_usage():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _one_line_usage():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _one_line_usage() -> Iterator[None]:
+    try:
+        yield
+    except _UsageError as error:
+        context: Any = getattr(error, "ctx", None)
+        help_line = f" (see {context.command_path} --help)" if context is not None else ""
+        _say(f"{error.format_message()}{help_line}")  # type: ignore[attr-defined]
+        raise typer.Exit(2) from None
+
+
+def _say(reason: str) -> None:
+    line = " ".join(reason.split())
+    typer.echo(f"error: {line if len(line) <= _LONGEST else f'{line[:_LONGEST]} ...'}", err=True)
+
+
+def _reason(error: Exception) -> str | None:
+    """What to tell the user; None for a bug."""
+    match error:
+        case OSError() if error.filename is not None and error.strerror:
+            return f"{error.filename}: {error.strerror}"
+        case ValueError() | OSError():
+            return str(error)
+        case RuntimeError() | MemoryError():
             # Imported only now: with them comes torch.
             from longshort.train import TrainingStopped
+            from longshort.train.memory import shortage
             from longshort.train.processes import RunFailed
 
-            if not isinstance(error, TrainingStopped | RunFailed):
-                raise
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
+            return str(error) if isinstance(error, TrainingStopped | RunFailed) else shortage(error)
+    return None
+
+
+def _drop_output() -> None:
+    """Nobody reads on: what is still in the buffer must not fail again when Python closes it."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -21,11 +21,12 @@ from longshort.data.parallel import encode_in_order
 from longshort.data.split import ByCorpus, Division, divide
 from longshort.data.tokenizer import TOKENIZER_FILE, BPETokenizer, ByteTokenizer, Tokenizer, load_tokenizer
 from longshort.data.tokens import FORMAT, VERSION, TokenFile, TokenWriter, header_path
-from longshort.files import write_json
+from longshort.files import parse_json, write_json
 
 BPE_TRAINING_CHARACTERS = 1 << 28
 """A vocabulary is learned from the beginning of the training text: more changes it little and takes long."""
 
+MOST_WORKERS = 1024
 PrepareProgress = Callable[[str, int, int | None], None]
 """Called with the stage, the bytes done and the bytes in all (None: not known)."""
 
@@ -80,8 +81,8 @@ def prepare(
     """
     if tokenizer is not None and vocab_size is not None:
         raise DataError(f"tokenizer, vocab_size: {tokenizer}, {vocab_size}; expected one: a size means to learn one")
-    if workers is not None and workers < 1:
-        raise DataError(f"workers: {workers}; expected at least 1")
+    if workers is not None and not 1 <= workers <= MOST_WORKERS:
+        raise DataError(f"workers: {workers}; expected from 1 to {MOST_WORKERS:,}")
     job = _Job(
         corpora=_corpora(sources, validation, test),
         out=Path(out),
@@ -241,7 +242,7 @@ def _refuse_other_content(out: Path, recipe: str) -> None:
 
 def _made_by(header: Path, recipe: str) -> bool:
     try:
-        found: Any = json.loads(header.read_text(encoding="utf-8"))
+        found: Any = parse_json(header.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(found, dict) and found.get("format") == FORMAT and found.get("recipe") == recipe

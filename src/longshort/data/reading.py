@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
-import json
 import lzma
 import re
 import zlib
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 from longshort.data.errors import DataError
+from longshort.files import parse_json
 
 COMPRESSIONS = (".gz", ".xz", ".zst")
 LAYOUTS = (".txt", ".jsonl")
@@ -124,8 +124,8 @@ def _json_lines(path: Path, lines: IO[str]) -> Iterator[tuple[str, bool]]:
         if _blank(line):
             continue
         try:
-            record: Any = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
+            record: Any = parse_json(line)
+        except ValueError as error:
             raise DataError(f"{path}: line {number} is not JSON ({error}); expected one object a line") from None
         if not isinstance(record, dict) or not isinstance(record.get("text"), str):
             came = f"the fields {sorted(record)}" if isinstance(record, dict) else f"a {type(record).__name__}"

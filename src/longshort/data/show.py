@@ -41,4 +41,6 @@ def summary(prepared: PreparedData) -> Iterator[str]:
     yield f"found   {prepared.folder}: made before, nothing to do" if prepared.reused else f"wrote   {prepared.folder}"
     for name, tokens in prepared.splits.items():
         yield f"        {name:<11}{len(tokens):>14,} tokens {tokens.documents:>10,} documents"
+    if empty := [name for name, tokens in prepared.splits.items() if not len(tokens)]:
+        yield f"note    nothing in {' and '.join(empty)}: training needs validation, and `evaluate` its --split"
     yield f"        vocabulary of {tokenizer.vocab_size:,}, fingerprint {tokenizer.fingerprint[:12]}"

@@ -173,6 +173,12 @@ def _slide(tokens: NDArray[Any], length: int, starts: Iterable[int]) -> Iterator
 def _check_length(token_file: TokenFile, length: int) -> None:
     if length < 1:
         raise ValueError(f"length: {length}; expected at least 1")
+    if not len(token_file):
+        split = token_file.path.stem
+        raise DataError(
+            f"{token_file.path}: empty, this data has no {split} split; expected data made with a share for it "
+            "(longshort data --split 0.9 0.05 0.05) or with a text of its own"
+        )
     if len(token_file) < length + 1:
         raise DataError(
             f"{token_file.path}: {len(token_file):,} tokens are fewer than one window of length {length:,} needs, "

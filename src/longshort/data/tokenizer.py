@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from longshort.data.errors import DataError
 from longshort.data.reading import SEPARATOR
-from longshort.files import write_json
+from longshort.files import parse_json, write_json
 
 if TYPE_CHECKING:
     import tokenizers
 
 TOKENIZER_FILE = "tokenizer.json"
+LARGEST_VOCABULARY = 10_000_000
 _END_TOKENS = (SEPARATOR, "<|end_of_text|>", "</s>", "<eos>")
 """What widely used vocabularies call the end of a document, in order of preference."""
 
@@ -105,8 +106,11 @@ class BPETokenizer:
         import tokenizers
         from tokenizers import decoders, models, pre_tokenizers, trainers
 
-        if vocab_size < 257:
-            raise DataError(f"vocab_size: {vocab_size}; expected at least 257 (the bytes and the end of a document)")
+        if not 257 <= vocab_size <= LARGEST_VOCABULARY:  # the package aborts the process where it cannot allocate
+            raise DataError(
+                f"vocab_size: {vocab_size}; expected from 257 (the bytes and the end of a document) to "
+                f"{LARGEST_VOCABULARY:,}"
+            )
         inner = tokenizers.Tokenizer(models.BPE())
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         inner.decoder = decoders.ByteLevel()
@@ -160,7 +164,7 @@ def load_tokenizer(path_or_name: Path | str) -> Tokenizer:
     path = Path(path_or_name)
     file = path / TOKENIZER_FILE if path.is_dir() else path
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(
             f"tokenizer: no file {file}; expected 'bytes', a {TOKENIZER_FILE} or a folder with one"

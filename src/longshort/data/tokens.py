@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import secrets
 from collections.abc import Iterable
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from longshort.data.errors import DataError
 from longshort.data.tokenizer import Tokenizer, token_dtype
-from longshort.files import write_json
+from longshort.files import parse_json, write_json
 
 FORMAT = "longshort-tokens"
 VERSION = 1
@@ -207,7 +206,7 @@ def _read_header(path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: no such token file; expected one made by: longshort data --out {path.parent}")
     beside = header_path(path)
     try:
-        header = json.loads(beside.read_text(encoding="utf-8"))
+        header = parse_json(beside.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{path}: unfinished: its header {beside.name} is not there; {_REMEDY}") from None
     except (OSError, ValueError) as error:

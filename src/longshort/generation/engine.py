@@ -77,8 +77,8 @@ def generate(
     sampling = Sampling(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
     )
-    if not isinstance(max_new_tokens, Integral) or max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be an integer and at least 1, got {max_new_tokens}")
+    if not isinstance(max_new_tokens, Integral) or not 1 <= max_new_tokens < 2**31:
+        raise ValueError(f"max_new_tokens must be an integer from 1 to 2^31 - 1, got {max_new_tokens}")
     if isinstance(stop_strings, str) or not all(stop_strings):
         raise ValueError(f"stop_strings must be a sequence of texts that are not empty, got {stop_strings!r}")
     if stop_strings and tokenizer is None:
@@ -86,6 +86,8 @@ def generate(
     stops = [] if stop is None else [stop] if isinstance(stop, Integral) else list(stop)
     if not all(isinstance(token, Integral) for token in stops):
         raise ValueError(f"stop must be a token or tokens, as integers (texts are for stop_strings), got {stop!r}")
+    if seed is not None and not -(2**63) <= seed < 2**63:
+        raise ValueError(f"seed must be an integer of 64 bits, from -2^63 to 2^63 - 1, got {seed}")
     text = _Text.of(model, prompt, max_new_tokens, use_cache, cuda_graph)
     ends = _Ends(stops, tuple(stop_strings), tokenizer, [[] for _ in range(len(text.tokens))])
     generator = None if seed is None else torch.Generator(text.tokens.device).manual_seed(seed)

@@ -37,8 +37,8 @@ class Sampling:
             raise ValueError(f"top_p must be None or above 0 and at most 1, got {self.top_p}")
         if self.min_p is not None and not 0 <= self.min_p <= 1:
             raise ValueError(f"min_p must be None or from 0 to 1, got {self.min_p}")
-        if not self.repetition_penalty > 0:
-            raise ValueError(f"repetition_penalty must be > 0, got {self.repetition_penalty}")
+        if not 1e-6 <= self.repetition_penalty <= 1e6:
+            raise ValueError(f"repetition_penalty must be from 1e-6 to 1e6, got {self.repetition_penalty}")
 
     def draw(self, logits: Tensor, *, seen: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
         """One token for each row of logits (B, V); `seen` (B, V) marks the tokens that the penalty meets."""

@@ -33,6 +33,10 @@ class TextStream:
     def __init__(
         self, model: GPT, tokenizer: Tokenizer, prompt: str, *, stop_strings: Sequence[str] = (), **options: Any
     ) -> None:
+        try:
+            prompt.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"prompt must be text in UTF-8, got {prompt!r}") from None
         start = tokenizer.encode(prompt).tolist()
         if not start:
             raise ValueError("prompt must hold at least one token, got an empty text")

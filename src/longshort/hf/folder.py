@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
+from transformers.utils import logging
 
 from longshort.data.tokenizer import Tokenizer
 from longshort.files import new_folder
 from longshort.hf.modeling import LongShortForCausalLM
 from longshort.hf.tokenizer import fast_tokenizer
 from longshort.model import GPT
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Of the files it writes, transformers shows one where no terminal is, too."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def write_folder(model: GPT, tokenizer: Tokenizer, folder: Path | str) -> Path:
@@ -20,6 +37,10 @@ def write_folder(model: GPT, tokenizer: Tokenizer, folder: Path | str) -> Path:
     folder, end = Path(folder), tokenizer.end_of_document
     shell = LongShortForCausalLM.from_gpt(model, bos_token_id=end, eos_token_id=end, pad_token_id=end)
     with new_folder(folder) as draft:
-        shell.save_pretrained(draft)
+        try:
+            with _no_progress_bar():
+                shell.save_pretrained(draft)
+        except SafetensorError as error:  # of a full disk, too
+            raise OSError(f"cannot write {folder}: {error}") from None
         fast_tokenizer(tokenizer, max_length=model.config.context).save_pretrained(draft)
     return folder

@@ -89,15 +89,15 @@ def command(
     out: Annotated[Path | None, typer.Option(help="JSON file for the result.")] = None,
 ) -> None:
     """Share of each head's attention beyond a window, and the loss when heads with little there become local."""
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    tokens = tokenizer(text.read_text(encoding="utf-8"), return_tensors="pt", verbose=False).input_ids[0]
+    tokenizer = _loaded(AutoTokenizer, folder, "tokenizer")
+    tokens = tokenizer(_text(text), return_tensors="pt", verbose=False).input_ids[0]
     if length <= window or len(tokens) < rows * length:
         raise typer.BadParameter(
             f"--text must have at least {rows} sequences of --length {length} tokens, more than --window {window} "
             f"each; it has {len(tokens)} tokens"
         )
     input_ids = tokens[: rows * length].view(rows, length)
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
+    model = _loaded(AutoModelForCausalLM, folder, "language model").eval()
     use_head_plan(model, HeadPlan.full(model.config.get_text_config().num_attention_heads))
     mass = far_mass(model, input_ids, window=window)
     typer.echo(f"attention beyond {window} keys, a line for each layer:")
@@ -110,3 +110,26 @@ def command(
     if out is not None:
         options = {"window": window, "length": length, "rows": rows}
         typer.echo(f"wrote {write_json(out, options | {'mass': mass.tolist(), 'costs': found})}")
+
+
+def _loaded(kind: Any, folder: Path, what: str) -> Any:
+    try:
+        return kind.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers fails in as many ways as there are models
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise _Refused(f"{folder} must hold a {what} that transformers reads; it says: {reason}") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise _Refused(f"--text must be a file of text in UTF-8, got {path}: {error}") from None
+
+
+class _Refused(typer.Exit):
+    """Ends the command with one line."""
+
+    def __init__(self, reason: str) -> None:
+        typer.echo(f"error: {reason}", err=True)
+        super().__init__(1)

@@ -6,7 +6,6 @@ Whatever has to match the loss (logits, a classifier's scores, calibration, expo
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -41,10 +40,10 @@ class LossSettings:
     def __post_init__(self) -> None:
         check_exponent("exponent", self.exponent, "linear_below", self.linear_below)
         z_loss, chunk = self.z_loss, self.chunk
-        if isinstance(z_loss, bool) or not isinstance(z_loss, int | float) or not 0 <= z_loss < math.inf:
-            raise ValueError(f"z_loss must be a finite number >= 0, got {z_loss!r}")
-        if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
-            raise ValueError(f"chunk must be None or an integer >= 1, got {chunk!r}")
+        if isinstance(z_loss, bool) or not isinstance(z_loss, int | float) or not 0 <= z_loss <= 1e30:
+            raise ValueError(f"z_loss must be a number from 0 to 1e+30, got {z_loss!r}")
+        if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or not 1 <= chunk < 2**63):
+            raise ValueError(f"chunk must be None or an integer from 1 to 2^63 - 1, got {chunk!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON or YAML."""

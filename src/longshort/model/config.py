@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import difflib
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from longshort.heads import HeadPlan
 from longshort.losses import LossSettings
@@ -128,7 +127,7 @@ class GPTConfig:
         >>> GPTConfig.preset("paper-6m", plan=HeadPlan.full(6)).layer_plans[0].n_global  # plain attention
         6
         """
-        if name not in PRESETS:
+        if not isinstance(name, str) or name not in PRESETS:
             raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
         base = dict(PRESETS[name])
         if overrides.get("plan") is not None or overrides.get("plans") is not None:
@@ -227,17 +226,25 @@ def _with_one_loss(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in LOSS_ALIASES} | {"loss": loss}
 
 
+_OPTIONAL_COUNTS = ("n_kv_heads", "head_dim", "window", "smoothing", "attention_chunk")
+_LARGEST_COUNTS = {"n_layers": 10_000, "n_heads": 10_000}
+"""A plan is written out for each head, and a block for each layer; other counts are 32-bit numbers of kernels."""
+
+
 def _check_numbers(config: GPTConfig) -> None:
-    for name in (*_REQUIRED, "ff_multiplier"):
-        _check(name, getattr(config, name), "an integer >= 1", _is_count(getattr(config, name)))
-    for name in ("n_kv_heads", "head_dim", "window", "smoothing", "attention_chunk"):
-        value = getattr(config, name)
-        _check(name, value, "None or an integer >= 1", value is None or _is_count(value))
+    for name in (*_REQUIRED, "ff_multiplier", *_OPTIONAL_COUNTS):
+        value, right, most = getattr(config, name), "an integer >= 1", _LARGEST_COUNTS.get(name, 2**31 - 1)
+        if name in _OPTIONAL_COUNTS:
+            right = f"None or {right}"
+            if value is None:
+                continue
+        _check(name, value, right, _is_count(value))
+        _check(name, value, f"at most {most:,}", value <= most)
     for name in ("rope_theta", "norm_eps", "init_std"):
         value = getattr(config, name)
-        _check(name, value, "a finite number > 0", _is_real(value) and value > 0)
+        _check(name, value, _POSITIVE, _is_positive(value))
     softcap, dropout = config.softcap, config.dropout
-    _check("softcap", softcap, "None or a finite number > 0", softcap is None or (_is_real(softcap) and softcap > 0))
+    _check("softcap", softcap, f"None or {_POSITIVE}", softcap is None or _is_positive(softcap))
     _check("dropout", dropout, "a number from 0 up to, not including, 1", _is_real(dropout) and 0 <= dropout < 1)
 
 
@@ -272,7 +279,7 @@ def _check_reach(config: GPTConfig) -> None:
         whole = config.n_global % group == 0
         _check("n_global", config.n_global, f"a multiple of n_heads / n_kv_heads = {group}", whole)
         return
-    for layer, plan in enumerate(config.layer_plans):
+    for layer, plan in enumerate(config.plans or config.layer_plans[:1]):
         name = "plan" if config.plans is None else f"plans[{layer}]"
         _check(name, plan, f"a HeadPlan of n_heads={heads} heads", plan.n_heads == heads)
         alike = all(plan[first : first + group].n_global in (0, group) for first in range(0, heads, group))
@@ -306,5 +313,13 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def _is_real(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _is_real(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_POSITIVE = "a number from 1e-30 to 1e+30"
+"""Kernels hold it, and its inverse, in fp32."""
+
+
+def _is_positive(value: object) -> bool:
+    return _is_real(value) and 1e-30 <= value <= 1e30

@@ -8,13 +8,14 @@ Shape letters: L layers, H heads.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from longshort.files import parse_json
 
 FORMAT = 1
 COLUMNS = ("step", "loss", "lr", "grad_norm", "tokens", "seconds", "tokens_per_second", "mfu")
@@ -127,7 +128,7 @@ class Line:
     def parse(cls, file: Path, number: int, text: str) -> Line:
         """Raise a `RunError` where the text is no record."""
         try:
-            data = json.loads(text, parse_constant=lambda name: None)
+            data = parse_json(text, parse_constant=lambda name: None)
         except ValueError as error:
             raise RunError(f"{file}, line {number}: not JSON: {error}") from None
         if not isinstance(data, dict) or not isinstance(data.get("kind"), str):

@@ -21,6 +21,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from longshort.files import parse_json
+
 FORMAT = 1
 CHECKPOINTS = "checkpoints"
 """Where in a run's folder they are."""
@@ -101,13 +103,15 @@ def load_checkpoint(path: Path) -> Checkpoint:
 def _read(path: Path) -> Checkpoint:
     """One checkpoint. What cannot be read for want of permission, or is of another version, is not called damaged."""
     try:
-        state = json.loads((path / _STATE).read_text(encoding="utf-8"))
+        state = parse_json((path / _STATE).read_text(encoding="utf-8"))
         if state.get("format", FORMAT) != FORMAT:
             raise CheckpointError(f"{path} has format {state['format']!r}; this version reads format {FORMAT}")
         step, sums = int(state["step"]), {name: state["sha256"][name] for name in _TENSORS}
+        if not isinstance(state.get("config", {}), dict):
+            raise ValueError("its configuration does not hold key: value pairs")
     except (CheckpointError, PermissionError):
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedCheckpoint(f"{path / _STATE} is damaged or missing: {error}") from None
     for name, checksum in sums.items():
         if not (path / name).is_file() or _checksum(path / name) != checksum:

@@ -17,9 +17,9 @@ from longshort.losses import LossSettings
 from longshort.model import GPTConfig
 from longshort.model.classifier import NORMS
 from longshort.model.config import LOSS_ALIASES
+from longshort.train.ranges import RANGES, check_range
 from longshort.train.values import (
     ConfigError,
-    check_at_least,
     check_known,
     check_one_of,
     mapping,
@@ -187,13 +187,13 @@ class TrainConfig:
         for key, choices in _CHOICES.items():
             check_one_of(key, self._value(key), choices)
         check_one_of("run.device", run.device.split(":")[0], ("auto", "cpu", "cuda"))
-        for key, least in _AT_LEAST.items():
-            check_at_least(key, self._value(key), least)
-        for key in ("optimizer.lr", "stability.clip_norm"):
-            if not self._value(key) > 0:
-                raise ConfigError(f"{key} must be > 0, got {self._value(key)}")
-        if not 0 <= data.corruption <= 1:
-            raise ConfigError(f"data.corruption must be from 0 to 1, got {data.corruption}")
+        for key in RANGES:
+            check_range(key, self._value(key))
+        if self.stability.guard_warmup > self.stability.guard_window:
+            raise ConfigError(
+                f"stability.guard_warmup must be at most stability.guard_window={self.stability.guard_window}, or it "
+                f"never ends, got {self.stability.guard_warmup}"
+            )
         if run.cuda_graphs and not (run.compile and run.accumulate == 1):
             got = f"run.compile={run.compile} and run.accumulate={run.accumulate}".lower()
             raise ConfigError(f"run.cuda_graphs needs run.compile=true and run.accumulate=1, got {got}")
@@ -264,19 +264,6 @@ _CHOICES = {
     "stability.guard": ("off", "warn", "skip", "rollback"),
     "stability.clip": ("global", "tensor", "none"),
 }
-_AT_LEAST = {
-    "run.steps": 1,
-    "run.keep": 1,
-    "run.accumulate": 1,
-    "run.eval_batches": 1,
-    "run.save_every": 0,
-    "run.eval_every": 0,
-    "data.batch_size": 1,
-    "schedule.warmup": 0,
-    "stability.nonfinite_cap": 0,
-    "telemetry.logits_every": 0,
-    "telemetry.entropy_every": 0,
-}
 
 
 def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -303,6 +290,7 @@ def _loss_in_its_section(data: Mapping[str, Any]) -> dict[str, Any]:
         {} if values is None else mapping(name, values)
         for name, values in (("loss", data.get("loss")), ("model.loss", model.pop("loss", None)))
     )
+    check_known("model.loss", own, typing.get_type_hints(LossSettings))
     found = {f"model.loss.{name}": (name, value) for name, value in own.items()}
     found |= {f"model.{alias}": (name, model.pop(alias)) for alias, name in LOSS_ALIASES.items() if alias in model}
     for where, (name, value) in found.items():
@@ -356,7 +344,8 @@ def _model(values: dict[str, Any], loss: dict[str, Any]) -> GPTConfig:
     try:
         return GPTConfig.from_dict(plain) if preset is None else GPTConfig.preset(preset, **plain)
     except ValueError as error:
-        raise ConfigError(f"model: {error}") from None
+        field = str(error).split(" ")[0].split("[")[0]
+        raise ConfigError(f"model.{error}" if field in hints or field == "preset" else f"model: {error}") from None
 
 
 def _section(name: str, kind: type, values: Mapping[str, Any]) -> Any:

@@ -63,6 +63,7 @@ def evaluate_split(
     `temperature`, of its scores, untransformed, divided by that.
     """
     model.eval()
+    bucket = min(bucket, length)  # one of more than 64 bits would be none to torch
     n_buckets = math.ceil(length / bucket)
     sums, counts = torch.zeros(n_buckets, dtype=torch.float64), torch.zeros(n_buckets, dtype=torch.float64)
     place = torch.arange(length) // bucket

@@ -25,7 +25,7 @@ def build_model(config: TrainConfig) -> Model:
     return SequenceClassifier(config.model, n_classes=n_classes, causal=task.causal, norm=task.norm)
 
 
-def load_model(path: Path, device: torch.device | str = "cpu") -> tuple[GPT, Checkpoint]:
+def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[GPT, Checkpoint]:
     """The language model of a checkpoint, or of a run's newest one, ready to evaluate."""
     model, checkpoint = load_trained(path, device)
     if not isinstance(model, GPT):
@@ -37,14 +37,17 @@ def load_model(path: Path, device: torch.device | str = "cpu") -> tuple[GPT, Che
     return model, checkpoint
 
 
-def load_trained(path: Path, device: torch.device | str = "cpu") -> tuple[Model, Checkpoint]:
+def load_trained(path: Path | str, device: torch.device | str = "cpu") -> tuple[Model, Checkpoint]:
     """The model of a checkpoint, or of a run's newest one, whatever it is, ready to evaluate."""
-    checkpoint = load_checkpoint(path)
+    checkpoint = load_checkpoint(Path(path))
     lost = nonfinite_weight(checkpoint.model)
     if lost is not None:
         raise CheckpointError(
             f"{checkpoint.path} has weights that are not finite ({lost}): its run diverged; name an earlier checkpoint"
         )
-    model = build_model(TrainConfig.from_dict(checkpoint.state["config"]))
-    model.load_state_dict(checkpoint.model)
+    model = build_model(TrainConfig.from_dict(checkpoint.state.get("config", {})))
+    try:
+        model.load_state_dict(checkpoint.model)
+    except RuntimeError as error:  # of the names and shapes of all tensors
+        raise CheckpointError(f"{checkpoint.path}: its weights are not those of its configuration: {error}") from None
     return model.to(device).eval(), checkpoint

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -115,7 +116,7 @@ def _last_words(out: Path, code: int) -> str:
     if code < 0:  # what it had printed before does not say why
         return f"{signal.Signals(-code).name} ended it"
     words = (out / OUTPUT).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return words[-1] if words else f"exit code {code}"
+    return re.sub(r"^(\w+\.)+\w+: ", "", words[-1]) if words else f"exit code {code}"  # no class of ours before it
 
 
 def named_config() -> TrainConfig:

@@ -43,6 +43,7 @@ from longshort.train.flops import flops_per_token, peak_flops
 from longshort.train.folder import run_folder
 from longshort.train.held_out import eagerly, validation_scores
 from longshort.train.identity import check_nothing_is_lost, check_same_run, open_log, run_description
+from longshort.train.memory import within_memory
 from longshort.train.models import Model, build_model
 from longshort.train.optimizer import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from longshort.train.precision import autocast
@@ -65,6 +66,7 @@ def train(config: TrainConfig, reporter: Reporter | None = None) -> RunResult:
         if config.run.deterministic:
             stack.enter_context(equal_bits())
         world = stack.enter_context(joined(config.run.device))
+        stack.enter_context(within_memory(config, world))
         if world.is_writer:
             stack.enter_context(run_folder(Path(config.run.out)))
         return Trainer(config, world, reporter if world.is_writer and reporter is not None else Silent()).run()

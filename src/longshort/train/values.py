@@ -21,9 +21,31 @@ class ConfigError(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's true and false only: 1.1 reads `guard: off` as false."""
+    """YAML 1.2's true and false only: 1.1 reads `guard: off` as false. A key that is given twice is an error."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        keys = [(key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = next((value for place, (tag, value) in enumerate(keys) if (tag, value) in keys[:place]), None)
+        if twice is not None:
+            raise yaml.MarkedYAMLError(problem=f"the key {twice!r} is given twice", problem_mark=node.start_mark)
+        return node
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        # Nested aliases make a value of a few lines that takes all memory when it is written out in a message.
+        node: Any = super().compose_node(parent, index)
+        children = node.value if isinstance(node, yaml.CollectionNode) else []
+        pairs = isinstance(node, yaml.MappingNode)
+        inside = [child for pair in children for child in pair] if pairs else children
+        node.size = 1 + sum(getattr(child, "size", 1) for child in inside)
+        if node.size > _LARGEST:
+            raise yaml.MarkedYAMLError(
+                problem=f"its aliases stand for more than {_LARGEST:,} values", problem_mark=node.start_mark
+            )
+        return node
 
 
+_LARGEST = 1_000_000
 _BOOL = "tag:yaml.org,2002:bool"
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOL]
@@ -35,19 +57,31 @@ _Loader.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|TRUE|false|False
 def read_yaml(path: Path) -> Any:
     """What the file holds."""
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except ValueError as error:
+        raise ConfigError(f"the configuration {path} is not text in UTF-8: {error}") from None
+    try:
+        return yaml.load(text, _Loader)
+    except Exception as error:
+        raise ConfigError(f"{path} is not YAML: {_reason(error)}") from None
 
 
 def parse_yaml(name: str, text: str) -> Any:
     """The value that is written for the key `name`."""
     try:
         return yaml.load(text, _Loader)
-    except yaml.YAMLError:
-        raise ConfigError(f"the value of {name} is not YAML: {text!r}") from None
+    except Exception as error:
+        reason = f" ({_reason(error)})" if isinstance(error, RecursionError) else ""
+        raise ConfigError(f"the value of {name} is not YAML: {text[:100]!r}{reason}") from None
+
+
+def _reason(error: Exception) -> str:
+    """In one line. PyYAML lets all kinds of exceptions through: of nesting, of long numbers, of odd tags."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def typed(name: str, value: Any, kind: Any) -> Any:
@@ -59,23 +93,30 @@ def typed(name: str, value: Any, kind: Any) -> Any:
     if kind is float and not isinstance(value, bool):
         try:
             return float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             pass
     if typing.get_origin(kind) is tuple and isinstance(value, list | tuple):
         kinds = typing.get_args(kind)
         if len(value) == len(kinds):
             return tuple(typed(f"{name}[{i}]", v, k) for i, (v, k) in enumerate(zip(value, kinds, strict=True)))
     elif isinstance(kind, type) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+        if kind is str and not is_text(str(value)):
+            raise ConfigError(f"{name} must be text in UTF-8 without NUL, got {value!r}")
         return value
     expected = getattr(kind, "__name__", str(kind))
     raise ConfigError(f"{name} must be {expected}, got {value!r}")
+
+
+def is_text(value: str) -> bool:
+    """Whether it can stand in a file name, a log and a terminal."""
+    return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def check_known(where: str, given: Mapping[str, Any], known: Collection[str]) -> None:
     """Raise on the first key that is not among the known ones; names the nearest. `where`: "section", or its name."""
     for key in given:
         if key not in known:
-            near = difflib.get_close_matches(str(key), list(known), n=1, cutoff=0.0)
+            near = difflib.get_close_matches(str(key)[:100], list(known), n=1, cutoff=0.0)
             what = "no section" if where == "section" else f"{where} has no key"
             raise ConfigError(f"{what} {key!r}; the nearest is {near[0]!r}")
 
@@ -91,9 +132,3 @@ def check_one_of(name: str, value: str, choices: Sequence[str]) -> None:
     """Raise on a value that is not among the choices."""
     if value not in choices:
         raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-
-
-def check_at_least(name: str, value: int, least: int) -> None:
-    """Raise on a value below the least one."""
-    if value < least:
-        raise ConfigError(f"{name} must be at least {least}, got {value}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from longshort.files import parse_json
 from longshort.hf.importers.layout import Tensors, filled, sizes, weights
 from longshort.model import GPT, GPTConfig
 
@@ -45,7 +45,7 @@ def from_gpt2(source: str | Path | Mapping[str, Tensor] | nn.Module, config: Map
     if not isinstance(n_heads, int) or n_heads < 1 or fields["width"] % n_heads:
         raise ValueError(f"{named}: n_head must divide the width {fields['width']}, got {n_heads}")
     activation = config.get("activation_function", "gelu_new")
-    if activation not in _ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         choices = ", ".join(_ACTIVATIONS)
         raise ValueError(f"{named}: activation_function must be one of {choices}, got {activation!r}")
     ours = GPTConfig(
@@ -93,9 +93,11 @@ def _read(
         if not (folder / "config.json").is_file():
             raise ValueError(f"{folder} has no config.json, and config was not given")
         try:
-            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            config = parse_json((folder / "config.json").read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{folder / 'config.json'} must hold JSON, got: {error}") from None
+        if not isinstance(config, dict):
+            raise ValueError(f"{folder / 'config.json'} must hold an object, got a {type(config).__name__}")
     return _tensors_of(path), config, str(path)
 
 
@@ -106,8 +108,11 @@ def _tensors_of(path: Path) -> Tensors:
     if path.is_dir():
         files = [path / _WEIGHTS]
         if (path / _INDEX).is_file():
-            index = json.loads((path / _INDEX).read_text(encoding="utf-8"))
-            files = [path / name for name in sorted(set(index["weight_map"].values()))]
+            try:
+                names = set(parse_json((path / _INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+                files = [path / name for name in sorted(names)]
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise ValueError(f"{path / _INDEX} must hold JSON with a weight_map of files") from None
     else:
         files = [path]
     for file in files:

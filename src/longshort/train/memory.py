@@ -1,0 +1,215 @@
+"""Whether a run fits in memory, told before anything is allocated, and what to change where it does not.
+
+Only what a run certainly takes is counted, so that none that would fit is refused: weights, gradients and AdamW's
+moments, one batch of tokens, and those activations that every way of computing the model keeps for the backward pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from longshort.model import GPTConfig
+from longshort.train.config import ConfigError, TrainConfig
+from longshort.train.distributed import World
+
+REMEDY = (
+    "a smaller data.batch_size, a larger run.accumulate, run.checkpoint_activations=true, a smaller data.length or "
+    "loss.chunk, or a smaller model takes less"
+)
+_OVER_THE_LEAST = 3
+"""A run's activations are about so many times those that are counted; for suggestions alone."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that a run takes at the least."""
+
+    state: int
+    """Weights, gradients, first and second moments."""
+    tokens: int
+    """Of one row of a batch: inputs and targets."""
+    activations: int
+    """Of one row, while its micro-batch goes through the model."""
+    rows: int
+    """Of a batch, in this process."""
+    micro_rows: int
+    """Of a micro-batch."""
+
+    @property
+    def total(self) -> int:
+        return self.state + self.rows * self.tokens + self.micro_rows * self.activations
+
+
+def need_of(config: TrainConfig, world: World) -> Need:
+    """The least that a run takes on the device of each of its processes."""
+    rows = config.data.batch_size // world.size
+    bf16 = config.run.precision == "bf16" or (config.run.precision == "auto" and world.device.type == "cuda")
+    return Need(
+        state=4 * 4 * least_parameters(config.model),
+        tokens=8 * config.length * (2 if config.task.name is None else 1),
+        activations=config.length * _kept_per_token(config) * (2 if bf16 else 4),
+        rows=rows,
+        micro_rows=max(1, rows // config.run.accumulate),
+    )
+
+
+def least_parameters(model: GPTConfig) -> int:
+    """Weights of a model without its gains and biases, by arithmetic alone.
+
+    >>> least_parameters(GPTConfig.preset("paper-6m"))
+    6887424
+    """
+    tables = model.vocab_size * (1 if model.tie_embeddings else 2) + model.context * (model.positions == "learned")
+    attention = 2 * (model.n_heads + (model.n_kv_heads or model.n_heads)) * _head_dim(model)
+    return model.width * (tables + model.n_layers * (attention + 2 * model.ff_multiplier * model.width))
+
+
+def _head_dim(model: GPTConfig) -> int:
+    return model.head_dim or model.width // model.n_heads
+
+
+def _kept_per_token(config: TrainConfig) -> int:
+    """Numbers: a block's input, its queries, keys, values, their result, and the hidden layer of its MLP."""
+    model = config.model
+    heads = (2 * model.n_heads + 2 * (model.n_kv_heads or model.n_heads)) * _head_dim(model)
+    block = model.width + heads + model.ff_multiplier * model.width
+    if config.run.checkpoint_activations:
+        return model.n_layers * model.width + block
+    return model.n_layers * block
+
+
+@contextmanager
+def within_memory(config: TrainConfig, world: World) -> Iterator[None]:
+    """Refuse a run that cannot fit, before the block; in it, say of a failed allocation what would help."""
+    check_memory(config, world)
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if (reason := shortage(error)) is None:
+            raise
+        raise ConfigError(f"{reason}; {REMEDY}") from None
+
+
+def check_memory(config: TrainConfig, world: World) -> None:
+    """Raise where the run takes more than there is, with what was asked for, what there is and what would fit."""
+    need, cpu = need_of(config, world), torch.device("cpu")
+    needs = {world.device: need}
+    if world.device != cpu:
+        needs[cpu] = dataclasses.replace(need, state=0, activations=0)  # batches are made there
+    for device, part in needs.items():
+        left = available_memory(device)
+        if left is not None and part.total > left:
+            raise ConfigError(
+                f"this run takes at least {_size(part.total)} of memory on {device}, of which {_size(part.state)} for "
+                f"the weights, their gradients and AdamW, and {_size(part.total - part.state)} for "
+                f"data.batch_size={config.data.batch_size} rows of {config.length:,} tokens, but {_size(left)} are "
+                f"free: {_what_fits(part, left, config, world)}"
+            )
+
+
+def _what_fits(need: Need, left: int, config: TrainConfig, world: World) -> str:
+    accumulate = config.run.accumulate
+    activations = _OVER_THE_LEAST * need.activations
+    room = left - need.state
+    steps = room // (accumulate * need.tokens + activations)
+    ways = []
+    if steps > 0:
+        ways.append(f"data.batch_size={steps * accumulate * world.size}")
+    if activations and (micro := (room - need.rows * need.tokens) // activations) > 0:
+        least = -(-need.rows // micro)
+        pieces = next((n for n in range(least, min(need.rows, least + 10_000) + 1) if need.rows % n == 0), None)
+        ways += [] if pieces is None else [f"run.accumulate={pieces}"]
+    if not ways:
+        return "a smaller model (model.width, model.n_layers, model.vocab_size) or a smaller data.length would fit"
+    return f"{' or '.join(ways)} would fit"
+
+
+def shortage(error: BaseException) -> str | None:
+    """A sentence, if what was raised is an allocation that failed; None if it is anything else."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return f"the GPU's memory is full: {str(error).split('. ')[0]}"
+    text = str(error)
+    if isinstance(error, MemoryError) or any(words in text for words in _FAILED_ALLOCATIONS):
+        return f"memory is full{f': {text.splitlines()[0]}' if text else ''}"
+    return None
+
+
+_FAILED_ALLOCATIONS = (
+    "can't allocate memory",  # torch on a CPU
+    "not enough memory",
+    "Storage size calculation overflowed",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+
+
+def available_memory(device: torch.device) -> int | None:
+    """Bytes that this process may still take there; None where the system does not say."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    bounds = [bound for bound in (_left_on_machine(), _left_to_group()) if bound is not None]
+    return min(bounds, default=None)
+
+
+def _left_on_machine(source: Path = Path("/proc/meminfo")) -> int | None:
+    """What the kernel could hand out without killing anyone, swap included."""
+    found = _numbers(source, ":")
+    if "MemAvailable" in found:
+        return (found["MemAvailable"] + found.get("SwapFree", 0)) * 1024
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _left_to_group(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
+    """What the limits of a container or a batch system leave; page cache counts as free."""
+    try:
+        groups = [line.split(":", 2)[1:] for line in own.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError):
+        return None
+    swap = _numbers(Path("/proc/meminfo"), ":").get("SwapFree", 0) * 1024
+    left = []
+    for controllers, path in groups:
+        for mount, limit, used in (
+            (root, "memory.max", "anon"),
+            (root / "memory", "memory.limit_in_bytes", "total_rss"),
+        ):
+            if controllers not in ("", "memory"):
+                continue
+            folder = mount / path.strip("/")
+            for level in (folder, *folder.parents):
+                if level.is_relative_to(mount) and (level / limit).is_file():
+                    most = (level / limit).read_text(encoding="utf-8").strip()
+                    if most.isdigit():
+                        left.append(int(most) + swap - _numbers(level / "memory.stat", " ").get(used, 0))
+    return min(left, default=None)
+
+
+def _numbers(path: Path, separator: str) -> dict[str, int]:
+    """The first number of each line, by the word before it."""
+    try:
+        lines = [line.partition(separator) for line in path.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return {}
+    return {name: int(rest.split()[0]) for name, _, rest in lines if rest.split()[:1] and rest.split()[0].isdigit()}
+
+
+def _size(count: int) -> str:
+    """Bytes in words, as people read them.
+
+    >>> _size(3 * 2**30), _size(1000)
+    ('3.0 GiB', '1.0 KiB')
+    """
+    amount, units = count / 1024, ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
+    while amount >= 1024 and len(units) > 1:
+        amount, units = amount / 1024, units[1:]
+    return f"{amount:,.1f} {units[0]}"
