@@ -40,7 +40,7 @@ def test_what_is_not_finite_becomes_null_at_any_depth(tmp_path):
         "train", step=1, loss=math.nan, logit_max=torch.tensor([[1.5, math.inf]]), other={"a": [-math.inf, 2]}
     )
     log.close()
-    assert json.loads(lines(tmp_path)[0]) == written
+    assert read_log(tmp_path) == [written]
     assert written["loss"] is None and written["logit_max"] == [[1.5, None]] and written["other"] == {"a": [None, 2]}
 
 

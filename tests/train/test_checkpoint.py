@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from longshort.files import sealed, unsealed
 from longshort.train import checkpoint as module
 from longshort.train.checkpoint import (
     CheckpointError,
@@ -205,8 +206,8 @@ def test_a_folder_without_a_whole_checkpoint_is_an_error_that_says_so(tmp_path):
 
 def test_another_format_is_refused_by_number(tmp_path):
     path = save(tmp_path, 1)
-    state = json.loads((path / "state.json").read_text()) | {"format": 99}
-    (path / "state.json").write_text(json.dumps(state))
+    state = unsealed((path / "state.json").read_text()) | {"format": 99}
+    (path / "state.json").write_text(sealed(state))
     with pytest.raises(CheckpointError, match="has format 99; this version reads format 1"):
         load_checkpoint(path)
 

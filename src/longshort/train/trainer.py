@@ -380,6 +380,7 @@ class Trainer:
             trainer = optimizer_tensors(self.optimizer, self.model)
             state: dict[str, Any] = {"config": self.config.to_dict(), "progress": asdict(self.progress)}
             state |= {"guard": self.guard.state_dict(), "vocabulary": self.data.fingerprint}
+            state["tokenizer"] = self.data.tokenizer_checksum
             if self.tensor_clip is not None:
                 clip = self.tensor_clip.state_dict()
                 trainer["tensor_clip/means"] = clip["means"]
