@@ -261,3 +261,11 @@ def test_folders_whose_names_are_not_ours_are_neither_read_nor_removed(tmp_path)
     prune_checkpoints(tmp_path, keep=1, best=None)
     assert newest_checkpoint(tmp_path).step == 150
     assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_a_changed_digit_of_the_state_is_noticed(tmp_path):
+    path = save(tmp_path, 3)
+    text = (path / "state.json").read_text()
+    (path / "state.json").write_text(text.replace('"a": 3', '"a": 2'))
+    with pytest.raises(CheckpointError, match=r"state.json is damaged or missing: its checksum differs"):
+        load_checkpoint(path)

@@ -42,7 +42,7 @@ from longshort.train.divergence import TrainingStopped, nonfinite_weight, told
 from longshort.train.flops import flops_per_token, peak_flops
 from longshort.train.folder import run_folder
 from longshort.train.held_out import eagerly, validation_scores
-from longshort.train.identity import check_nothing_is_lost, check_same_run, open_log, run_description
+from longshort.train.identity import check_log, check_nothing_is_lost, check_same_run, open_log, run_description
 from longshort.train.memory import within_memory
 from longshort.train.models import Model, build_model
 from longshort.train.optimizer import build_optimizer, load_optimizer_tensors, optimizer_tensors
@@ -421,6 +421,8 @@ class Trainer:
     @contextmanager
     def _logging(self, resumed: bool) -> Iterator[None]:
         if self.world.is_writer:
+            if resumed:
+                check_log(self.config, self.out, self.progress.step, self.reporter.message)
             rewind_log(self.out, self.progress.step if resumed else -1, dropped=self.progress.dropped)
             discard_after(self.checkpoints, self.progress.step)
             self._log = open_log(self.config, self.out)
