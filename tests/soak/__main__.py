@@ -41,7 +41,7 @@ def main() -> int:
 def soak(options: argparse.Namespace, work: Path, started: float) -> int:
     """Run what was asked for; 1 if there was a problem."""
     kind, _, case = (options.only or "").partition(":")
-    parts = {"kill": kills_part, "corruption": corruptions_part, "full": full_part}
+    parts = {"full": full_part, "kill": kills_part, "corruption": corruptions_part}
     if kind and kind not in parts:
         sys.exit(f"error: --only must be one of {', '.join(parts)}, or a case of them as in kill:3, got {options.only}")
     preload(hf=not options.tiny and kind in ("", "full"))

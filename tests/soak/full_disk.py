@@ -80,7 +80,7 @@ VERBS = {
         most=12,  # the pictures after it are written as the page is, and take long to draw
     ),
 }
-OLD = b"what was there before\n"
+OLD = b'what was there before, with the marks of our own kinds: "checkpoint": "variant" data-variant=\n'
 
 
 def build(base: Path, to: Path, verbs: Sequence[str]) -> Path:
