@@ -425,6 +425,8 @@ class Trainer:
                 check_log(self.config, self.out, self.progress.step, self.reporter.message)
             rewind_log(self.out, self.progress.step if resumed else -1, dropped=self.progress.dropped)
             discard_after(self.checkpoints, self.progress.step)
+            if resumed:  # whoever was stopped after a save may not have come to it
+                prune_checkpoints(self.checkpoints, keep=self.config.run.keep, best=self.progress.best_step)
             self._log = open_log(self.config, self.out)
             if self._log.is_empty:  # a resumed run may have lost its log, which begins with the description
                 self._record("run", **run_description(self.config, self.model, self.world))
