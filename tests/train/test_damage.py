@@ -65,3 +65,10 @@ def test_the_log_of_another_run_is_refused_when_the_run_is_resumed(finished, cor
     with pytest.raises(ValueError, match=r"is of a run with run.seed=1, the checkpoints beside it"):
         train(tiny_config(corpus, out, "run.steps=31"))
     assert (out / METRICS).read_bytes() == before
+
+
+def test_what_a_stopped_process_did_not_prune_is_pruned_when_the_run_is_resumed(finished, corpus, tmp_path):
+    out = shutil.copytree(finished, tmp_path / "run")
+    shutil.copytree(out / "checkpoints" / "step-00000030", out / "checkpoints" / "step-00000010")
+    train(tiny_config(corpus, out, "run.keep=1"))
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000030"]
