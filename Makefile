@@ -6,6 +6,8 @@ INSTALLED := $(VENV)/.installed
 EXTRAS := dev,hf,report
 JOBS ?= 2
 SELECTED := -m "not slow"
+DRAWN := tests/cli/test_drawn.py
+EXAMPLES ?= 150
 
 SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
@@ -17,7 +19,7 @@ TORCH_CPU_HOST := download.pytorch.org
 REACHABLE := import socket; socket.create_connection(("$(TORCH_CPU_HOST)", 443), 5)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint types layers pytest format bench clean compiler
+.PHONY: help demo test test-all soak lint types layers pytest format bench clean compiler
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +35,10 @@ test: compiler $(INSTALLED) ## everything CI runs: lint, types, layers, pytest w
 
 test-all: ## the same with the slow tests
 	@$(MAKE) --no-print-directory test SELECTED=
+
+soak: compiler $(INSTALLED) ## kills, damaged files, full disks, drawn command lines; a quarter of an hour; writes docs/soak.md
+	@$(BIN)/python -m tests.soak --jobs $(JOBS)
+	@if [ -f $(DRAWN) ]; then LONGSHORT_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -q -n $(JOBS) --timeout 1200 $(DRAWN); fi
 
 lint: $(INSTALLED) ## ruff: lint and format check
 	@echo "== lint: ruff check, ruff format --check"

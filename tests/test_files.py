@@ -162,3 +162,23 @@ def test_where_files_cannot_be_locked_nobody_is_kept_out(tmp_path, monkeypatch):
     monkeypatch.setattr(files.FileLock, "acquire", refused)
     with files.alone_in(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_seal_shows_every_change_and_is_not_part_of_the_content(indent):
+    content = {"step": 12, "loss": 0.5, "text": 'says , "crc32": "00000000"} and é'}
+    text = files.sealed(content, indent=indent)
+    assert files.unsealed(text) == content
+    for place in range(len(text)):
+        changed = text[:place] + chr(ord(text[place]) ^ 1) + text[place + 1 :]
+        try:
+            found = files.unsealed(changed)
+        except ValueError:
+            continue
+        found = {key: value for key, value in found.items() if key in content}
+        assert found == content  # the seal itself was hit
+
+
+def test_json_without_a_seal_is_taken_as_it_is():
+    assert files.unsealed('{"step": 12}') == {"step": 12}
+    assert files.unsealed("[1]") == [1]

@@ -10,6 +10,7 @@ import torch
 from longshort import generate
 from longshort.cli import app
 from longshort.losses import LossSettings
+from longshort.runs import read_log
 from longshort.train import TrainConfig, load_model, train
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -46,7 +47,7 @@ def test_a_run_is_resumed_with_the_losses_that_it_had(name, steps, tmp_path):
     out = copied(name, tmp_path)
     overrides = [f"run.out={out}", f"data.path={FIXTURES / 'data'}", f"run.steps={steps}"]
     assert train(TrainConfig.load(FIXTURES / f"{name}.yaml", overrides)).status == "finished"
-    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    records = read_log(out)
     found = {r["step"]: r["loss"] for r in records if r["kind"] == "train" and r["step"] > steps - 4}
     assert found == pytest.approx(dict(EXPECTED[name]["resumed"]), abs=2e-5)
     assert {"kind": "resume", "step": steps - 4} in records

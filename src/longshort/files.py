@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 LOCK = ".lock"
+_SEAL = ', "crc32": "'
 
 
 def write_atomically(path: Path, content: str | bytes) -> Path:
@@ -58,6 +60,36 @@ def parse_json(text: str, **options: Any) -> Any:
 def write_json(path: Path, data: Any) -> Path:
     """Indented JSON with a final newline, atomically. NaN and infinity are refused: they are not JSON."""
     return write_atomically(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+class Damaged(ValueError):
+    """Text that is not what was written."""
+
+
+def sealed(data: dict[str, Any], *, indent: int | None = None) -> str:
+    """JSON with a checksum of the text as its last member, by which `unsealed` knows that nothing has changed.
+
+    >>> sealed({"step": 3})
+    '{"step": 3, "crc32": "d3a4e216"}'
+    """
+    body = json.dumps(data, indent=indent, allow_nan=False)[:-1].rstrip()
+    return f'{body}{_SEAL}{zlib.crc32(body.encode()):08x}"}}'
+
+
+def unsealed(text: str) -> Any:
+    """Read JSON; an error if `sealed` wrote it and it has changed since. What has no seal is taken as it is.
+
+    >>> unsealed('{"step": 7, "crc32": "d3a4e216"}')
+    Traceback (most recent call last):
+    longshort.files.Damaged: its checksum differs
+    """
+    data = parse_json(text, parse_constant=lambda name: None)
+    body, seal, rest = text.rpartition(_SEAL)
+    if seal:
+        if not rest.startswith(f'{zlib.crc32(body.encode()):08x}"'):
+            raise Damaged("its checksum differs")
+        del data["crc32"]
+    return data
 
 
 @contextmanager

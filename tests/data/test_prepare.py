@@ -351,3 +351,16 @@ def test_default_data_is_the_standard_library_made_once(tmp_path, monkeypatch):
     told.clear()
     assert default_data(cache_dir=tmp_path, progress=lambda *call: told.append(call)) == folder
     assert told == []
+
+
+@pytest.mark.parametrize("name", ["train.tokens", "validation.json", "tokenizer.json"])
+def test_one_changed_byte_has_the_folder_made_again(tmp_path, name):
+    (tmp_path / "text.txt").write_text("to be or not to be " * 40)
+    options = {"vocab_size": 270, "split": (0.5, 0.25, 0.25), "workers": 1}
+    out = prepare(tmp_path / "text.txt", tmp_path / "out", **options).folder
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    content = before[name]
+    digit = content.rindex(b"1") if name == "validation.json" else content.rindex(b"t") if b"t" in content else 4
+    (out / name).write_bytes(content[:digit] + bytes([content[digit] ^ 1]) + content[digit + 1 :])
+    assert not prepare(tmp_path / "text.txt", out, **options).reused
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, pipeline
 from typer.testing import CliRunner
 
 from longshort import generate
@@ -110,11 +110,14 @@ def test_what_fails_half_way_leaves_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_is_an_os_error_that_names_the_folder(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("writer", "kind"), [(LongShortForCausalLM, SafetensorError), (PreTrainedTokenizerFast, Exception)]
+)
+def test_a_full_disk_is_an_os_error_that_names_the_folder(tmp_path, monkeypatch, writer, kind):
     def full_disk(*arguments, **options):
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise kind("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(LongShortForCausalLM, "save_pretrained", full_disk)
+    monkeypatch.setattr(writer, "save_pretrained", full_disk)
     with pytest.raises(OSError, match=f"cannot write {tmp_path / 'model'}: .*No space left"):
         write_folder(gpt(), ByteTokenizer(), tmp_path / "model")
     assert not list(tmp_path.iterdir())

@@ -40,7 +40,7 @@ def test_what_is_not_finite_becomes_null_at_any_depth(tmp_path):
         "train", step=1, loss=math.nan, logit_max=torch.tensor([[1.5, math.inf]]), other={"a": [-math.inf, 2]}
     )
     log.close()
-    assert json.loads(lines(tmp_path)[0]) == written
+    assert read_log(tmp_path) == [written]
     assert written["loss"] is None and written["logit_max"] == [[1.5, None]] and written["other"] == {"a": [None, 2]}
 
 
@@ -188,3 +188,13 @@ def test_a_missing_tensorboard_is_one_line_that_says_how_to_get_it(tmp_path, mon
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ValueError, match=r"run\.tensorboard needs TensorBoard: pip install 'longshort\[tensorboard\]'"):
         TensorBoardSink(tmp_path)
+
+
+def test_a_changed_digit_is_an_error_that_names_the_line(tmp_path):
+    log = RunLog(tmp_path)
+    for step in (1, 2):
+        log.write("train", step=step, loss=2.5)
+    log.close()
+    (tmp_path / METRICS).write_text((tmp_path / METRICS).read_text().replace("2.5", "2.4", 1))
+    with pytest.raises(ValueError, match=f"{METRICS}, line 1: damaged: its checksum differs; remove the line"):
+        read_log(tmp_path)

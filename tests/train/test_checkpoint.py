@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from longshort.files import sealed, unsealed
 from longshort.train import checkpoint as module
 from longshort.train.checkpoint import (
     CheckpointError,
@@ -205,8 +206,8 @@ def test_a_folder_without_a_whole_checkpoint_is_an_error_that_says_so(tmp_path):
 
 def test_another_format_is_refused_by_number(tmp_path):
     path = save(tmp_path, 1)
-    state = json.loads((path / "state.json").read_text()) | {"format": 99}
-    (path / "state.json").write_text(json.dumps(state))
+    state = unsealed((path / "state.json").read_text()) | {"format": 99}
+    (path / "state.json").write_text(sealed(state))
     with pytest.raises(CheckpointError, match="has format 99; this version reads format 1"):
         load_checkpoint(path)
 
@@ -260,3 +261,11 @@ def test_folders_whose_names_are_not_ours_are_neither_read_nor_removed(tmp_path)
     prune_checkpoints(tmp_path, keep=1, best=None)
     assert newest_checkpoint(tmp_path).step == 150
     assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_a_changed_digit_of_the_state_is_noticed(tmp_path):
+    path = save(tmp_path, 3)
+    text = (path / "state.json").read_text()
+    (path / "state.json").write_text(text.replace('"a": 3', '"a": 2'))
+    with pytest.raises(CheckpointError, match=r"state.json is damaged or missing: its checksum differs"):
+        load_checkpoint(path)

@@ -217,13 +217,14 @@ def _temporary(name: str) -> bool:
 
 
 def _whole(out: Path, recipe: str) -> dict[str, TokenFile] | None:
-    """The token files of an earlier run by the same recipe, or None."""
+    """The token files of an earlier run by the same recipe, or None where there are none or one is damaged."""
     try:
-        files = {split: TokenFile.open(_file(out, split)) for split in SPLITS}
+        files = {split: TokenFile.open(_file(out, split), verify=True) for split in SPLITS}
+        train = files["train"]
+        load_tokenizer(out, fingerprint=train.fingerprint, checksum=train.tokenizer_checksum)
     except DataError:
         return None
-    whole = all(file.header["recipe"] == recipe for file in files.values()) and (out / TOKENIZER_FILE).is_file()
-    return files if whole else None
+    return files if all(file.header["recipe"] == recipe for file in files.values()) else None
 
 
 def _refuse_other_content(out: Path, recipe: str) -> None:

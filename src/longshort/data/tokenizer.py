@@ -153,8 +153,14 @@ class BPETokenizer:
         return json.loads(self._inner.to_str())
 
 
-def load_tokenizer(path_or_name: Path | str) -> Tokenizer:
+def load_tokenizer(
+    path_or_name: Path | str, *, fingerprint: str | None = None, checksum: str | None = None
+) -> Tokenizer:
     """'bytes', a tokenizer.json, or a folder that holds one (prepared data, a checkpoint).
+
+    Args:
+        fingerprint: That which it must have.
+        checksum: That of its content; the fingerprint knows the vocabulary, but not how text is cut into it.
 
     >>> load_tokenizer("bytes").vocab_size
     257
@@ -172,9 +178,12 @@ def load_tokenizer(path_or_name: Path | str) -> Tokenizer:
     except (OSError, ValueError) as error:
         raise DataError(f"tokenizer: {file} cannot be read ({error}); expected a {TOKENIZER_FILE}") from None
     try:
-        return tokenizer_from_dict(data)
+        tokenizer = tokenizer_from_dict(data)
     except DataError as error:
         raise DataError(f"{file}: {error}") from None
+    if checksum not in (None, tokenizer_checksum(data)) or fingerprint not in (None, tokenizer.fingerprint):
+        raise DataError(f"tokenizer: {file} is damaged or another one: it is not what the tokens were made with")
+    return tokenizer
 
 
 def tokenizer_from_dict(data: Any) -> Tokenizer:
@@ -208,6 +217,11 @@ def _is_bytes(data: dict[str, Any]) -> bool:
             known = {character: byte for byte, character in enumerate(byte_characters())}
             return end == SEPARATOR and vocabulary | {end: 256} == known | {end: 256}
     return False
+
+
+def tokenizer_checksum(data: dict[str, Any]) -> str:
+    """sha256 of the content of a tokenizer.json, whatever its layout."""
+    return f"sha256:{hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()}"
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:

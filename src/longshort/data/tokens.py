@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longshort.data.errors import DataError
-from longshort.data.tokenizer import Tokenizer, token_dtype
-from longshort.files import parse_json, write_json
+from longshort.data.tokenizer import Tokenizer, token_dtype, tokenizer_checksum
+from longshort.files import sealed, unsealed, write_atomically
 
 FORMAT = "longshort-tokens"
 VERSION = 1
@@ -98,6 +98,11 @@ class TokenFile:
         return int(self.header["end_of_document"])
 
     @property
+    def tokenizer_checksum(self) -> str | None:
+        """That of the tokenizer.json beside it; None in files of versions that did not record it."""
+        return self.header.get("tokenizer")
+
+    @property
     def documents(self) -> int:
         return int(self.header["documents"])
 
@@ -125,6 +130,7 @@ class TokenWriter:
             "checksum": "",
             "source": source,
             "recipe": recipe,
+            "tokenizer": tokenizer_checksum(tokenizer.to_dict()),
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._temporary.open("xb")
@@ -163,7 +169,7 @@ class TokenWriter:
     def publish(self) -> TokenFile:
         """Write the header of an installed file, which makes it whole."""
         self._header["checksum"] = f"sha256:{self._digest.hexdigest()}"
-        write_json(header_path(self.path), self._header)
+        write_atomically(header_path(self.path), sealed(self._header, indent=2) + "\n")
         flush_folder(self.path.parent)
         return TokenFile.open(self.path)
 
@@ -206,7 +212,7 @@ def _read_header(path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: no such token file; expected one made by: longshort data --out {path.parent}")
     beside = header_path(path)
     try:
-        header = parse_json(beside.read_text(encoding="utf-8"))
+        header = unsealed(beside.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{path}: unfinished: its header {beside.name} is not there; {_REMEDY}") from None
     except (OSError, ValueError) as error:

@@ -5,17 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from longshort.data.tokenizer import load_tokenizer
+from longshort.data.tokenizer import Tokenizer, load_tokenizer
 from longshort.generation import TextStream
 from longshort.train import load_model
-from longshort.train.checkpoint import CheckpointError
+from longshort.train.checkpoint import Checkpoint, CheckpointError
 from longshort.train.distributed import choose_device
 
 
 def text_stream(checkpoint: Path, prompt: str, *, device: str = "cpu", **options: Any) -> TextStream:
     """What the checkpoint's model writes after the prompt; `options` are those of `TextStream`."""
     model, loaded = load_model(checkpoint, choose_device(device))
-    return TextStream(model, load_tokenizer(tokenizer_folder(loaded.path)), prompt, **options)
+    return TextStream(model, checkpoint_tokenizer(loaded), prompt, **options)
+
+
+def checkpoint_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """The tokenizer that the checkpoint was trained with."""
+    wanted = {"fingerprint": checkpoint.state.get("vocabulary"), "checksum": checkpoint.state.get("tokenizer")}
+    return load_tokenizer(tokenizer_folder(checkpoint.path), **wanted)
 
 
 def tokenizer_folder(checkpoint: Path) -> Path:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from longshort.data.tokenizer import load_tokenizer
-from longshort.generation.sample import tokenizer_folder
+from longshort.generation.sample import checkpoint_tokenizer
 from longshort.train import load_model
 
 FORMATS = ("hf",)
@@ -20,4 +19,4 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, format: str = "hf") -> 
     except ImportError as error:
         raise ValueError(str(error)) from None
     model, loaded = load_model(checkpoint)
-    return write_folder(model, load_tokenizer(tokenizer_folder(loaded.path)), folder)
+    return write_folder(model, checkpoint_tokenizer(loaded), folder)

@@ -40,7 +40,9 @@ def write_folder(model: GPT, tokenizer: Tokenizer, folder: Path | str) -> Path:
         try:
             with _no_progress_bar():
                 shell.save_pretrained(draft)
-        except SafetensorError as error:  # of a full disk, too
+                fast_tokenizer(tokenizer, max_length=model.config.context).save_pretrained(draft)
+        except Exception as error:  # of a full disk safetensors raises its own, and tokenizers a bare Exception
+            if type(error) not in (SafetensorError, Exception):
+                raise
             raise OSError(f"cannot write {folder}: {error}") from None
-        fast_tokenizer(tokenizer, max_length=model.config.context).save_pretrained(draft)
     return folder

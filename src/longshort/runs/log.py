@@ -6,14 +6,13 @@ has no NaN or infinity: non-finite numbers are written as null.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from longshort.files import write_atomically
+from longshort.files import sealed, write_atomically
 from longshort.runs.records import FORMAT, Line, RunError
 
 METRICS = "metrics.jsonl"
@@ -45,7 +44,7 @@ class RunLog:
     def write(self, kind: str, **values: Any) -> dict[str, Any]:
         """Append one record; returns it as written."""
         record = {"kind": kind, **_plain(values)}
-        self._file.write(json.dumps(record, allow_nan=False) + "\n")
+        self._file.write(sealed(record) + "\n")
         self._file.flush()
         for sink in self._sinks:
             sink.write(record)
@@ -107,7 +106,7 @@ def rewind_log(folder: Path, step: int, *, dropped: Sequence[int] = ()) -> None:
         return record.get("step", 0) <= step and record["kind"] != "end"
 
     kept = [record for record in read_log(folder) if stays(record)]
-    text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in kept)
+    text = "".join(sealed(record) + "\n" for record in kept)
     write_atomically(folder / METRICS, text)
 
 

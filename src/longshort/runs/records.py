@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from longshort.files import parse_json
+from longshort.files import Damaged, unsealed
 
 FORMAT = 1
 COLUMNS = ("step", "loss", "lr", "grad_norm", "tokens", "seconds", "tokens_per_second", "mfu")
@@ -128,9 +128,10 @@ class Line:
     def parse(cls, file: Path, number: int, text: str) -> Line:
         """Raise a `RunError` where the text is no record."""
         try:
-            data = parse_json(text, parse_constant=lambda name: None)
+            data = unsealed(text)
         except ValueError as error:
-            raise RunError(f"{file}, line {number}: not JSON: {error}") from None
+            problem = "damaged" if isinstance(error, Damaged) else "not JSON"
+            raise RunError(f"{file}, line {number}: {problem}: {error}; remove the line to do without it") from None
         if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
             raise RunError(f"{file}, line {number}: expected an object with a 'kind', got {text[:40]!r}")
         return cls(file, number, data)

@@ -45,6 +45,11 @@ class TaskData:
     def fingerprint(self) -> str:
         return self.task.fingerprint
 
+    @property
+    def tokenizer_checksum(self) -> str | None:
+        """A task's tokens are no text."""
+        return None
+
     def stream(self, split: str, *, seed: int) -> ExampleStream:
         """Batches of one split."""
         return ExampleStream(self.task, split, batch_size=self.batch_size, seed=seed)

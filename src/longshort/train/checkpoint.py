@@ -1,13 +1,13 @@
 """Checkpoints: a folder a step, either whole or not there, with a checksum for every file.
 
 `step-00000100/` holds `model.safetensors`, `trainer.safetensors` (optimizer moments and the like) and `state.json`
-(numbers, the configuration, the checksums of the other two). It is written under another name and renamed at the end.
+(numbers, the configuration, the checksums of the other two and of itself). It is written under another name and renamed
+at the end.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import re
@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from longshort.files import parse_json
+from longshort.files import sealed, unsealed
 
 FORMAT = 1
 CHECKPOINTS = "checkpoints"
@@ -85,9 +85,9 @@ def _write(draft: Path, files: dict[str, dict[str, Tensor]], state: dict[str, An
             raise OSError(f"cannot write {draft / name}: {error}") from None
         sums[name] = _checksum(draft / name)
     document = {"format": FORMAT, "sha256": sums, **state}
-    (draft / _STATE).write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
-    for file in draft.iterdir():
-        _flush(file)
+    (draft / _STATE).write_text(sealed(document), encoding="utf-8")
+    for path in (*draft.iterdir(), draft):
+        _flush(path)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -103,7 +103,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 def _read(path: Path) -> Checkpoint:
     """One checkpoint. What cannot be read for want of permission, or is of another version, is not called damaged."""
     try:
-        state = parse_json((path / _STATE).read_text(encoding="utf-8"))
+        state = unsealed((path / _STATE).read_text(encoding="utf-8"))
         if state.get("format", FORMAT) != FORMAT:
             raise CheckpointError(f"{path} has format {state['format']!r}; this version reads format {FORMAT}")
         step, sums = int(state["step"]), {name: state["sha256"][name] for name in _TENSORS}

@@ -52,7 +52,7 @@ def evaluate_checkpoint(
         return evaluate_task(found.path, split=split, device=chosen, progress=progress)
     model, loaded = load_model(found.path, chosen)  # not the run again: of damaged ones was told once
     folder = data if data is not None else TextData.open(config).folder
-    tokens = TokenFile.open(folder / f"{split}.tokens", fingerprint=loaded.state["vocabulary"])
+    tokens = TokenFile.open(folder / f"{split}.tokens", verify=True, fingerprint=loaded.state["vocabulary"])
     length = length or config.length
     if config.model.positions == "learned" and length > config.model.context:
         raise ConfigError(f"length must be at most {config.model.context}, which positions are learned for")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,25 @@ def _other_vocabulary(config: TrainConfig, recorded: Mapping[str, Any]) -> str:
         f"{out} was trained on another vocabulary than that of data.path={'null' if path is None else path}: "
         f"{back}make data with its tokenizer, which it keeps: longshort data TEXT --out FOLDER --tokenizer {out}"
     )
+
+
+def check_log(config: TrainConfig, out: Path, step: int, message: Callable[[str], None]) -> None:
+    """Raise where the log beside a checkpoint of `step` is another run's; say which of the steps so far it lacks."""
+    records = read_log(out) if (out / METRICS).is_file() else []
+    different = different_setting(config, records[0]["config"]) if records else None
+    if different is not None:
+        key, found, value = different
+        raise ConfigError(
+            f"{out / METRICS} is of a run with {key}={found!r}, the checkpoints beside it of one with {value!r}: "
+            "put the right one back, or remove it to resume without"
+        )
+    recorded = {record["step"] for record in records if record["kind"] in ("train", "spike")}
+    lacking = [number for number in range(1, step + 1) if number not in recorded]
+    if lacking:
+        message(
+            f"{out / METRICS} lacks {len(lacking)} of the {step} steps so far, from {lacking[0]} to {lacking[-1]}: "
+            "it is damaged, and reports will not show them"
+        )
 
 
 def check_nothing_is_lost(out: Path) -> None:

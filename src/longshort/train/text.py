@@ -8,7 +8,7 @@ from pathlib import Path
 
 from longshort.data import default_data
 from longshort.data.stream import TokenStream
-from longshort.data.tokenizer import TOKENIZER_FILE
+from longshort.data.tokenizer import TOKENIZER_FILE, load_tokenizer
 from longshort.data.tokens import TokenFile
 from longshort.files import write_atomically
 from longshort.train.config import ConfigError, TrainConfig
@@ -24,6 +24,7 @@ class TextData:
     segments: bool
     corruption: float
     fingerprint: str
+    tokenizer_checksum: str | None
 
     @classmethod
     def open(cls, config: TrainConfig, message: Callable[[str], None] = lambda text: None) -> TextData:
@@ -39,12 +40,13 @@ class TextData:
                 f"model.vocab_size must be at least {tokens.vocab_size}, the vocabulary of {folder}, "
                 f"got {config.model.vocab_size}"
             )
-        data = config.data
-        return cls(folder, config.length, data.batch_size, data.segments, data.corruption, tokens.fingerprint)
+        load_tokenizer(folder, fingerprint=tokens.fingerprint, checksum=tokens.tokenizer_checksum)
+        data, names = config.data, (tokens.fingerprint, tokens.tokenizer_checksum)
+        return cls(folder, config.length, data.batch_size, data.segments, data.corruption, *names)
 
     def stream(self, split: str, *, seed: int) -> TokenStream:
-        """Batches of one split; only training text is corrupted."""
-        tokens = TokenFile.open(self.folder / f"{split}.tokens")
+        """Batches of one split, all of it checked first; only training text is corrupted."""
+        tokens = TokenFile.open(self.folder / f"{split}.tokens", verify=True)
         return TokenStream(
             tokens,
             batch_size=self.batch_size,

@@ -42,7 +42,7 @@ from longshort.train.divergence import TrainingStopped, nonfinite_weight, told
 from longshort.train.flops import flops_per_token, peak_flops
 from longshort.train.folder import run_folder
 from longshort.train.held_out import eagerly, validation_scores
-from longshort.train.identity import check_nothing_is_lost, check_same_run, open_log, run_description
+from longshort.train.identity import check_log, check_nothing_is_lost, check_same_run, open_log, run_description
 from longshort.train.memory import within_memory
 from longshort.train.models import Model, build_model
 from longshort.train.optimizer import build_optimizer, load_optimizer_tensors, optimizer_tensors
@@ -380,6 +380,7 @@ class Trainer:
             trainer = optimizer_tensors(self.optimizer, self.model)
             state: dict[str, Any] = {"config": self.config.to_dict(), "progress": asdict(self.progress)}
             state |= {"guard": self.guard.state_dict(), "vocabulary": self.data.fingerprint}
+            state["tokenizer"] = self.data.tokenizer_checksum
             if self.tensor_clip is not None:
                 clip = self.tensor_clip.state_dict()
                 trainer["tensor_clip/means"] = clip["means"]
@@ -420,8 +421,12 @@ class Trainer:
     @contextmanager
     def _logging(self, resumed: bool) -> Iterator[None]:
         if self.world.is_writer:
+            if resumed:
+                check_log(self.config, self.out, self.progress.step, self.reporter.message)
             rewind_log(self.out, self.progress.step if resumed else -1, dropped=self.progress.dropped)
             discard_after(self.checkpoints, self.progress.step)
+            if resumed:  # whoever was stopped after a save may not have come to it
+                prune_checkpoints(self.checkpoints, keep=self.config.run.keep, best=self.progress.best_step)
             self._log = open_log(self.config, self.out)
             if self._log.is_empty:  # a resumed run may have lost its log, which begins with the description
                 self._record("run", **run_description(self.config, self.model, self.world))

@@ -1,0 +1,127 @@
+"""The results of a soak: docs/soak.json, and the page that is made of it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from longshort.files import write_atomically, write_json
+from longshort.version import __version__
+
+ROOT = Path(__file__).parents[2]
+DATA, PAGE = ROOT / "docs" / "soak.json", ROOT / "docs" / "soak.md"
+OUTCOMES = {
+    "refused": "one line of error",
+    "noticed": "goes on, and says what is damaged",
+    "harmless": "the same result to the bit",
+    "undetected": "another result, nothing said",
+    "crash": "crash",
+}
+
+_INTRODUCTION = """\
+Written by `make soak`, with `docs/soak.json`, which has every case. One case is given again by its name and the seed:
+`python -m tests.soak --only kill:3 --seed {seed}`. A tiny model is trained on a CPU with one thread, where training is
+deterministic: whatever happens to a run, it must end as the one to which nothing happened, to the bit.
+"""
+_KILLS = """\
+Runs that save every third step, killed with SIGKILL and started again until they finish. Most kills come half-way
+through a drawn file operation, the others from outside at a drawn time. Weights, optimizer, checkpoints left, losses,
+evaluations and spikes must equal those of the undisturbed run, and the log must have every step once.
+"""
+_DAMAGE = """\
+Flipped bits, zeroed blocks, files cut short, lengthened, emptied, removed or swapped, in a run stopped half-way
+and in its data. Then come the commands that read the file: train (to resume), evaluate, generate, report, data.
+"""
+_FULL = """\
+From the named operation on nothing fits any more; a write stops half-way. The command must end in one line, leave what
+was there before as it was, and, given again with room, end as if nothing had happened. Of compare, whose runs are
+finished before, the first writes are tried: the table and the page, which the pictures follow.
+"""
+
+
+def circumstances(seed: int, seconds: float) -> dict[str, Any]:
+    """What was run, on what kind of machine."""
+    import safetensors
+    import torch
+
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    versions = {"longshort": __version__, "torch": torch.__version__, "safetensors": safetensors.__version__}
+    versions["python"] = platform.python_version()
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, no GPU used"
+    return {"seed": seed, "seconds": round(seconds), "commit": commit, "versions": versions, "machine": machine}
+
+
+def write(results: dict[str, Any]) -> list[Path]:
+    """Write the numbers and the page."""
+    return [write_json(DATA, results), write_atomically(PAGE, page(results))]
+
+
+def page(results: dict[str, Any]) -> str:
+    """The page, from the numbers alone."""
+    about, problems = results["about"], [row for part in ("kills", "corruptions", "full") for row in results[part]]
+    problems = [row for row in problems if row["problem"]]
+    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
+    parts = [
+        "# Soak: kills, damage, full disks\n",
+        _INTRODUCTION.format(seed=about["seed"]),
+        f"Commit {about['commit'][:12]}; {versions}; {about['machine']}; seed {about['seed']}; "
+        f"{about['seconds'] / 60:.0f} minutes.\n",
+        f"**{len(problems)} problems.**\n" if problems else "**No problem was found.**\n",
+        *[f"- `{row['case']}`: {row['problem']}\n" for row in problems],
+        _kills(results["kills"]),
+        _corruptions(results["corruptions"]),
+        _full(results["full"]),
+    ]
+    return "\n".join(parts)
+
+
+def _kills(rows: list[dict[str, Any]]) -> str:
+    total: Counter[str] = Counter()
+    for row in rows:
+        total.update(row["kills"])
+    lines = [
+        f"## {sum(total.values())} kills\n",
+        _KILLS,
+        "| moment | kills |\n|---|--:|",
+        *(f"| {name} | {number} |" for name, number in sorted(total.items())),
+        "",
+        "| setting | runs | equal to the undisturbed run |\n|---|--:|--:|",
+    ]
+    for setting in dict.fromkeys(row["setting"] for row in rows):
+        mine = [row for row in rows if row["setting"] == setting]
+        lines.append(f"| {setting} | {len(mine)} | {sum(not row['problem'] for row in mine)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _corruptions(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        f"## {len(rows)} damaged files\n",
+        _DAMAGE,
+    ]
+    for key, name in (("kind", "file"), ("damage", "damage")):
+        lines += [f"| {name} | " + " | ".join(OUTCOMES.values()) + " |", "|---|" + "--:|" * len(OUTCOMES)]
+        for value in sorted({row[key] for row in rows}):
+            found = Counter(row["outcome"] for row in rows if row[key] == value)
+            lines.append(f"| {value} | " + " | ".join(str(found[outcome]) for outcome in OUTCOMES) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _full(rows: list[dict[str, Any]]) -> str:
+    used = sorted({row["operation"] for row in rows})
+    lines = [
+        f"## A full disk, at each of {len(rows)} writes\n",
+        _FULL,
+        "| command | writes | " + " | ".join(used) + " | nothing lost |",
+        "|---|--:|" + "--:|" * len(used) + "--:|",
+    ]
+    for verb in dict.fromkeys(row["case"].split(":")[1] for row in rows):
+        mine = [row for row in rows if row["case"].split(":")[1] == verb]
+        found = Counter(row["operation"] for row in mine)
+        counts = " | ".join(str(found[name]) for name in used)
+        lines.append(f"| {verb} | {len(mine)} | {counts} | {sum(not row['problem'] for row in mine)} |")
+    return "\n".join(lines) + "\n"
