@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from longshort.runs import METRICS, RunLog, difference, read_log
-from longshort.runs.log import Sink, TensorBoardSink, WandbSink
-from longshort.train.checkpoint import CHECKPOINTS, Checkpoint, checkpoint_names
+from longshort.runs.log import Sink, TensorBoardSink, WandbSink, rewind_log
+from longshort.train.checkpoint import CHECKPOINTS, Checkpoint, checkpoint_names, discard_after, prune_checkpoints
 from longshort.train.config import ConfigError, TrainConfig
 from longshort.train.distributed import World
+from longshort.train.state import Progress
 from longshort.version import __version__
 
 
@@ -82,6 +83,17 @@ def _other_vocabulary(config: TrainConfig, recorded: Mapping[str, Any]) -> str:
         f"{out} was trained on another vocabulary than that of data.path={'null' if path is None else path}: "
         f"{back}make data with its tokenizer, which it keeps: longshort data TEXT --out FOLDER --tokenizer {out}"
     )
+
+
+def rewind_run(config: TrainConfig, progress: Progress, *, resumed: bool, message: Callable[[str], None]) -> None:
+    """Leave nothing in the run's folder of steps that will be taken anew, all of them if it is not resumed."""
+    out, step = Path(config.run.out), progress.step
+    if resumed:
+        check_log(config, out, step, message)
+    rewind_log(out, step if resumed else -1, dropped=progress.dropped)
+    discard_after(out / CHECKPOINTS, step)
+    if resumed:  # whoever was stopped after a save may not have come to it
+        prune_checkpoints(out / CHECKPOINTS, keep=config.run.keep, best=progress.best_step)
 
 
 def check_log(config: TrainConfig, out: Path, step: int, message: Callable[[str], None]) -> None:

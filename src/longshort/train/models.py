@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from longshort.data.tasks import classes_of
 from longshort.model import GPT, SequenceClassifier
 from longshort.train.checkpoint import Checkpoint, CheckpointError, load_checkpoint
-from longshort.train.config import TrainConfig
+from longshort.train.config import RunConfig, TrainConfig
 from longshort.train.divergence import nonfinite_weight
 
 Model = GPT | SequenceClassifier
@@ -23,6 +24,16 @@ def build_model(config: TrainConfig) -> Model:
     if n_classes is None:
         return GPT(config.model)
     return SequenceClassifier(config.model, n_classes=n_classes, causal=task.causal, norm=task.norm)
+
+
+def compiled(model: Model, run: RunConfig) -> nn.Module:
+    """The model as the configuration wants it run: as it is, or compiled, whole or block by block."""
+    options = {"mode": "reduce-overhead"} if run.cuda_graphs else {}
+    if run.compile and run.compile_scope == "block":
+        for block in model.blocks:
+            block.compile(**options)
+        return model
+    return torch.compile(model, **options) if run.compile else model  # type: ignore[call-overload]
 
 
 def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[GPT, Checkpoint]:

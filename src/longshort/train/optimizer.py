@@ -1,11 +1,17 @@
-"""AdamW with weight decay on matrices only, and its state under the parameters' own names."""
+"""AdamW with weight decay on matrices only, the guard over its steps, and the state of both, ready for a checkpoint."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from longshort.train.config import OptimizerConfig
+from longshort.stability import SpikeGuard, TensorClip
+from longshort.train.config import OptimizerConfig, StabilityConfig
+
+_CLIP_MEANS = "tensor_clip/means"
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.AdamW:
@@ -22,6 +28,41 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.dev
         eps=config.eps,
         fused=device.type in ("cpu", "cuda"),
     )
+
+
+def build_guard(config: StabilityConfig) -> SpikeGuard:
+    """The guard that judges every step, whether or not anything follows from it."""
+    return SpikeGuard(
+        window=config.guard_window,
+        threshold=config.guard_threshold,
+        warmup=config.guard_warmup,
+        cap=config.guard_cap,
+    )
+
+
+class OptimizerState(NamedTuple):
+    """What shapes later steps beside the weights."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    guard: SpikeGuard
+    clip: TensorClip | None
+
+    def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors by name, and numbers ready for JSON."""
+        tensors, numbers = optimizer_tensors(self.optimizer, self.model), {"guard": self.guard.state_dict()}
+        if self.clip is not None:
+            clip = self.clip.state_dict()
+            tensors[_CLIP_MEANS], numbers["tensor_clip_steps"] = clip["means"], clip["steps"]
+        return tensors, numbers
+
+    def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        """The inverse of `packed`."""
+        moments = {name: tensor for name, tensor in tensors.items() if name != _CLIP_MEANS}
+        if self.clip is not None and _CLIP_MEANS in tensors:
+            self.clip.load_state_dict({"means": tensors[_CLIP_MEANS], "steps": numbers["tensor_clip_steps"]})
+        load_optimizer_tensors(self.optimizer, self.model, moments)
+        self.guard.load_state_dict(numbers["guard"])
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:

@@ -16,25 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from longshort.data.stream import Batch
 from longshort.nn import update_sigma
-from longshort.runs.log import METRICS, RunLog, rewind_log
-from longshort.stability import LogitMeter, SpikeGuard, TensorClip, attention_entropy, qk_clip
+from longshort.runs.log import METRICS, RunLog
+from longshort.stability import LogitMeter, TensorClip, attention_entropy, qk_clip
 from longshort.stability.clipping import clip_by_global_norm, gradient_norm, layer_norms
 from longshort.stability.entropy import check_entropy
 from longshort.stability.qk_clip import check_qk_clip
 from longshort.train.answers import TaskData, answer_scores
-from longshort.train.checkpoint import (
-    CHECKPOINTS,
-    Checkpoint,
-    discard_after,
-    newest_checkpoint,
-    prune_checkpoints,
-    save_checkpoint,
-)
+from longshort.train.checkpoint import CHECKPOINTS, Checkpoint, newest_checkpoint, prune_checkpoints, save_checkpoint
 from longshort.train.config import ConfigError, TrainConfig
 from longshort.train.determinism import equal_bits
 from longshort.train.distributed import World, joined
@@ -42,10 +35,10 @@ from longshort.train.divergence import TrainingStopped, nonfinite_weight, told
 from longshort.train.flops import flops_per_token, peak_flops
 from longshort.train.folder import run_folder
 from longshort.train.held_out import eagerly, validation_scores
-from longshort.train.identity import check_log, check_nothing_is_lost, check_same_run, open_log, run_description
+from longshort.train.identity import check_nothing_is_lost, check_same_run, open_log, rewind_run, run_description
 from longshort.train.memory import within_memory
-from longshort.train.models import Model, build_model
-from longshort.train.optimizer import build_optimizer, load_optimizer_tensors, optimizer_tensors
+from longshort.train.models import Model, build_model, compiled
+from longshort.train.optimizer import OptimizerState, build_guard, build_optimizer
 from longshort.train.precision import autocast
 from longshort.train.progress import Reporter, Silent
 from longshort.train.schedule import learning_rate
@@ -97,16 +90,14 @@ class Trainer:
             check_qk_clip(self.model)
         if config.telemetry.entropy_every:
             check_entropy(self.model)
-        self.parallel = self._parallel(self.model)
+        self.parallel = compiled(self.model, config.run)
+        if world.size > 1:
+            self.parallel = DistributedDataParallel(self.parallel)
         self.optimizer = build_optimizer(self.model, config.optimizer, world.device)
-        self.tensor_clip = self._tensor_clip()
-        stability = config.stability
-        self.guard = SpikeGuard(
-            window=stability.guard_window,
-            threshold=stability.guard_threshold,
-            warmup=stability.guard_warmup,
-            cap=stability.guard_cap,
-        )
+        clip, limit = config.stability.clip, config.stability.clip_norm
+        self.tensor_clip = TensorClip(self.model.parameters(), limit=limit) if clip == "tensor" else None
+        self.guard = build_guard(config.stability)
+        self._state = OptimizerState(self.model, self.optimizer, self.guard, self.tensor_clip)
         self.meter = LogitMeter()
         self.progress = Progress()
         self._flops = flops_per_token(self.model, config.length)
@@ -116,23 +107,6 @@ class Trainer:
         self._given_up: str | None = None
         """Why the run must not go on, where it is not the number of steps that are not finite."""
         self._log: RunLog
-
-    def _parallel(self, model: nn.Module) -> nn.Module:
-        run = self.config.run
-        options = {"mode": "reduce-overhead"} if run.cuda_graphs else {}
-        if run.compile and run.compile_scope == "block":
-            for block in self.model.blocks:
-                block.compile(**options)
-        elif run.compile:
-            model = torch.compile(model, **options)  # type: ignore[call-overload]
-        if self.world.size > 1:
-            model = DistributedDataParallel(model)
-        return model
-
-    def _tensor_clip(self) -> TensorClip | None:
-        if self.config.stability.clip != "tensor":
-            return None
-        return TensorClip(self.model.parameters(), limit=self.config.stability.clip_norm)
 
     def run(self) -> RunResult:
         """Take the steps that are left."""
@@ -377,21 +351,15 @@ class Trainer:
             self.reporter.message(f"warning: step {self.progress.step}: not saved, since {lost} is not finite")
             return
         if self.world.is_writer:
-            trainer = optimizer_tensors(self.optimizer, self.model)
-            state: dict[str, Any] = {"config": self.config.to_dict(), "progress": asdict(self.progress)}
-            state |= {"guard": self.guard.state_dict(), "vocabulary": self.data.fingerprint}
-            state["tokenizer"] = self.data.tokenizer_checksum
-            if self.tensor_clip is not None:
-                clip = self.tensor_clip.state_dict()
-                trainer["tensor_clip/means"] = clip["means"]
-                state["tensor_clip_steps"] = clip["steps"]
+            tensors, numbers = self._state.packed()
+            state = {"config": self.config.to_dict(), "progress": asdict(self.progress), **numbers}
+            state |= {"vocabulary": self.data.fingerprint, "tokenizer": self.data.tokenizer_checksum}
             weights = self.model.state_dict()
-            save_checkpoint(self.checkpoints, step=self.progress.step, model=weights, trainer=trainer, state=state)
+            save_checkpoint(self.checkpoints, step=self.progress.step, model=weights, trainer=tensors, state=state)
             prune_checkpoints(self.checkpoints, keep=self.config.run.keep, best=self.progress.best_step)
             if not (self.out / METRICS).exists():
-                self.reporter.message(
-                    f"warning: {self.out} lost its log (was it moved?); step {self.progress.step} is in it"
-                )
+                step = self.progress.step
+                self.reporter.message(f"warning: {self.out} lost its log (was it moved?); step {step} is in it")
                 self.data.keep_tokenizer(self.out)
         self._saved_at = self.progress.step
         self.world.wait()
@@ -410,23 +378,13 @@ class Trainer:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         self.model.load_state_dict(checkpoint.model)
-        tensors = dict(checkpoint.trainer)
-        means = tensors.pop("tensor_clip/means", None)
-        if self.tensor_clip is not None and means is not None:
-            self.tensor_clip.load_state_dict({"means": means, "steps": checkpoint.state["tensor_clip_steps"]})
-        load_optimizer_tensors(self.optimizer, self.model, tensors)
-        self.guard.load_state_dict(checkpoint.state["guard"])
+        self._state.restore(checkpoint.trainer, checkpoint.state)
         self.progress = Progress(**checkpoint.state["progress"])
 
     @contextmanager
     def _logging(self, resumed: bool) -> Iterator[None]:
         if self.world.is_writer:
-            if resumed:
-                check_log(self.config, self.out, self.progress.step, self.reporter.message)
-            rewind_log(self.out, self.progress.step if resumed else -1, dropped=self.progress.dropped)
-            discard_after(self.checkpoints, self.progress.step)
-            if resumed:  # whoever was stopped after a save may not have come to it
-                prune_checkpoints(self.checkpoints, keep=self.config.run.keep, best=self.progress.best_step)
+            rewind_run(self.config, self.progress, resumed=resumed, message=self.reporter.message)
             self._log = open_log(self.config, self.out)
             if self._log.is_empty:  # a resumed run may have lost its log, which begins with the description
                 self._record("run", **run_description(self.config, self.model, self.world))
