@@ -19,7 +19,10 @@ def report(
     Example: longshort report runs/plain-seed0 runs/ls-seed0 --out runs/report.html
     """
     from longshort.report import write_report
+    from longshort.train.values import is_text
 
+    if not is_text(f"{title}{out}"):
+        raise ValueError(f"--title and --out must be text in UTF-8, got {title!r} and {str(out)!r}")
     files = write_report(runs, out, title=title, png=png)
     for note in files.notes:
         typer.echo(f"warning: {note}", err=True)
