@@ -36,9 +36,9 @@ test: compiler $(INSTALLED) ## everything CI runs: lint, types, layers, pytest w
 test-all: ## the same with the slow tests
 	@$(MAKE) --no-print-directory test SELECTED=
 
-soak: compiler $(INSTALLED) ## kills, damaged files, full disks, drawn command lines; a quarter of an hour; writes docs/soak.md
+soak: compiler $(INSTALLED) ## kills, damaged files, full disks, drawn command lines; under half an hour; writes docs/soak.md
 	@$(BIN)/python -m tests.soak --jobs $(JOBS)
-	@if [ -f $(DRAWN) ]; then LONGSHORT_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -q -n $(JOBS) --timeout 1200 $(DRAWN); fi
+	@LONGSHORT_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -q -n $(JOBS) --timeout 1200 $(DRAWN)
 
 lint: $(INSTALLED) ## ruff: lint and format check
 	@echo "== lint: ruff check, ruff format --check"

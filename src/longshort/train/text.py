@@ -48,7 +48,7 @@ class TextData:
         return cls(folder, config.length, data.batch_size, data.segments, data.corruption, *names)
 
     def stream(self, split: str, *, seed: int) -> TokenStream:
-        """Batches of one split, checked first, all of it up to `READ_THROUGH` bytes; only training text is corrupted."""
+        """Batches of one split, which is checked up to `READ_THROUGH` bytes; only training text is corrupted."""
         path = self.folder / f"{split}.tokens"
         tokens = TokenFile.open(path, verify=path.is_file() and path.stat().st_size <= READ_THROUGH)
         return TokenStream(
