@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs LD_PRELOAD")
 def test_a_few_kills_damaged_files_and_full_disks(tmp_path):
     command = [sys.executable, "-m", "tests.soak", "--tiny", "--jobs", "1", "--keep", str(tmp_path)]
