@@ -13,7 +13,7 @@ from longshort.data.tokens import TokenFile
 from longshort.files import write_atomically
 from longshort.train.config import ConfigError, TrainConfig
 
-READ_THROUGH = 4 << 30
+READ_THROUGH = 1 << 30
 """A larger file is checked by its header and size alone: reading it all would hold up every start."""
 
 
