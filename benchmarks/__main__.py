@@ -137,9 +137,12 @@ def training(
     statistics: Annotated[
         bool, typer.Option("--statistics", help="What the logit statistics cost per step instead; also on a CPU.")
     ] = False,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="What run.deterministic=true gives and costs instead.")
+    ] = False,
     device: Annotated[str | None, typer.Option(help="cuda; with --statistics also cpu, its default.")] = None,
     rounds: Rounds = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps in a round.")] = 2,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps in a round: 2; of a deterministic run: 150.")] = None,
     threads: Threads = None,
     out: Out = None,
 ) -> None:
@@ -147,15 +150,18 @@ def training(
 
     Example: python -m benchmarks training --only paper-6m:2048
     """
+    from benchmarks import deterministic as bits
     from benchmarks import training as subject
 
     with one_line_errors():
         record = _recorder(context, out, threads)
         if statistics:
             results = subject.run_statistics(record, device=device or "cpu", rounds=15 if rounds is None else rounds)
+        elif deterministic:
+            results = bits.run(record, device=device or "cuda", steps=steps or 150, rounds=rounds or 2)
         else:
             settings, chosen = _named("only", only, subject.SETTINGS), _named("kernels", kernels, subject.KERNELS)
-            options: dict[str, Any] = {"compiled": compiled, "rounds": 3 if rounds is None else rounds, "steps": steps}
+            options: dict[str, Any] = {"compiled": compiled, "rounds": rounds or 3, "steps": steps or 2}
             results = subject.run(record, settings, kernels=chosen, device=device or "cuda", **options)
     typer.echo(record.page.tables(results))
 

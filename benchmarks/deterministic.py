@@ -1,0 +1,94 @@
+"""What `run.deterministic=true` gives and costs: whether two training runs are equal to the bit, and how fast they are.
+
+The runs are those of `longshort train`, of paper-6m on the text of the standard library, as bytes; those with and
+without take turns. Speeds are medians over the steps of a run after the first tenth of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from benchmarks.harness import Recorder
+from benchmarks.pages import Page, Results, markdown
+from longshort.runs import load_run
+from longshort.train import TrainConfig, train
+from longshort.train.checkpoint import load_checkpoint
+
+WAYS: dict[str, Sequence[str]] = {
+    "eager": (),
+    "compiled": ("run.compile=true",),
+    "compiled, CUDA graphs": ("run.compile=true", "run.cuda_graphs=true"),
+}
+
+
+def run(
+    record: Recorder, *, device: str = "cuda", steps: int = 150, rounds: int = 2, overrides: Sequence[str] = ()
+) -> Results:
+    """Every way of running a step, with and without, `rounds` times each; on a CPU only the eager one."""
+    record.begin(PAGE, device, steps=steps, rounds=rounds)
+    base = TrainConfig.from_dict({"model": {"preset": "paper-6m", "vocab_size": 257}, "run": {"device": device}})
+    base = base.with_overrides([f"run.steps={steps}", "run.eval_every=0", "run.save_every=0", *overrides])
+    for way, changes in WAYS.items():
+        if device == "cuda" or not changes:
+            record.piece("rows", way, partial(measured, way, base.with_overrides(changes), rounds))
+    return record.end()
+
+
+def measured(way: str, config: TrainConfig, rounds: int) -> list[dict[str, Any]]:
+    """One row: the speeds of all runs, and whether they are equal, by whether it was asked for."""
+    speeds: dict[bool, list[float]] = {False: [], True: []}
+    ends: dict[bool, list[tuple[list[float], dict[str, Tensor]]]] = {False: [], True: []}
+    for wanted in (False, True) * rounds:
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "run"
+            train(config.with_overrides([f"run.out={out}", f"run.deterministic={wanted}".lower()]))
+            record, checkpoint = load_run(out), load_checkpoint(out)
+        rates = record.train["tokens_per_second"].tolist()
+        speeds[wanted].append(statistics.median(rates[len(rates) // 10 :]))
+        ends[wanted].append((record.train["loss"].tolist(), checkpoint.model | checkpoint.trainer))
+    row: dict[str, Any] = {"way": way}
+    for name, wanted in (("free", False), ("deterministic", True)):
+        row[name] = {"tokens_per_second": speeds[wanted], "equal": _are_equal(ends[wanted])}
+    return [row | {"ratio": statistics.median(speeds[True]) / statistics.median(speeds[False])}]
+
+
+def _are_equal(ends: Sequence[tuple[list[float], dict[str, Tensor]]]) -> bool:
+    losses, tensors = ends[0]
+    return all(
+        other_losses == losses and all(tensors[name].equal(tensor) for name, tensor in other.items())
+        for other_losses, other in ends[1:]
+    )
+
+
+def table(results: Results) -> str:
+    """A line for each way."""
+    said = {True: "yes", False: "no"}
+    lines = [
+        (
+            row["way"],
+            *(said[row[name]["equal"]] for name in ("free", "deterministic")),
+            *(f"{statistics.median(row[name]['tokens_per_second']):,.0f}" for name in ("free", "deterministic")),
+            f"{row['ratio']:.2f}",
+        )
+        for row in results["rows"]
+    ]
+    header = ("steps are", "equal without", "equal with", "tokens/s without", "tokens/s with", "ratio")
+    return markdown(header, lines)
+
+
+PAGE = Page(
+    name="deterministic",
+    title="Runs that are equal to the bit",
+    command="python -m benchmarks training --deterministic --out benchmarks/results/deterministic.json",
+    about=lambda results: (
+        f"paper-6m, {results['steps']} steps, {results['rounds']} of each kind, taking turns."
+    ),
+    tables=table,
+)
