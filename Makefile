@@ -55,7 +55,7 @@ layers: $(INSTALLED) ## import-linter: imports run downwards, no cycles
 
 pytest: compiler $(INSTALLED) ## the tests alone; JOBS=n sets the number of processes
 	@echo "== tests: pytest, $(JOBS) processes"
-	@$(BIN)/python -m pytest -q -n $(JOBS) $(SELECTED)
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(SELECTED)
 
 format: $(INSTALLED) ## ruff: apply fixes and formatting
 	@$(BIN)/ruff check --quiet --fix .

@@ -87,8 +87,6 @@ PAGE = Page(
     name="deterministic",
     title="Runs that are equal to the bit",
     command="python -m benchmarks training --deterministic --out benchmarks/results/deterministic.json",
-    about=lambda results: (
-        f"paper-6m, {results['steps']} steps, {results['rounds']} of each kind, taking turns."
-    ),
+    about=lambda results: f"paper-6m, {results['steps']} steps, {results['rounds']} of each kind, taking turns.",
     tables=table,
 )

@@ -1,6 +1,7 @@
 """Settings shared by all tests: threads, randomness, and which tests need a GPU."""
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ if not torch.cuda.is_available():
 GPU_TESTS = Path(__file__).parent / "gpu"
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("quick", settings.get_profile("repeatable"), max_examples=25)
 settings.load_profile("repeatable")
 
 
@@ -21,10 +23,19 @@ def pytest_configure(config: pytest.Config) -> None:
     # Two processes with a thread pool each on two cores take several times as long as with one thread each.
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
+    if config.getoption("markexpr") == "not slow":  # `make test`; `make test-all` draws a hundred cases of each
+        settings.load_profile("quick")
 
 
+@pytest.hookimpl(tryfirst=True)  # before the slow ones are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    seen: Counter[str] = Counter()
     for item in items:
+        if every := item.get_closest_marker("every"):
+            name = item.nodeid.partition("[")[0]
+            if seen[name] % every.args[0]:
+                item.add_marker(pytest.mark.slow)
+            seen[name] += 1
         if item.path.is_relative_to(GPU_TESTS):
             item.add_marker(pytest.mark.gpu)
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():

@@ -56,6 +56,7 @@ def test_an_implementation_that_is_wrong_ends_the_benchmark_by_name(build):
         run(MINE, Implementation(name="theirs", work="ls", build=build))
 
 
+@pytest.mark.slow
 def test_ours_is_compared_with_full_attention_and_with_the_fastest_local_peer():
     results = run(*on_cpu())
     mine = {(row["work"], row["direction"]): row for row in results["rows"] if row["name"] == OURS}

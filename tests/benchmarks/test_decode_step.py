@@ -34,6 +34,7 @@ def test_it_runs_from_drawing_to_the_page(tmp_path):
     assert "a command" in page and str(SMALL) in page and "(16, 2, DecodeShape(" in page
 
 
+@pytest.mark.slow
 def test_a_wrong_result_ends_it(monkeypatch):
     monkeypatch.setattr(bench, "two_calls", lambda inputs: lambda: inputs.q * 0)
     with pytest.raises(WrongResult, match="two SDPA calls is wrong"):

@@ -1,9 +1,12 @@
 """Runs that are equal to the bit, as a benchmark: on a CPU they are so with and without."""
 
+import pytest
+
 from benchmarks import deterministic
 from benchmarks.harness import Recorder
 
 
+@pytest.mark.slow
 def test_runs_are_compared_to_the_bit_and_timed(monkeypatch):
     small = ["model.n_layers=1", "model.width=12", "data.length=32", "data.batch_size=1", "model.backend=blocked"]
     results = deterministic.run(Recorder(), device="cpu", steps=2, overrides=small)

@@ -16,6 +16,7 @@ GUIDE = (DOCS / "las.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.every(2)
 def test_every_form_agrees_with_the_reference_and_has_a_time(kind):
     results = forms.run(Recorder(), kind, lengths=(64,), repeats=1)
     assert [row["form"] for row in results["rows"]] == [form.name for form in FORMS[kind]]

@@ -23,6 +23,7 @@ def test_the_list_names_every_page_with_its_command():
     assert shown.output.count("python -m benchmarks") == 10
 
 
+@pytest.mark.slow
 def test_attention_prints_its_table_and_writes_json_and_page(tmp_path, monkeypatch):
     monkeypatch.setitem(shapes.SHAPES, "cpu", (SMALL,))
     out = tmp_path / "speed.json"

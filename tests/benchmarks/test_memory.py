@@ -16,6 +16,7 @@ print(memory.peak(lambda: lambda: None), memory.peak(lambda: lambda: torch.ones(
 """
 
 
+@pytest.mark.slow
 def test_a_step_that_allocates_more_shows_a_higher_peak():
     # In a process of its own: a peak is that of the whole life of a process, other tests included.
     answer = subprocess.run([sys.executable, "-c", MEASURE], check=True, capture_output=True, text=True)

@@ -157,7 +157,7 @@ def test_a_file_shorter_than_a_window_is_refused_by_name():
 
 def test_an_empty_split_is_refused(tmp_path):
     write_token_file(tmp_path / "test.tokens", [], ByteTokenizer())
-    with pytest.raises(DataError, match="0 tokens are fewer"):
+    with pytest.raises(DataError, match="empty, this data has no test split"):
         windows(TokenFile.open(tmp_path / "test.tokens"), 1, 1)
 
 

@@ -117,6 +117,7 @@ def test_recall_goes_from_no_global_head_to_plain_attention(tmp_path):
         pytest.param("las-gain", "n32-x192-none,n32-x192-las", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.every(2)
 def test_the_quick_version_trains_and_tests(name, variants, tmp_path, monkeypatch):
     def in_this_process(configs, **_):
         for config in configs:

@@ -44,6 +44,7 @@ ROWS = [[5, 6, 7, 8, 9, 10, 11], [3], [200, 100, 50]]
 
 @pytest.mark.parametrize("positions", ["learned", "rotary", "sinusoidal", "alibi", "none"])
 @pytest.mark.parametrize("prompt", [PROMPT, ROWS])
+@pytest.mark.every(3)
 def test_greedy_text_is_the_same_with_and_without_a_cache(positions, prompt):
     model = build(positions=positions)
     cached = text(model, prompt, max_new_tokens=60)

@@ -102,7 +102,7 @@ def test_transformers_sees_no_sliding_layers():
         ({"head_windows": [[4] * 4] * 2, "num_global_heads": 4}, "num_global_heads and local_window, or head_windows"),
         ({"head_windows": [[0] * 4] * 2}, r"windows\[0\] must be None"),
         ({"score_exponent": 2.0}, "score_exponent must be a number from 0 to 1, got 2.0"),
-        ({"loss_chunk": 0}, "loss_chunk must be None or an integer >= 1, got 0"),
+        ({"loss_chunk": 0}, r"loss_chunk must be None or an integer from 1 to 2\^63 - 1, got 0"),
         ({"attention_backend": "fast"}, "attention_backend must be one of auto"),
     ],
 )

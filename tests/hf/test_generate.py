@@ -36,6 +36,7 @@ def by_our_engine(model, rows):
 
 
 @pytest.mark.parametrize("variant", [*POSITIONS, "all local", "one plan", "a plan a layer", "grouped queries"])
+@pytest.mark.every(3)
 def test_greedy_text_of_a_ragged_batch_is_the_same_by_every_road(variant):
     model = shell(**VARIANTS[variant])
     cached = text(model)
@@ -77,6 +78,7 @@ def test_every_way_of_choosing_writes_the_same_with_and_without_a_cache(model, o
     ],
     ids=str,
 )
+@pytest.mark.every(3)
 def test_other_roads_to_greedy_text_write_the_same(positions, options):
     model, row = shell(positions=positions, context=256), [ROWS[0] + ROWS[0][:10]]
     count = options.pop("max_new_tokens", COUNT)

@@ -135,6 +135,7 @@ def test_the_plan_is_saved_with_the_model(tmp_path):
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 @torch.no_grad()
+@pytest.mark.every(2)
 def test_a_compiled_model_is_one_graph_with_padding_and_without(name):
     model, ids = with_plan(name, PLAN), tokens()
     compiled = torch.compile(model, backend="eager", fullgraph=True)

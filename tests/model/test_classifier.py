@@ -135,6 +135,7 @@ def test_recomputing_blocks_is_refused_with_batch_norm():
 
 
 @pytest.mark.parametrize("norm", ["layer", "batch"])
+@pytest.mark.every(2)
 def test_it_compiles_in_one_graph(norm):
     tokens, segments = padded(torch.randint(1, 16, (2, 12)), 16)
     labels = torch.tensor([0, 2])

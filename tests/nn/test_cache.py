@@ -37,6 +37,7 @@ def poison(cache):
 
 @pytest.mark.parametrize("window", [1, 2, 63, 64, 65, LENGTH - 1, LENGTH, LENGTH + 1])
 @pytest.mark.parametrize("rollback", [0, 5])
+@pytest.mark.every(3)
 def test_decoding_equals_the_full_forward_at_every_position(window, rollback):
     model, tokens = build(window=window, n_global=1, positions="rotary"), draw()
     cache = poison(model.new_cache(rollback=rollback, max_length=LENGTH))

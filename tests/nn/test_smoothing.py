@@ -97,6 +97,7 @@ def test_a_smoothed_model_has_no_parameters_more():
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("smoothing", [2, 5, 80])
+@pytest.mark.every(3)
 def test_decoding_equals_the_full_forward_at_every_position(plan, smoothing, static):
     model, tokens = build(smoothing, PLANS[plan], positions="rotary"), draw(2)
     cache = poison(model.new_cache(2, max_length=LENGTH, rollback=3, static=static))
@@ -118,6 +119,7 @@ def test_any_chunking_gives_the_same_logits(sizes, smoothing, rollback, static):
 
 
 @pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.every(2)
 def test_tokens_taken_back_leave_no_trace(plan, static):
     model, tokens = build(5, PLANS[plan], positions="rotary"), draw()
     cache = poison(model.new_cache(max_length=LENGTH, rollback=6, static=static))

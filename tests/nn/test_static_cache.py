@@ -37,6 +37,7 @@ def assert_steps_agree(model, tokens, sizes, batch=1, **options):
 @pytest.mark.parametrize(
     ("window", "rollback"), [(1, 0), (2, 5), (63, 0), (64, 5), (65, 0), (LENGTH - 1, 0), (LENGTH, 5), (LENGTH + 1, 0)]
 )
+@pytest.mark.every(3)
 def test_every_step_equals_that_of_the_growing_cache(window, rollback):
     model = build(window=window, n_global=1, positions="rotary")
     assert_steps_agree(model, draw(length=LENGTH), [20, 1], max_length=LENGTH, rollback=rollback)
@@ -64,6 +65,7 @@ def test_steps_and_chunks_of_any_size_may_alternate(sizes, rollback):
         (HeadPlan(windows=(None, 20, 8, 8), decays=(0.0, 0.01, 0.3, 0.1), slopes=(0.1, 0.0, 0.2, 0.3)), 4),
     ],
 )
+@pytest.mark.every(2)
 def test_heads_of_any_reach_and_grouping_share_a_layer(plan, n_kv_heads):
     model = build(plan=plan, n_kv_heads=n_kv_heads, softcap=3.0)
     assert_steps_agree(model, draw(batch=2, length=60), [11, 1, 5, 1], batch=2, max_length=60, rollback=4)

@@ -43,6 +43,7 @@ def check_compiled(compiled, eager, *args, tolerance=1e-6):
 @pytest.mark.parametrize("backend", [pytest.param("reference", marks=pytest.mark.slow), "blocked"])
 @pytest.mark.parametrize("plan", [PLAN, BIASED], ids=["windows", "slopes and decays"])
 @pytest.mark.parametrize("options", [{}, {"softcap": 3.0, "causal": False, "scale": 0.2}], ids=["plain", "options"])
+@pytest.mark.every(2)
 def test_compiled_call_without_graph_breaks_equals_eager(backend, plan, options):
     def step(q, k, v, segments):
         return train_step(q, k, v, segments, plan, backend=backend, **options)
@@ -61,6 +62,7 @@ def test_one_graph_serves_lengths_on_both_sides_of_every_window():
     assert counter.frame_count == 1
 
 
+@pytest.mark.slow
 def test_one_graph_serves_any_number_of_keys_and_rows():
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(train_step, backend=counter, fullgraph=True, dynamic=True)
@@ -78,6 +80,7 @@ def test_static_compilation_turns_to_dynamic_lengths_after_the_second():
     assert counter.frame_count == 2
 
 
+@pytest.mark.slow
 def test_inductor_compiles_the_call_without_graph_breaks():
     compiled = torch.compile(train_step, fullgraph=True, dynamic=True)
     for length in (50, 70):

@@ -37,6 +37,7 @@ def marks(browser, chart):
 
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.every(4)
 def test_charts_are_drawn_and_nothing_overflows(shown, width, dark):
     browser = shown(width, dark)
     loss, logits, first_heat, second_heat = (marks(browser, chart) for chart in range(4))

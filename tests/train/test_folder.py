@@ -118,6 +118,7 @@ def test_a_run_in_a_linked_folder_with_linked_checkpoints_is_a_run(finished, tmp
     check_is_a_run_folder(tmp_path / "link")
 
 
+@pytest.mark.slow
 def test_a_run_that_failed_in_its_own_process_can_be_started_again(tmp_path):
     config = tiny_config(tmp_path / "no data", tmp_path / "run")
     for _ in range(2):

@@ -84,6 +84,7 @@ def assert_same_run(out, reference):
     assert sorted(steps) == list(range(1, 41))
 
 
+@pytest.mark.slow
 def test_a_run_killed_many_times_is_bit_for_bit_the_run_that_never_was(corpus, processes, uninterrupted, tmp_path):
     moments, out = random.Random(1), tmp_path / "run"
     span = records(uninterrupted, "end")[0]["seconds"] / 4

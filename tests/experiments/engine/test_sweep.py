@@ -37,6 +37,7 @@ def runs_in(folder):
     return sorted(path.parent.name for path in folder.glob(f"*/{METRICS}"))
 
 
+@pytest.mark.slow
 def test_a_sweep_is_stopped_resumed_extended_packed_and_unpacked(corpus, tmp_path, monkeypatch):
     out, archive = tmp_path / "out", tmp_path / "results.tar.gz"
     monkeypatch.setattr(sys, "argv", ["experiments", "explosion", "--quick"])

@@ -26,6 +26,7 @@ def check_against_reference(case):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @settings(max_examples=50)
 @given(cases(dtypes=(torch.float32,), causal=True))
+@pytest.mark.every(2)
 def test_causal_call_agrees_with_the_reference_in_fp32(layout, case):
     check_against_reference(replace(case, layout=layout))
 
@@ -33,6 +34,7 @@ def test_causal_call_agrees_with_the_reference_in_fp32(layout, case):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @settings(max_examples=40)
 @given(cases(dtypes=(torch.float32,), causal=False))
+@pytest.mark.every(2)
 def test_two_sided_call_agrees_with_the_reference_in_fp32(layout, case):
     check_against_reference(replace(case, layout=layout))
 
@@ -46,6 +48,7 @@ def test_float64_call_agrees_with_the_reference(case):
 @pytest.mark.parametrize("segments", [None, "negatives"])
 @settings(max_examples=60)
 @given(cases(dtypes=(torch.float32,), softcap=None, layout="contiguous"))
+@pytest.mark.every(2)
 def test_call_that_fused_kernels_may_serve_agrees_with_the_reference(segments, case):
     check_against_reference(replace(case, segments=segments, plan=replace(case.plan, decays=None)))
 
@@ -53,6 +56,7 @@ def test_call_that_fused_kernels_may_serve_agrees_with_the_reference(segments, c
 @pytest.mark.parametrize("dtype", HALF)
 @settings(max_examples=70)
 @given(cases(dtypes=HALF))
+@pytest.mark.every(2)
 def test_half_precision_call_errs_at_most_twice_as_much_as_its_rounding(dtype, case):
     case = replace(case, dtype=dtype)
     exact, got = run(case, "reference", torch.float64), run(case, "blocked")
@@ -123,11 +127,13 @@ def two_threads():
 
 
 @pytest.mark.parametrize("name", LONG)
+@pytest.mark.every(4)
 def test_long_call_on_two_threads_agrees_with_the_reference(name, two_threads):
     check_against_reference(LONG[name])
 
 
 @pytest.mark.parametrize("name", ["one global head among three", "softcap, slopes and decays", "segments"])
+@pytest.mark.every(3)
 def test_long_bf16_call_errs_at_most_twice_as_much_as_its_rounding(name, two_threads):
     case = replace(LONG[name], dtype=torch.bfloat16, batch=1, n_queries=1103, n_keys=1111)
     assert_no_worse_than_rounding(run(case, "blocked"), run(case, "reference", torch.float64), run_in_rounding(case))

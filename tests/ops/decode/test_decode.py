@@ -22,6 +22,7 @@ BACKENDS = ["blocked", "triton"]
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("window", [1, 2, 63, 64, 65])
+@pytest.mark.every(3)
 def test_a_ring_is_right_before_and_after_many_wraps(window, backend):
     for held in (0, window - 1, window + 1, 150):
         check(Step(windows=(window, None), held=held, rollback=held % 3), backend)
@@ -79,6 +80,7 @@ OPTIONS = {
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("new", [1, 3])
 @pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.every(3)
 def test_each_option_agrees_with_the_reference(name, new, backend):
     check(Step(windows=(None, 9, 33), held=85, new=new, rollback=4, **OPTIONS[name]), backend)
 
@@ -153,6 +155,7 @@ def tables(monkeypatch):
     [((None, 5, 5, 5), 4, 1), ((None, 9, None, 9), 4, 1), ((5, 5), 2, 1), ((None,) * 3, 3, 2), ((None, 3, 7, 7), 2, 3)],
 )
 @pytest.mark.parametrize("programs", [pytest.param(1, marks=pytest.mark.slow), 6])
+@pytest.mark.every(3)
 def test_heads_at_equal_distances_need_no_table_and_give_equal_bits_with_one(windows, kv_heads, new, programs, tables):
     shape = DecodeShape(16, 4, 1, programs)
     step = Step(windows=windows, kv_heads=kv_heads, held=90, new=new, rollback=new, batch=2, capacity=100, shape=shape)

@@ -116,6 +116,7 @@ OPTIONS = {
 
 @BOTH_SIDES
 @pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.every(3)
 def test_decaying_call_with_each_option_agrees_with_the_reference(name, causal):
     check(SPLIT, causal=causal, **OPTIONS[name])
 
@@ -127,12 +128,14 @@ def test_steep_decay_agrees_with_the_reference(causal):
 
 @pytest.mark.parametrize("n_queries", [1, 63, 64, 65, 129, 200])
 @BOTH_SIDES
+@pytest.mark.every(3)
 def test_decaying_row_of_a_length_around_a_tile_agrees_with_the_reference(n_queries, causal):
     check((0.1, FADES), (None, 64), n_queries=n_queries, causal=causal)
 
 
 @pytest.mark.parametrize("shape", [(16, 64), (64, 16), (128, 128)], ids=["wide", "tall", "large"])
 @BOTH_SIDES
+@pytest.mark.every(3)
 def test_decay_in_tiles_of_any_shape_and_walks_in_parts_agrees_with_the_reference(shape, causal):
     with use({name: TileShape(*shape, 1, 4, parts=2) for name in KERNELS}):
         check((0.1, FADES), (None, 50), n_queries=140, n_keys=150, causal=causal)
@@ -140,6 +143,7 @@ def test_decay_in_tiles_of_any_shape_and_walks_in_parts_agrees_with_the_referenc
 
 @BOTH_SIDES
 @pytest.mark.parametrize("segments", [None, pytest.param("sorted", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_masked_pairs_where_the_factor_is_zero_in_fp32_agree_with_the_reference(segments, causal):
     check((FADES, FADES), (None, 701), n_queries=100, n_keys=900, segments=segments, causal=causal)
 

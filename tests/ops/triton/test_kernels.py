@@ -69,12 +69,14 @@ def test_fp16_call_errs_at_most_twice_as_much_as_its_rounding(case):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.every(2)
 def test_each_option_agrees_with_the_reference(name):
     base = {"batch": 1, "n_queries": 101, "n_keys": 101, "kv_heads": 3, "dim": 16, "plan": MIXED, "poison": True}
     check(Case(**base | OPTIONS[name]))
 
 
 @pytest.mark.parametrize("dim", [16, 32, 64, 96, 128, 40])
+@pytest.mark.every(2)
 def test_head_dims_agree_with_the_reference(dim):
     check(Case(batch=1, n_queries=70, n_keys=70, kv_heads=2, dim=dim, plan=HeadPlan(windows=(None, 20))))
 
@@ -86,11 +88,13 @@ def check_plan(*windows, n_queries, n_keys=None, kv_heads=None, batch=1, **field
 
 
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 63, 64, 65, 130, 300])
+@pytest.mark.every(3)
 def test_window_of_any_size_agrees_with_the_reference(window):
     check_plan(window, n_queries=200)
 
 
 @pytest.mark.parametrize("window", [1, 16, 64, 65])
+@pytest.mark.every(2)
 def test_two_sided_window_of_any_size_agrees_with_the_reference(window):
     check_plan(window, n_queries=150, causal=False)
 
@@ -101,6 +105,7 @@ def test_window_beyond_32_bits_is_global(causal):
 
 
 @pytest.mark.parametrize("length", [63, 64, 65, 127, 128, 129, 200])
+@pytest.mark.every(3)
 def test_length_around_a_tile_agrees_with_the_reference(length):
     check_plan(None, 20, n_queries=length)
 
@@ -113,11 +118,13 @@ def test_length_around_a_tile_agrees_with_the_reference(length):
         pytest.param(1, id="one key head", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_many_windows_in_one_plan_agree_with_the_reference(kv_heads):
     check_plan(1, 64, 17, None, 129, 300, n_queries=131, kv_heads=kv_heads)
 
 
 @pytest.mark.parametrize("windows", [(7, 7), (None, None), (1, 1)], ids=["all local", "all global", "one key each"])
+@pytest.mark.every(2)
 def test_plan_of_one_kind_agrees_with_the_reference(windows):
     check_plan(*windows, n_queries=130)
 
@@ -151,6 +158,7 @@ _OTHER_SEGMENTS = [pytest.param(*case, marks=() if case in _QUICK else pytest.ma
 
 @pytest.mark.parametrize(("segments", "causal"), _OTHER_SEGMENTS)
 @pytest.mark.usefixtures("small_blocks")
+@pytest.mark.slow
 def test_walks_that_pass_over_other_segments_agree_with_the_reference(segments, causal):
     shapes = {name: TileShape(32, 16, 1, 4, parts=2) for name in KERNELS}
     with use(shapes):
@@ -159,6 +167,7 @@ def test_walks_that_pass_over_other_segments_agree_with_the_reference(segments, 
 
 @pytest.mark.parametrize("n_queries", [16, 2200])
 @pytest.mark.usefixtures("small_blocks")
+@pytest.mark.every(2)
 def test_walks_over_more_blocks_than_one_look_takes_agree_with_the_reference(n_queries):
     q, k, v = torch.randn(1, 1, n_queries, 16), *torch.randn(2, 1, 1, 2200, 16)
     segments = torch.arange(2200)[None] // 300
@@ -182,6 +191,7 @@ def test_tiles_of_other_documents_are_not_even_read(causal):
 
 
 @pytest.mark.parametrize("segments", ["left padding", "one row all padding", "all padding"])
+@pytest.mark.every(3)
 def test_padded_rows_agree_with_the_reference(segments):
     check_plan(None, 20, n_queries=70, n_keys=100, batch=2, segments=segments)
 

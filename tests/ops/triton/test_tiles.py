@@ -114,6 +114,7 @@ OPTIONS = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "plain" else pytest.mark.slow) for name in OPTIONS]
 )
+@pytest.mark.slow
 def test_walks_in_parts_agree_with_the_reference(name):
     plan = HeadPlan(windows=(None, 7, None, 33))
     case = Case(**{"batch": 1, "n_queries": 101, "n_keys": 101, "kv_heads": 4, "dim": 16, "plan": plan} | OPTIONS[name])
