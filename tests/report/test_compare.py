@@ -118,6 +118,7 @@ def test_the_running_table_has_a_row_for_every_trial_from_the_start(config, tmp_
     assert cells == ["ls", "1", "2/4", "3.25", "", "", "1,234", "3:00"]
 
 
+@pytest.mark.slow
 def test_the_verb_trains_every_trial_ends_in_a_table_and_a_report_and_trains_nothing_twice(
     yaml_file, tmp_path, monkeypatch
 ):

@@ -154,6 +154,7 @@ def test_runs_without_logits_have_no_pictures_of_them(tmp_path):
     ],
     ids=["nothing", "only null", "zero logits", "null logits", "blown up", "only evals"],
 )
+@pytest.mark.every(3)
 def test_odd_runs_make_a_page_and_pictures(tmp_path, records):
     files = write_report([small_run(tmp_path / "run", records)], tmp_path / "r.html")
     assert files.html.stat().st_size > 500_000

@@ -16,6 +16,7 @@ SWEEPS = [name for name in NAMES if load(name).variants is not None]
 
 @pytest.mark.parametrize("quick", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", SWEEPS)
+@pytest.mark.every(3)
 def test_every_run_is_a_valid_configuration_in_a_folder_of_its_own(name, quick, tmp_path):
     trials = plan_sweep(load(name), Options(out=tmp_path, seeds=(0, 1), quick=quick, device="cpu"), data=None)
     assert len({trial.out for trial in trials}) == len(trials)

@@ -180,6 +180,7 @@ def memory_of(n, windows, *, slopes=None, softcap=None, segments=None, causal=Tr
     ],
     ids=["plain", "softcap", "slopes", "slopes to both sides", "segments", "all"],
 )
+@pytest.mark.every(3)
 def test_no_tensor_of_queries_times_keys_is_made(options):
     n = 4096
     assert memory_of(n, (None, 100, 1000), **options).largest < 4 * n * n / 3

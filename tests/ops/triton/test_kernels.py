@@ -49,6 +49,7 @@ def made_affordable(case):
 
 @settings(max_examples=10)
 @given(cases(dtypes=(torch.float32,), causal=True).map(made_affordable))
+@pytest.mark.slow
 def test_causal_call_agrees_with_the_reference_in_fp32(case):
     check(case)
 
