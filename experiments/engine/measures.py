@@ -128,8 +128,8 @@ def accuracy_row(variant: str, runs: Sequence[Outcome]) -> Row:
         "accuracy": statistics.fmean(shares) if shares else None,
         "accuracies": shares,
         "exact": statistics.fmean(exact) if exact else None,
-        "validation_loss": statistics.fmean(losses) if losses else None,
-        "max_logit": max(peaks, default=None),
+        "validation_loss": _mean(losses),
+        "max_logit": max((peak for peak in peaks if math.isfinite(peak)), default=None),
         "diverged": sum(outcome.diverged for outcome in runs),
     }
 

@@ -84,6 +84,16 @@ def test_batch_norm_takes_running_means_when_it_evaluates():
     torch.testing.assert_close(classifier.eval()(tokens[:1]).logits, after[:1])
 
 
+def test_a_batch_that_is_not_finite_does_not_stay_in_the_running_means():
+    from longshort.nn import SequenceBatchNorm
+
+    norm, x = SequenceBatchNorm(5), torch.randn(3, 7, 5)
+    x[0, 0, 2] = torch.nan
+    norm(x)
+    assert norm.running_mean.isfinite().all() and norm.running_variance.isfinite().all()
+    assert norm.running_mean[2] == 0 and (norm.running_mean[:2] != 0).all()
+
+
 def test_batch_norm_is_torchs_own_where_nothing_is_padding():
     from longshort.nn import SequenceBatchNorm
 

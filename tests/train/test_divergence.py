@@ -147,3 +147,25 @@ def test_heads_whose_logits_grew_are_named_with_the_step_where_it_began(corpus, 
     object.__setattr__(run, "logit_steps", np.arange(10, 110, 10))
     (growth,) = grown_heads(run)
     assert (growth.layer, growth.head, growth.step, growth.usual, growth.last) == (0, 1, 80, 2.0, 80.0)
+
+
+def test_a_run_that_stopped_by_its_cap_can_be_resumed_from_what_it_saved(corpus, tmp_path, monkeypatch):
+    changes = ("stability.guard=skip", "stability.nonfinite_cap=2", "run.save_every=1", "run.steps=8")
+    with monkeypatch.context() as patch:
+        spoil_losses(patch, 3, 4)
+        with pytest.raises(TrainingStopped):
+            train(tiny_config(corpus, tmp_path / "run", *changes))
+    assert train(tiny_config(corpus, tmp_path / "run", *changes)).status == "finished"
+
+
+def test_a_run_that_was_moved_says_that_it_diverged_all_the_same(corpus, tmp_path, monkeypatch):
+    spoil_losses(monkeypatch, *range(BAD, 100))
+
+    class Mover(Listener):
+        def record(self, record, *, steps):
+            if record["kind"] == "train" and record["step"] == BAD:
+                (tmp_path / "run").rename(tmp_path / "moved")
+
+    with pytest.raises(TrainingStopped, match="its record cannot be read"):
+        train(tiny_config(corpus, tmp_path / "run", "run.save_every=0"), Mover())
+    assert records(tmp_path / "moved", "end")[0]["status"] == "diverged"

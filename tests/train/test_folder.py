@@ -32,7 +32,7 @@ OTHERS = {
     "another program's checkpoints": ({"checkpoints/epoch-1.pt": "x"}, "holds checkpoints"),
     "a folder for metrics": ({f"{METRICS}/notes": "x"}, f"{METRICS}, which is not a file"),
     "a folder for the tokenizer": ({"tokenizer.json/notes": "x"}, "tokenizer.json, which is not a file"),
-    "a lock with content": ({LOCK: "17"}, "a .lock that no run made"),
+    "a lock with content": ({LOCK: "my notes"}, "a .lock that no run made"),
     "many files": ({f"{n}.txt": "x" for n in range(9)}, "0.txt, 1.txt, 2.txt and 6 more"),
     "a name of two lines": ({"a\nb": "x"}, r"'a\\nb'"),
     "an output without its run": ({OUTPUT: "x"}, OUTPUT),

@@ -95,6 +95,7 @@ class SequenceBatchNorm(nn.Module):
         variance = ((x - mean).square() * real).sum((0, 1)) / count
         with torch.no_grad():
             unbiased = variance * (count / (count - 1).clamp(min=1))
-            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
-            self.running_variance.lerp_(unbiased.to(self.running_variance.dtype), self.momentum)
+            for running, found in ((self.running_mean, mean), (self.running_variance, unbiased)):
+                new = found.to(running.dtype)  # one that is not finite would stay in it for good
+                running.lerp_(torch.where(new.isfinite(), new, running), self.momentum)
         return mean, variance

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +18,8 @@ from longshort.runs.records import FORMAT, Line, RunError
 
 METRICS = "metrics.jsonl"
 _BEGINNING = b'{"kind": "run"'
+_LOOKED_AT = 16
+"""Lines among which the first that is not empty is looked for."""
 
 
 class Sink(Protocol):
@@ -80,14 +83,21 @@ def begins_with_a_run(folder: Path) -> bool:
 
     One without a record is empty, or a crash cut its first line short.
     """
-    records = read_log(folder)
-    if not records:
-        beginning = (folder / METRICS).read_bytes().strip(b"\0\n ")
+    with (folder / METRICS).open("rb") as file:
+        lines = [line for line in islice(file, _LOOKED_AT) if line.strip(b"\0\n ")]
+    try:
+        record = Line.parse(folder / METRICS, 1, lines[0].decode("utf-8", errors="replace")).data if lines else None
+    except RunError:
+        if lines[0].endswith(b"\n"):
+            raise
+        record = None
+    if record is None:
+        beginning = lines[0].strip(b"\0\n ") if lines else b""
         if not (beginning.startswith(_BEGINNING) or _BEGINNING.startswith(beginning)):
             raise RunError(f"{folder / METRICS}, line 1: not JSON: {beginning[:40].decode(errors='replace')!r}")
         return False
-    if records[0]["kind"] != "run" or records[0].get("format") != FORMAT:
-        found = {key: records[0].get(key) for key in ("kind", "format")}
+    if record["kind"] != "run" or record.get("format") != FORMAT:
+        found = {key: record.get(key) for key in ("kind", "format")}
         raise RunError(f"{folder / METRICS}, line 1: {found}; expected the kind 'run' of format {FORMAT}")
     return True
 

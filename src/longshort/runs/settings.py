@@ -10,6 +10,7 @@ MAY_CHANGE: dict[str, set[str]] = {
         *("out", "variant", "steps", "device", "compile", "compile_scope", "cuda_graphs", "checkpoint_activations"),
         *("eval_every", "eval_batches", "save_every", "save_best", "keep", "tensorboard", "wandb"),
     },
+    "stability": {"nonfinite_cap"},
     "telemetry": {"logits_every", "entropy_every", "layer_gradients"},
     "data": {"path"},
     "task": {"path"},

@@ -20,7 +20,7 @@ from longshort.train.checkpoint import load_checkpoint
 from longshort.train.distributed import World, choose_device
 from longshort.train.held_out import evaluate_split
 from longshort.train.models import load_trained
-from longshort.train.text import TextData
+from longshort.train.text import TextData, open_tokens
 
 
 def evaluate_checkpoint(
@@ -52,7 +52,7 @@ def evaluate_checkpoint(
         return evaluate_task(found.path, split=split, device=chosen, progress=progress)
     model, loaded = load_model(found.path, chosen)  # not the run again: of damaged ones was told once
     folder = data if data is not None else TextData.open(config).folder
-    tokens = TokenFile.open(folder / f"{split}.tokens", verify=True, fingerprint=loaded.state["vocabulary"])
+    tokens = open_tokens(folder / f"{split}.tokens", loaded.state["vocabulary"])
     length = length or config.length
     if config.model.positions == "learned" and length > config.model.context:
         raise ConfigError(f"length must be at most {config.model.context}, which positions are learned for")

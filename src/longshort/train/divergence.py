@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from longshort.runs import Run, load_run
-from longshort.train.checkpoint import newest_checkpoint
+from longshort.train.checkpoint import CHECKPOINTS, checkpoint_names
 from longshort.train.config import TrainConfig
 
 GREW = 4.0
@@ -44,7 +44,8 @@ def nonfinite_weight(weights: Mapping[str, Tensor]) -> str | None:
     """The name of the first tensor that holds a number that is not finite, or None."""
     floating = {name: tensor for name, tensor in weights.items() if tensor.is_floating_point()}
     # A sum is finite if its terms are, but for overflow, which the second look rules out; and it is one number to read.
-    if not floating or bool(torch.stack([x.detach().double().sum() for x in floating.values()]).isfinite().all()):
+    sums = [tensor.detach().sum(dtype=torch.float64) for tensor in floating.values()]
+    if not sums or bool(torch.stack(sums).isfinite().all()):
         return None
     return next((name for name, tensor in floating.items() if not bool(tensor.isfinite().all())), None)
 
@@ -67,9 +68,14 @@ def grown_heads(run: Run) -> list[Growth]:
 
 def told(config: TrainConfig, out: Path) -> str:
     """What the record of a run that diverged says of how it came, what to try, and what is left of it."""
-    newest = newest_checkpoint(out / "checkpoints")
-    left = "no checkpoint was written before" if newest is None else f"the last finite checkpoint is {newest.path}"
-    return f"{_history(load_run(out))}; try {_remedies(config)}. The record is in {out}; {left}"
+    names = checkpoint_names(out / CHECKPOINTS)
+    newest = out / CHECKPOINTS / names[-1] if names else None
+    left = "no checkpoint was written before" if newest is None else f"the last finite checkpoint is {newest}"
+    try:
+        history = _history(load_run(out))
+    except (OSError, ValueError) as error:  # moved or damaged meanwhile, which is not what the user must hear first
+        history = f"its record cannot be read ({error})"
+    return f"{history}; try {_remedies(config)}. The record is in {out}; {left}"
 
 
 def _history(run: Run) -> str:

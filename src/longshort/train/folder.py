@@ -50,8 +50,8 @@ def check_is_a_run_folder(out: Path) -> None:
 def _not_ours(out: Path) -> str | None:
     """What a run could not have left there, in words."""
     lock, log, checkpoints = out / LOCK, out / METRICS, out / CHECKPOINTS
-    if os.path.lexists(lock) and (lock.is_symlink() or not lock.is_file() or lock.stat().st_size):
-        return f"a {LOCK} that no run made"  # to lock it would empty it
+    if os.path.lexists(lock) and (lock.is_symlink() or not lock.is_file() or not _is_lock(lock)):
+        return f"a {LOCK} that no run made"
     for path in (log, out / TOKENIZER_FILE):
         if os.path.lexists(path) and not path.is_file():
             return f"{path.name}, which is not a file"
@@ -80,6 +80,12 @@ def _beside_leftovers(out: Path) -> str | None:
     return ", ".join(map(_printable, names[:_NAMED])) + more or None
 
 
+def _is_lock(path: Path) -> bool:
+    """Empty, or with a process's number, which is how files are locked where the system cannot."""
+    words = path.read_text(encoding="utf-8", errors="replace").split()
+    return path.stat().st_size == 0 or (bool(words) and words[0].isdigit())
+
+
 def _visible(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
 
@@ -91,6 +97,6 @@ def _printable(name: str) -> str:
 def _is_configuration(path: Path) -> bool:
     try:
         TrainConfig.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return False
     return True

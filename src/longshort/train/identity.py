@@ -58,8 +58,13 @@ def different_setting(config: TrainConfig, recorded: Mapping[str, Any]) -> tuple
     return difference(config.to_dict(), TrainConfig.from_dict(recorded).to_dict())
 
 
-def check_same_run(config: TrainConfig, checkpoint: Checkpoint, fingerprint: str) -> None:
-    """Raise where the checkpoint in the run's folder is of another run; imported weights have no run but a model."""
+def check_same_run(config: TrainConfig, checkpoint: Checkpoint, fingerprint: str, tokenizer: str | None = None) -> None:
+    """Raise where the checkpoint in the run's folder is of another run; imported weights have no run but a model.
+
+    Args:
+        fingerprint: Of the vocabulary of the data.
+        tokenizer: Checksum of its tokenizer, where it is known.
+    """
     imported = "imported" in checkpoint.state
     recorded = checkpoint.state["config"]
     different = different_setting(config, config.to_dict() | {"model": recorded["model"]} if imported else recorded)
@@ -70,6 +75,8 @@ def check_same_run(config: TrainConfig, checkpoint: Checkpoint, fingerprint: str
             f"not {value!r}: set it back to resume, or choose another run.out"
         )
     vocabulary = checkpoint.state["vocabulary"]
+    if tokenizer is not None and checkpoint.state.get("tokenizer") not in (None, tokenizer):
+        vocabulary = None  # the same words, cut in another way
     if vocabulary != fingerprint and not (imported and vocabulary is None):
         raise ConfigError(_other_vocabulary(config, recorded))
 

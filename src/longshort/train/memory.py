@@ -44,7 +44,9 @@ class Need:
 
     @property
     def total(self) -> int:
-        return self.state + self.rows * self.tokens + self.micro_rows * self.activations
+        """Gradients, a quarter of the state, come as the activations go."""
+        most = max(self.state, self.state * 3 // 4 + self.micro_rows * self.activations)
+        return most + self.rows * self.tokens
 
 
 def need_of(config: TrainConfig, world: World) -> Need:

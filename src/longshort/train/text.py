@@ -17,6 +17,12 @@ READ_THROUGH = 1 << 30
 """A larger file is checked by its header and size alone: reading it all would hold up every start."""
 
 
+def open_tokens(path: Path, fingerprint: str | None = None) -> TokenFile:
+    """The token file, checked: up to `READ_THROUGH` bytes all of it."""
+    small = path.is_file() and path.stat().st_size <= READ_THROUGH
+    return TokenFile.open(path, verify=small, fingerprint=fingerprint)
+
+
 @dataclass(frozen=True)
 class TextData:
     """A prepared data folder and how a run cuts it into rows."""
@@ -49,10 +55,8 @@ class TextData:
 
     def stream(self, split: str, *, seed: int) -> TokenStream:
         """Batches of one split, which is checked up to `READ_THROUGH` bytes; only training text is corrupted."""
-        path = self.folder / f"{split}.tokens"
-        tokens = TokenFile.open(path, verify=path.is_file() and path.stat().st_size <= READ_THROUGH)
         return TokenStream(
-            tokens,
+            open_tokens(self.folder / f"{split}.tokens"),
             batch_size=self.batch_size,
             length=self.length,
             seed=seed,

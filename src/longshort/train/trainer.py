@@ -126,6 +126,7 @@ class Trainer:
             status, story = self._ending()
             self._record("end", step=self.progress.step, seconds=self.progress.seconds, status=status, **story)
         if status == "diverged":
+            self.world.wait()  # where one process fails, torchrun ends the others: the record comes first
             raise TrainingStopped(story["reason"])
         return RunResult(status, self.progress.step, self.progress.best_loss, self.out)
 
@@ -333,8 +334,10 @@ class Trainer:
     def _not_finite(self) -> str | None:
         """What of the model is not finite; None for one that can be used, whatever a single batch gave."""
         lost = nonfinite_weight(self.model.state_dict())
-        if lost is not None or not self.progress.nonfinite:
-            return lost
+        if self.world.agree(lost is not None):  # buffers may differ between ranks
+            return lost or "a weight of another process"
+        if not self.progress.nonfinite:
+            return None
         return None if math.isfinite(self._validation_scores(1)["loss"]) else "the validation loss"
 
     def _entropy(self) -> Tensor:
@@ -370,8 +373,9 @@ class Trainer:
         if newest is None:
             check_nothing_is_lost(self.out)
             return False
-        check_same_run(self.config, newest, self.data.fingerprint)
+        check_same_run(self.config, newest, self.data.fingerprint, self.data.tokenizer_checksum)
         self._restore(newest)
+        self.progress.nonfinite = 0  # what the guard skipped before does not count against what comes
         imported = newest.state.get("imported")
         self.reporter.message(f"resuming {self.out} at step {newest.step}" if imported is None else f"from {imported}")
         return imported is None
