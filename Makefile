@@ -28,9 +28,7 @@ demo: $(INSTALLED) ## trains plain and LS-attention side by side and writes a re
 	@$(BIN)/longshort demo
 
 test: compiler $(INSTALLED) ## everything CI runs: lint, types, layers, pytest without the slow tests
-	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory types
-	@$(MAKE) --no-print-directory layers
+	@$(MAKE) --no-print-directory -j3 lint types layers
 	@$(MAKE) --no-print-directory pytest
 
 test-all: ## the same with the slow tests

@@ -267,6 +267,7 @@ def test_gradient_checkpointing_keeps_fewer_activations() -> None:
     assert saved() < 0.7 * without
 
 
+@pytest.mark.slow
 def test_compiled_model_equals_eager() -> None:
     model, tokens = GPT(small_config(positions="rotary", qk_norm="head", sigma_reparam=True)), draw(2, 33)
     compiled = torch.compile(copy.deepcopy(model), fullgraph=True)
