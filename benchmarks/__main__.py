@@ -186,11 +186,11 @@ def memory(
 
 
 def _pages() -> list[Any]:
-    from benchmarks import attention_page, decode_step, decoding_page, forms, memory, training
+    from benchmarks import attention_page, decode_step, decoding_page, deterministic, forms, memory, training
 
     attention = (attention_page.CPU_PAGE, attention_page.GPU_PAGE, *forms.PAGES.values())
     decoding = (*decoding_page.PAGES.values(), decode_step.PAGE)
-    return [*attention, *decoding, training.PAGE, training.STATISTICS_PAGE, memory.PAGE]
+    return [*attention, *decoding, training.PAGE, training.STATISTICS_PAGE, deterministic.PAGE, memory.PAGE]
 
 
 def _recorder(context: typer.Context, out: Path | None, threads: int | None, **options: Any) -> Any:
