@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-EXTRAS := dev,hf,report
+EXTRAS := dev,docs,hf,report
 JOBS ?= 2
 SELECTED := -m "not slow"
 DRAWN := tests/cli/test_drawn.py
@@ -19,7 +19,7 @@ TORCH_CPU_HOST := download.pytorch.org
 REACHABLE := import socket; socket.create_connection(("$(TORCH_CPU_HOST)", 443), 5)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all soak lint types layers pytest format bench clean compiler
+.PHONY: help demo test test-all soak lint types layers docs pytest format bench clean compiler
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,14 +27,14 @@ help: ## list the targets
 demo: $(INSTALLED) ## trains plain and LS-attention side by side and writes a report
 	@$(BIN)/longshort demo
 
-test: compiler $(INSTALLED) ## everything CI runs: lint, types, layers, pytest without the slow tests
-	@$(MAKE) --no-print-directory -j3 lint types layers
+test: compiler $(INSTALLED) ## everything CI runs: lint, types, layers, docs, pytest without the slow tests
+	@$(MAKE) --no-print-directory -j4 lint types layers docs
 	@$(MAKE) --no-print-directory pytest
 
 test-all: ## the same with the slow tests
 	@$(MAKE) --no-print-directory test SELECTED=
 
-soak: compiler $(INSTALLED) ## kills, damaged files, full disks, drawn command lines; under half an hour; writes docs/soak.md
+soak: compiler $(INSTALLED) ## kills, damaged files, full disks, drawn command lines; under half an hour; writes docs/notes/soak.md
 	@$(BIN)/python -m tests.soak --jobs $(JOBS)
 	@LONGSHORT_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -q -n $(JOBS) --timeout 1200 $(DRAWN)
 
@@ -50,6 +50,11 @@ types: $(INSTALLED) ## mypy on src, experiments and benchmarks
 layers: $(INSTALLED) ## import-linter: imports run downwards, no cycles
 	@echo "== layers: lint-imports"
 	@$(BIN)/lint-imports --no-logo
+
+docs: $(INSTALLED) ## the site, in build/docs: every page and link checked, the reference generated
+	@echo "== docs: sphinx-build, strict"
+	@$(BIN)/python -m sphinx --jobs auto --quiet --fail-on-warning --nitpicky docs build/docs
+	@echo "build/docs/index.html"
 
 pytest: compiler $(INSTALLED) ## the tests alone; JOBS=n sets the number of processes
 	@echo "== tests: pytest, $(JOBS) processes"

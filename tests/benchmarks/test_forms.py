@@ -12,7 +12,7 @@ from benchmarks.harness import Recorder, WrongResult
 from benchmarks.pages import PAGES, RESULTS
 
 DOCS = PAGES.parent
-GUIDE = (DOCS / "las.md").read_text(encoding="utf-8")
+GUIDE = (DOCS / "ideas" / "las.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("kind", FORMS)
@@ -29,7 +29,9 @@ def test_a_form_that_is_wrong_is_not_timed():
         forms.run(Recorder(), "las", forms=[wrong])
 
 
-@pytest.mark.parametrize(("name", "guide", "first"), [("las-cpu", "las.md", 3), ("slopes-cpu", "kernel-notes.md", 2)])
+@pytest.mark.parametrize(
+    ("name", "guide", "first"), [("las-cpu", "ideas/las.md", 3), ("slopes-cpu", "notes/kernel-notes.md", 2)]
+)
 def test_the_table_of_the_guide_holds_the_measured_numbers(name, guide, first):
     text = (DOCS / guide).read_text(encoding="utf-8")
     for row in json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["rows"]:
@@ -43,5 +45,5 @@ def test_python_of_the_guide_runs():
     assert len(examples) == 2
     for example in examples:
         scope = {"__name__": "example"}
-        exec(compile(example, "docs/las.md", "exec"), scope)
+        exec(compile(example, "docs/ideas/las.md", "exec"), scope)
     assert torch.is_tensor(scope["out"])

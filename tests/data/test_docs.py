@@ -8,12 +8,12 @@ from typer.testing import CliRunner
 
 from longshort.cli import app
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).parents[2] / "docs" / "howto" / "data.md").read_text(encoding="utf-8")
 
 
 def test_python_of_the_guide_runs():
     (example,) = re.findall(r"```python\n(.*?)```", GUIDE, re.S)
-    exec(compile(example, "docs/data.md", "exec"), {"__name__": "example"})
+    exec(compile(example, "docs/howto/data.md", "exec"), {"__name__": "example"})
 
 
 def test_commands_of_the_guide_run(tmp_path, monkeypatch):

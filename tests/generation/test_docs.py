@@ -14,7 +14,7 @@ from longshort.data.tokenizer import ByteTokenizer
 from longshort.hf import write_folder
 
 DOCS = Path(__file__).parents[2] / "docs"
-GUIDE = (DOCS / "generate.md").read_text(encoding="utf-8")
+GUIDE = (DOCS / "howto" / "generate.md").read_text(encoding="utf-8")
 
 
 def test_python_of_the_guide_runs(tmp_path, monkeypatch):
@@ -24,7 +24,7 @@ def test_python_of_the_guide_runs(tmp_path, monkeypatch):
     examples = re.findall(r"```python\n(.*?)```", GUIDE, re.S)
     assert len(examples) == 3
     for example in examples:
-        exec(compile(example, "docs/generate.md", "exec"), scope)
+        exec(compile(example, "docs/howto/generate.md", "exec"), scope)
     assert scope["cache"].length == 102
 
 

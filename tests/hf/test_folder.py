@@ -22,7 +22,7 @@ from longshort.train import load_model, train
 from ..train.tiny import make_corpus, tiny_config
 from .small import gpt
 
-PAGE = Path(__file__).parents[2] / "docs" / "hugging-face.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "hugging-face.md"
 
 
 @pytest.fixture(scope="module")

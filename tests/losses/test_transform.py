@@ -248,6 +248,6 @@ def test_wrong_argument_is_a_clear_error(call, message):
 
 
 def test_the_example_of_the_guide_runs():
-    guide = (Path(__file__).parents[2] / "docs" / "robust-loss.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[2] / "docs" / "ideas" / "robust-loss.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", guide, re.S)
-    exec(compile(example, "docs/robust-loss.md", "exec"), {"__name__": "example"})
+    exec(compile(example, "docs/ideas/robust-loss.md", "exec"), {"__name__": "example"})

@@ -1,4 +1,4 @@
-"""The results of a soak: docs/soak.json, and the page that is made of it."""
+"""The results of a soak: docs/notes/soak.json, and the page that is made of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from longshort.files import write_atomically, write_json
 from longshort.version import __version__
 
 ROOT = Path(__file__).parents[2]
-DATA, PAGE = ROOT / "docs" / "soak.json", ROOT / "docs" / "soak.md"
+DATA, PAGE = ROOT / "docs" / "notes" / "soak.json", ROOT / "docs" / "notes" / "soak.md"
 OUTCOMES = {
     "refused": "one line of error",
     "noticed": "goes on, and says what is damaged",
@@ -23,7 +23,7 @@ OUTCOMES = {
 }
 
 _INTRODUCTION = """\
-Written by `make soak`, with `docs/soak.json`, which has every case. One case is given again by its name and the seed:
+Written by `make soak`, with `docs/notes/soak.json`, which has every case. A case runs again by its name and seed:
 `python -m tests.soak --only kill:3 --seed {seed}`. A tiny model is trained on a CPU with one thread, where training is
 deterministic: whatever happens to a run, it must end as the one to which nothing happened, to the bit.
 """

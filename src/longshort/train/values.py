@@ -1,6 +1,6 @@
 """Plain values, as YAML has them, held to the types of a record; errors are one line and name section and key.
 
-Why no library does this is in docs/decisions.md.
+Why no library does this is in docs/notes/decisions.md.
 """
 
 from __future__ import annotations

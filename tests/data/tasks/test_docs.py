@@ -5,12 +5,12 @@ from pathlib import Path
 
 from longshort.data.tasks import TASKS, TaskSettings
 
-PAGE = (Path(__file__).parents[3] / "docs" / "tasks.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "howto" / "tasks.md").read_text(encoding="utf-8")
 
 
 def test_python_of_the_page_runs():
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    exec(compile(example, "docs/tasks.md", "exec"), {"__name__": "example"})
+    exec(compile(example, "docs/howto/tasks.md", "exec"), {"__name__": "example"})
 
 
 def test_the_table_has_every_task_and_every_setting_is_explained():

@@ -75,7 +75,8 @@ def differentiate(
 def band_block(window: int, *, backward: bool) -> tuple[int, int]:
     """(queries in a block, multiple to which its keys are rounded up) for a local head on this CPU.
 
-    The best, or within a few percent of it, of blocks of 16 to 256 at windows of 50 to 1024: see docs/kernel-notes.md.
+    The best, or within a few percent of it, of blocks of 16 to 256 at windows of 50 to 1024:
+    see docs/notes/kernel-notes.md.
     """
     align = 1 if _IS_ARM else 16
     if not backward:
@@ -88,7 +89,7 @@ def band_block(window: int, *, backward: bool) -> tuple[int, int]:
 def head_parts(q: Tensor, *, causal: bool) -> int:
     """Parts (a power of two) to cut each global head into, so that no thread is idle: the backward runs by heads. A
     short causal row on a CPU has several too: the kernel takes 512 keys at a time and passes over none of them, and so
-    computes a whole square of 512 where half is seen (docs/kernel-notes.md).
+    computes a whole square of 512 where half is seen (docs/notes/kernel-notes.md).
     """
     if q.device.type != "cpu":
         return 1

@@ -121,7 +121,8 @@ def parts_for(
 ) -> int:
     """Into how many parts to cut the walks of long heads: two where the longest would outlast a fair share of the work.
 
-    More parts never paid on an H200, nor did two at head dim 128, where a part's sums are large (docs/kernel-notes.md).
+    More parts never paid on an H200, nor did two at head dim 128, where a part's sums are large
+    (docs/notes/kernel-notes.md).
 
     Args:
         reach: keys that each head sees.

@@ -1,0 +1,45 @@
+"""The parts of the reference that the code itself says: the verbs of the command line and the configuration's keys."""
+
+from collections.abc import Iterator
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from docutils.statemachine import StringList
+from sphinx.application import Sphinx
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_directive("verbs", _Verbs)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def verbs() -> Iterator[str]:
+    """A section for each verb of `longshort`, with what its --help prints."""
+    import typer
+
+    from longshort.cli import app
+
+    group = typer.main.get_command(app)
+    top = group.make_context("longshort", [], resilient_parsing=True, max_content_width=90, terminal_width=90)
+    for name, verb in group.commands.items():
+        if verb.hidden:
+            continue
+        with verb.make_context(name, [], parent=top, resilient_parsing=True) as context:
+            yield from (f"## longshort {name}", "", "```text", *verb.get_help(context).splitlines(), "```", "")
+
+
+class _Generated(Directive):
+    """Markdown from a function, parsed as if it stood on the page."""
+
+    def run(self) -> list[nodes.Node]:
+        container = nodes.container()
+        self.state.nested_parse(StringList(list(self.lines())), 0, container, match_titles=True)
+        return container.children
+
+    def lines(self) -> Iterator[str]:
+        raise NotImplementedError
+
+
+class _Verbs(_Generated):
+    def lines(self) -> Iterator[str]:
+        return verbs()
