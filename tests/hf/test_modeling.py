@@ -134,7 +134,7 @@ def test_hidden_states_are_those_between_the_blocks(model):
     output = model(TOKENS, output_hidden_states=True)
     assert [tuple(state.shape) for state in output.hidden_states] == [(2, 40, 32)] * 3
     inside = model.model
-    close(inside.norm(inside.blocks[1](output.hidden_states[1], positions=None).out), output.hidden_states[2])
+    close(inside.norm(inside.blocks[1](output.hidden_states[1], positions=None)), output.hidden_states[2])
     close(output.hidden_states[2] @ inside.head_weight.T, output.logits)
     assert model(TOKENS).hidden_states is None
     assert not inside.norm._forward_hooks and not inside.blocks[0]._forward_hooks

@@ -56,7 +56,7 @@ def test_two_sided_attention_lets_the_first_token_see_the_last():
 def test_a_local_head_reaches_its_window_to_both_sides():
     classifier = model(n_layers=1, plan=HeadPlan(windows=(3,) * 4)).eval()
     embedded = classifier.embedding(torch.randint(16, (1, 12))).detach().requires_grad_()
-    hidden = classifier.blocks[0](embedded).out
+    hidden = classifier.blocks[0](embedded)
     hidden[0, 6].sum().backward()
     seen = embedded.grad[0].abs().sum(-1).nonzero().flatten().tolist()
     assert seen == [4, 5, 6, 7, 8]

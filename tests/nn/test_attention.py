@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from longshort import HeadPlan
-from longshort.nn import LSAttention, SigmaLinear, rotary
+from longshort import HeadPlan, LSCache
+from longshort.nn import LSAttention, LSAttentionResult, SigmaLinear, rotary
 
 WIDTH, HEADS, LENGTH = 24, 4, 19
 PLAN = HeadPlan(windows=(None, 5, 2, 1))
@@ -72,20 +72,20 @@ def dense(
 )
 def test_layer_equals_the_dense_computation(options: dict[str, Any]) -> None:
     layer, x = build(**options), torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
-    torch.testing.assert_close(layer(x).out, dense(layer, x)[0])
+    torch.testing.assert_close(layer(x), dense(layer, x)[0])
 
 
 def test_softcap_bounds_the_logits() -> None:
     layer, x = build(softcap=2.0), torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
-    torch.testing.assert_close(layer(x).out, dense(layer, x, softcap=2.0)[0])
-    assert not torch.allclose(layer(x).out, dense(layer, x)[0])
+    torch.testing.assert_close(layer(x), dense(layer, x, softcap=2.0)[0])
+    assert not torch.allclose(layer(x), dense(layer, x)[0])
 
 
 def test_alibi_is_the_standard_slopes() -> None:
     layer, x = build(positions="alibi"), torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
     slopes = PLAN.with_alibi().slopes
     assert slopes is not None
-    torch.testing.assert_close(layer(x).out, dense(layer, x, slopes=slopes)[0])
+    torch.testing.assert_close(layer(x), dense(layer, x, slopes=slopes)[0])
 
 
 def test_alibi_keeps_the_slopes_that_a_plan_brings() -> None:
@@ -96,15 +96,15 @@ def test_alibi_keeps_the_slopes_that_a_plan_brings() -> None:
 def test_rotary_layer_gives_the_same_at_shifted_positions() -> None:
     layer, x = build(positions="rotary"), torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
     positions = torch.arange(LENGTH)
-    torch.testing.assert_close(layer(x).out, layer(x, positions=positions + 500).out)
-    assert not torch.allclose(layer(x).out, layer(x, positions=2 * positions).out)
+    torch.testing.assert_close(layer(x), layer(x, positions=positions + 500))
+    assert not torch.allclose(layer(x), layer(x, positions=2 * positions))
 
 
 def test_segments_shut_off_what_is_not_in_the_own_segment() -> None:
     layer, x = build(), torch.randn(1, LENGTH, WIDTH, dtype=torch.float64)
     segments = torch.tensor([[0] * 8 + [1] * 11])
-    expected = torch.cat([layer(x[:, :8]).out, layer(x[:, 8:]).out], dim=1)
-    torch.testing.assert_close(layer(x, segments=segments).out, expected)
+    expected = torch.cat([layer(x[:, :8]), layer(x[:, 8:])], dim=1)
+    torch.testing.assert_close(layer(x, segments=segments), expected)
 
 
 @pytest.mark.parametrize("options", [{}, {"qk_norm": "head", "positions": "rotary"}, {"softcap": 2.0}], ids=str)
@@ -112,15 +112,25 @@ def test_stats_are_the_extremes_of_the_dense_logits(options: dict[str, Any]) -> 
     layer, x = build(**options), torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
     _, logits = dense(layer, x)
     stats = layer(x, stats=True).stats
-    assert stats is not None and layer(x).stats is None
     torch.testing.assert_close(stats.max, logits.nan_to_num(-torch.inf).amax((0, 2, 3)).float())
     torch.testing.assert_close(stats.min, logits.nan_to_num(torch.inf).amin((0, 2, 3)).float())
 
 
+@pytest.mark.parametrize("cached", [False, True])
+def test_layer_returns_the_tensor_alone_unless_statistics_are_asked_for(cached: bool) -> None:
+    layer, x = build(), torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
+    results = []
+    for stats in (False, True):
+        cache = LSCache([PLAN], head_dim=6, batch_size=2, dtype=torch.float64).layers[0] if cached else None
+        results.append(layer(x, cache=cache, stats=stats))
+    assert isinstance(results[1], LSAttentionResult)
+    assert torch.equal(x + results[0], x + results[1].out)
+
+
 def test_dropout_acts_on_the_output_in_training_only() -> None:
     layer, x = build(dropout=0.5), torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
-    kept = layer.train()(x).out
-    expected = layer.eval()(x).out
+    kept = layer.train()(x)
+    expected = layer.eval()(x)
     dropped = kept == 0
     assert 0.3 < dropped.double().mean() < 0.7
     torch.testing.assert_close(kept[~dropped], 2 * expected[~dropped])
@@ -128,7 +138,7 @@ def test_dropout_acts_on_the_output_in_training_only() -> None:
 
 def test_gradients_reach_every_parameter() -> None:
     layer = build(qk_norm="head", sigma_reparam=True, bias=True, positions="rotary")
-    layer(torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)).out.square().sum().backward()
+    layer(torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)).square().sum().backward()
     for name, parameter in layer.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
 

@@ -64,7 +64,7 @@ def test_the_layer_smooths_the_values_of_every_head():
     x, segments = torch.randn(2, 20, 32, dtype=torch.float64), torch.arange(20).expand(2, -1) // 7
     q, k, v = layer.heads(x)
     expected = attention(q, k, v, PLANS["las"], smoothing=Smoothing(width=3), segments=segments).out
-    torch.testing.assert_close(layer(x, segments=segments).out, layer.out(expected.transpose(1, 2).flatten(-2)))
+    torch.testing.assert_close(layer(x, segments=segments), layer.out(expected.transpose(1, 2).flatten(-2)))
     unsmoothed = attention(q, k, v, PLANS["las"], segments=segments).out
     assert not torch.allclose(expected, unsmoothed)
 
@@ -229,7 +229,7 @@ def test_a_language_model_refuses_centred_smoothing():
 def test_a_two_sided_layer_may_smooth_centred_and_takes_no_cache():
     layer = LSAttention(32, PLANS["las"], smoothing=3, smoothing_side="centred", causal=False)
     x = torch.randn(1, 12, 32)
-    (grad,) = torch.autograd.grad(layer(x.requires_grad_()).out[:, 0].sum(), x)
+    (grad,) = torch.autograd.grad(layer(x.requires_grad_())[:, 0].sum(), x)
     assert (grad.abs().amax((0, 2)) > 0).all()
     with pytest.raises(ValueError, match="causal must be True for decoding with a cache, got False"):
         layer(x.detach(), cache=LSCache([PLANS["las"]], head_dim=8).layers[0])
@@ -238,7 +238,7 @@ def test_a_two_sided_layer_may_smooth_centred_and_takes_no_cache():
 def test_a_causal_layer_may_smooth_centred_where_looking_ahead_is_allowed():
     layer = LSAttention(32, PLANS["plain"], smoothing=3, smoothing_side="centred", lookahead=True)
     x = torch.randn(1, 12, 32, requires_grad=True)
-    (grad,) = torch.autograd.grad(layer(x).out[:, 5].sum(), x)
+    (grad,) = torch.autograd.grad(layer(x)[:, 5].sum(), x)
     assert (grad.abs().amax((0, 2)) > 0).tolist() == [True] * 7 + [False] * 5
 
 

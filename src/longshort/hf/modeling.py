@@ -283,10 +283,8 @@ def _hidden_states(model: GPT, wanted: bool) -> Iterator[list[Tensor]]:
     if not wanted:
         yield states
         return
-    handles = [
-        module.register_forward_hook(lambda _m, _i, out: states.append(out)) for module in (model.dropout, model.norm)
-    ]
-    handles += [block.register_forward_hook(lambda _m, _i, out: states.append(out.out)) for block in model.blocks[:-1]]
+    watched = (model.dropout, *model.blocks[:-1], model.norm)
+    handles = [module.register_forward_hook(lambda _m, _i, out: states.append(out)) for module in watched]
     try:
         yield states
     finally:

@@ -239,9 +239,12 @@ class GPT(nn.Module):
         statistics = []
         for layer, block in enumerate(self.blocks):
             options = {} if cache is None else {"cache": cache.layers[layer]}
-            x, logits = self._run(block, x, positions=positions, segments=segments, stats=stats, **options)
-            if logits is not None:
-                statistics.append(torch.stack((logits.max, logits.min), dim=-1))
+            result = self._run(block, x, positions=positions, segments=segments, stats=stats, **options)
+            if isinstance(result, LSAttentionResult):
+                x = result.out
+                statistics.append(torch.stack((result.stats.max, result.stats.min), dim=-1))
+            else:
+                x = result
         if cache is not None:
             cache.advance(x.shape[1])
         return apply_norm(self.norm, x, segments), torch.stack(statistics).detach() if stats else None
@@ -254,7 +257,7 @@ class GPT(nn.Module):
             return x + math.sqrt(2) * self.config.init_std * sinusoidal(positions, self.config.width, dtype=x.dtype)
         return x
 
-    def _run(self, block: nn.Module, x: Tensor, **options: Any) -> LSAttentionResult:
+    def _run(self, block: nn.Module, x: Tensor, **options: Any) -> Tensor | LSAttentionResult:
         if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
             return checkpoint(block, x, use_reentrant=False, **options)
         return block(x, **options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, overload
 
 import torch
 from torch import Tensor, nn
@@ -19,17 +19,54 @@ _ENCODINGS = ("rotary", "alibi", "none")
 
 
 class LSAttentionResult(NamedTuple):
-    """What `LSAttention` returns."""
+    """What `LSAttention` and `Block` return with `stats=True`; without, they return the tensor `out` alone."""
 
     out: Tensor
     """(B, T, width)."""
-    stats: LogitStats | None
-    """Extremes of the attention logits per head; None unless stats=True."""
+    stats: LogitStats
+    """Extremes of the attention logits per head."""
 
     @property
-    def logits(self) -> LogitStats | None:
+    def logits(self) -> LogitStats:
         """Another name of `stats`."""
         return self.stats
+
+
+class StatsOnRequest(Protocol):
+    """How `LSAttention` and `Block` are called, for type checkers: `nn.Module` says only that they return Any."""
+
+    @overload
+    def __call__(
+        self,
+        x: Tensor,
+        *,
+        positions: Tensor | None = ...,
+        segments: Tensor | None = ...,
+        cache: CacheLayer | None = ...,
+        stats: Literal[False] = ...,
+    ) -> Tensor: ...
+
+    @overload
+    def __call__(
+        self,
+        x: Tensor,
+        *,
+        positions: Tensor | None = ...,
+        segments: Tensor | None = ...,
+        cache: CacheLayer | None = ...,
+        stats: Literal[True],
+    ) -> LSAttentionResult: ...
+
+    @overload
+    def __call__(
+        self,
+        x: Tensor,
+        *,
+        positions: Tensor | None = ...,
+        segments: Tensor | None = ...,
+        cache: CacheLayer | None = ...,
+        stats: bool,
+    ) -> Tensor | LSAttentionResult: ...
 
 
 class LSAttention(nn.Module):
@@ -61,9 +98,15 @@ class LSAttention(nn.Module):
         chunk: attention within chunks of so many positions, without a cache; the whole sequence if None.
 
     >>> layer = LSAttention(64, HeadPlan.long_short(n_heads=4, n_global=1, window=16), positions="rotary")
-    >>> layer(torch.randn(2, 50, 64)).out.shape
+    >>> x = torch.randn(2, 50, 64)
+    >>> (x + layer(x)).shape
     torch.Size([2, 50, 64])
+    >>> layer(x, stats=True).stats.abs_max.shape
+    torch.Size([4])
     """
+
+    if TYPE_CHECKING:
+        __call__: StatsOnRequest
 
     def __init__(
         self,
@@ -120,8 +163,8 @@ class LSAttention(nn.Module):
         segments: Tensor | None = None,
         cache: CacheLayer | None = None,
         stats: bool = False,
-    ) -> LSAttentionResult:
-        """Attend within x (B, T, width), or with a cache, also to what came before.
+    ) -> Tensor | LSAttentionResult:
+        """Attend within x (B, T, width) and, with a cache, to what came before it. Returns (B, T, width).
 
         Args:
             positions: (T,) or (B, T) integers for the rotary angles; 0, 1, ... if None. Windows and ALiBi go by the
@@ -129,10 +172,17 @@ class LSAttention(nn.Module):
             segments: (B, T) integers; a token sees its own segment only, and a negative id is padding. With a cache,
                 of the cached positions too: (B, cache.length + T).
             cache: one of a cache's `layers`: x is appended to it, and positions continue from it. No gradients then.
-            stats: also return the extremes of the logits.
+            stats: return an `LSAttentionResult` instead, which also has the extremes of the logits.
         """
         if cache is not None:
-            return self._forward_cached(x, positions, segments, cache, stats)
+            out, found = self._attend_cached(x, positions, segments, cache, stats)
+        else:
+            out, found = self._attend(x, positions, segments, stats)
+        return LSAttentionResult(out, found) if found is not None else out
+
+    def _attend(
+        self, x: Tensor, positions: Tensor | None, segments: Tensor | None, stats: bool
+    ) -> tuple[Tensor, LogitStats | None]:
         q, k, v = self.heads(x, positions)
         options: dict[str, Any] = {"softcap": self.softcap, "segments": segments, "stats": stats}
         options |= {"causal": self.causal, "smoothing": self.smoothing, "backend": self.backend}
@@ -141,12 +191,12 @@ class LSAttention(nn.Module):
         else:
             result = attend_within_chunks(q, k, v, self.plan, self.chunk, **options)
         out = self.out(result.out.transpose(1, 2).flatten(-2))
-        return LSAttentionResult(self.dropout(out), result.stats)
+        return self.dropout(out), result.stats
 
     @torch.no_grad()
-    def _forward_cached(
+    def _attend_cached(
         self, x: Tensor, positions: Tensor | None, segments: Tensor | None, cache: CacheLayer, stats: bool
-    ) -> LSAttentionResult:
+    ) -> tuple[Tensor, LogitStats | None]:
         self.check_cacheable()
         if not self.fits(cache):
             raise ValueError("cache must have the plan, KV heads, head dim and smoothing of this layer")
@@ -155,7 +205,7 @@ class LSAttention(nn.Module):
         q, k, v = self.heads(x, positions)
         attended = cache.attend(q, k, v, softcap=self.softcap, segments=segments, stats=stats, backend=self.backend)
         out = self.out(attended.out.transpose(1, 2).flatten(-2))
-        return LSAttentionResult(self.dropout(out), attended.stats)
+        return self.dropout(out), attended.stats
 
     def fits(self, cache: CacheLayer) -> bool:
         """Is the cache made for a layer like this?"""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor, nn
 
-from longshort.nn.attention import LSAttention, LSAttentionResult
+from longshort.nn.attention import LSAttention, LSAttentionResult, StatsOnRequest
 from longshort.nn.layer_cache import CacheLayer
 from longshort.nn.norms import SequenceBatchNorm
 from longshort.nn.sigma_reparam import linear
@@ -43,9 +45,12 @@ class Block(nn.Module):
     >>> import torch
     >>> from longshort import HeadPlan
     >>> block = Block(64, LSAttention(64, HeadPlan.full(4)), MLP(64, 256))
-    >>> block(torch.randn(2, 10, 64)).out.shape
+    >>> block(torch.randn(2, 10, 64)).shape
     torch.Size([2, 10, 64])
     """
+
+    if TYPE_CHECKING:
+        __call__: StatsOnRequest
 
     def __init__(self, width: int, attention: LSAttention, mlp: MLP, *, bias: bool = False, eps: float = 1e-5) -> None:
         super().__init__()
@@ -62,12 +67,16 @@ class Block(nn.Module):
         segments: Tensor | None = None,
         cache: CacheLayer | None = None,
         stats: bool = False,
-    ) -> LSAttentionResult:
-        """The residual stream (B, T, width) after the block, with the logit statistics of its attention."""
+    ) -> Tensor | LSAttentionResult:
+        """The residual stream (B, T, width) after the block; with `stats`, also the statistics of its attention."""
         normalised = apply_norm(self.attention_norm, x, segments)
         attended = self.attention(normalised, positions=positions, segments=segments, cache=cache, stats=stats)
-        x = x + attended.out
-        return LSAttentionResult(x + self.mlp(apply_norm(self.mlp_norm, x, segments)), attended.stats)
+        found = None
+        if isinstance(attended, LSAttentionResult):
+            attended, found = attended
+        x = x + attended
+        x = x + self.mlp(apply_norm(self.mlp_norm, x, segments))
+        return x if found is None else LSAttentionResult(x, found)
 
 
 def apply_norm(norm: nn.Module, x: Tensor, segments: Tensor | None) -> Tensor:
