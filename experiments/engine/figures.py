@@ -8,7 +8,7 @@ from typing import Any
 from experiments.engine.measures import perplexity
 from longshort.report.charts import drawing, log_ticks
 from longshort.report.figures import frame
-from longshort.report.theme import DASHES, LIGHT
+from longshort.report.theme import DASHES, LIGHT, method_styles
 
 SIZE = 250
 """Pixels of one panel's width."""
@@ -35,8 +35,9 @@ def lines(
     axis of a share goes from 0 to 100 %.
     """
     alt = drawing()
-    palette = len(LIGHT["category"])
-    dashes = [DASHES[(i // palette) % len(DASHES)] for i in range(len(names))]
+    styles = method_styles(names, LIGHT)
+    dashes = [style.dash for style in styles]
+    colors = alt.Scale(domain=list(names), range=[style.color for style in styles])
     legend = alt.Legend(title=None, orient="right", symbolType="stroke")
     whole = {"scale": alt.Scale(domain=[0, 1]), "axis": alt.Axis(format=".0%", tickCount=5)}
     encoding = {
@@ -46,10 +47,10 @@ def lines(
             title=y_title,
             **(whole if share else {"scale": _scale(log, nice=not log), "axis": _axis(rows, y, log)}),
         ),
-        "color": alt.Color("series:N", scale=alt.Scale(domain=list(names)), legend=legend),
+        "color": alt.Color("series:N", scale=colors, legend=legend),
         "detail": "detail:N",
     }
-    if len(names) > palette:
+    if any(dash != DASHES[0] for dash in dashes):
         scale = alt.Scale(domain=list(names), range=dashes)
         encoding["strokeDash"] = alt.StrokeDash("series:N", scale=scale, legend=legend)
     chart = frame(rows).mark_line(point={"size": 30} if points else False, strokeWidth=1.8).encode(**encoding)

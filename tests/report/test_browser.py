@@ -74,9 +74,9 @@ def test_colours_follow_the_preferred_scheme(shown, dark):
     drawn = browser.evaluate(
         "[...document.querySelectorAll('.chart .mark-line path')].map(p => p.getAttribute('stroke'))"
     )
-    assert set(colors["category"][:3]) <= set(drawn)
+    assert set(colors["category"][:3]) <= set(drawn)  # ls, plain, and one of no known method
     assert browser.evaluate("getComputedStyle(document.querySelector('.swatch')).backgroundColor") == rgb(
-        colors["category"][0]
+        colors["category"][1]
     )
     assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == rgb(colors["page"])
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from longshort.report.datasets import Datasets, rows
-from longshort.report.theme import DASHES, LIGHT, NOT_FINITE, vega_config
+from longshort.report.theme import DASHES, LIGHT, NOT_FINITE, method_styles, vega_config
 from longshort.runs import Run
 
 if TYPE_CHECKING:
@@ -234,11 +234,10 @@ class Charts:
         return self.alt.Color("variant:N", scale=self.alt.Scale(domain=self.variants), legend=self._legend())
 
     def _series(self) -> dict[str, Any]:
-        """Colour, and a dash for the variants beyond the palette."""
-        palette = len(LIGHT["category"])
-        if len(self.variants) <= palette:
+        """Colour, and dashes where a variant has one."""
+        dashes = [style.dash for style in method_styles(self.variants, LIGHT)]
+        if all(dash == DASHES[0] for dash in dashes):
             return {"color": self._color()}
-        dashes = [DASHES[(i // palette) % len(DASHES)] for i in range(len(self.variants))]
         scale = self.alt.Scale(domain=self.variants, range=dashes)
         dash = self.alt.StrokeDash("variant:N", scale=scale, legend=self._legend())
         return {"color": self._color(), "strokeDash": dash}
@@ -338,5 +337,6 @@ def with_data(spec: dict[str, Any], datasets: Datasets, colors: dict[str, Any] =
     """A specification that stands alone: data and theme included."""
     named: dict[str, Any] = {name: rows(tables) for name, tables in datasets.tables.items()}
     named |= {f"heat-{index}": heat for index, heat in enumerate(datasets.heat)}
-    config = vega_config(colors) | {"background": colors["card"], "padding": 20}
+    names = list(dict.fromkeys(table["constants"]["variant"] for table in datasets.tables["curve"]))
+    config = vega_config(colors, names) | {"background": colors["card"], "padding": 20}
     return {**spec, "datasets": named, "config": config}

@@ -80,12 +80,13 @@ def render(runs: Sequence[Run], data: datasets.Datasets, title: str, out: Path) 
     )
     environment.filters |= {"number": comparison.number, "count": lambda value: f"{value:,}"}
     variants = comparison.group(runs)
+    names = [variant.name for variant in variants]
     answers = any(run.final_accuracy is not None for run in runs)
     return environment.get_template("page.html.j2").render(
         title=title,
         runs=runs,
         variants=variants,
-        colors={variant.name: divmod(i, len(theme.LIGHT["category"])) for i, variant in enumerate(variants)},
+        places={variant.name: i for i, variant in enumerate(variants)},
         summary=comparison.summary(variants),
         table=[_table_row(variant, answers=answers) for variant in variants],
         answers=answers,
@@ -99,7 +100,7 @@ def render(runs: Sequence[Run], data: datasets.Datasets, title: str, out: Path) 
         report_command=shlex.join(["longshort", "report", *(str(run.path) for run in runs), "--out", str(out)]),
         config_name=config_name,
         as_link=lambda text: f"data:text/yaml;charset=utf-8,{quote(text)}",
-        themes={"light": theme.LIGHT, "dark": theme.DARK},
+        themes=[(colors, theme.method_styles(names, colors)) for colors in (theme.LIGHT, theme.DARK)],
         not_finite=theme.NOT_FINITE,
         font=theme.FONT,
         payload=_script_json(_payload(runs, data)),
@@ -118,7 +119,8 @@ def _payload(runs: Sequence[Run], data: datasets.Datasets) -> dict[str, Any]:
     if data.logit_range:
         specs |= {f"logits-{x}": charts.logits(x) for x in X_AXES}
         specs |= {f"heat-{i}": charts.heat(i) for i, rows in enumerate(data.heat) if rows}
-    themes = {name: theme.vega_config(colors) for name, colors in (("light", theme.LIGHT), ("dark", theme.DARK))}
+    both = (("light", theme.LIGHT), ("dark", theme.DARK))
+    themes = {name: theme.vega_config(colors, charts.variants) for name, colors in both}
     return {"specs": specs, "tables": data.tables, "heat": data.heat, "themes": themes}
 
 
