@@ -127,6 +127,62 @@ def test_layer_returns_the_tensor_alone_unless_statistics_are_asked_for(cached: 
     assert torch.equal(x + results[0], x + results[1].out)
 
 
+@pytest.mark.parametrize("bias", [(False, False), (True, True), (True, False)], ids=str)
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("fused", [False, True])
+def test_projections_of_another_attention_carry_over(fused: bool, kv_heads: int, bias: tuple[bool, bool]) -> None:
+    torch.manual_seed(0)
+    x, sizes = torch.randn(2, LENGTH, WIDTH), (HEADS * 8, kv_heads * 8, kv_heads * 8)
+    parts = [torch.nn.Linear(WIDTH, size, bias=bias[0]) for size in sizes]
+    back = torch.nn.Linear(HEADS * 8, WIDTH, bias=bias[1])
+    q, k, v = (part(x).unflatten(-1, (-1, 8)).transpose(1, 2) for part in parts)
+    attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    expected = back(attended.transpose(1, 2).flatten(-2))
+    given: Any = parts
+    if fused:
+        given = torch.nn.Linear(WIDTH, sum(sizes), bias=bias[0])
+        given.load_state_dict(
+            {name: torch.cat([dict(part.named_parameters())[name] for part in parts]) for name in given.state_dict()}
+        )
+    layer = LSAttention.from_projections(HeadPlan.full(HEADS), qkv=given, out=back)
+    torch.testing.assert_close(layer(x), expected)
+    assert (layer.qkv.bias is not None, layer.out.bias is not None) == bias
+    assert layer.n_kv_heads == kv_heads
+
+
+def test_carried_weights_are_copies_with_their_dtype_mode_and_frozenness() -> None:
+    qkv, back = torch.nn.Linear(8, 24, dtype=torch.float64), torch.nn.Linear(8, 8, dtype=torch.float64).eval()
+    qkv.weight.requires_grad_(False)
+    layer = LSAttention.from_projections(HeadPlan.full(2), qkv=qkv, out=back, qk_norm="head", dropout=0.5)
+    assert {parameter.dtype for parameter in layer.parameters()} == {torch.float64}
+    assert not layer.qkv.weight.requires_grad and layer.out.weight.requires_grad
+    assert not layer.training and layer.dropout.p == 0.5
+    torch.nn.init.zeros_(back.weight)
+    assert layer.out.weight.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (((8, 24), (9, 8)), "plan must have a number of heads that divides out's 9 inputs, got 2"),
+        (((8, 25), (8, 8)), "qkv must have 8 outputs for the 2 query heads of 4 and .* got 25"),
+        (((8, 8), (8, 8)), "qkv must have 8 outputs .* got 8"),
+        (((8, 8), (8, 4), (8, 8), (8, 8)), r"qkv must have 8 outputs .* got 8 \+ 4 \+ 8"),
+        (((8, 8), (8, 8), (8, 8)), "qkv must be one layer, or one each for queries, keys and values, got 2"),
+        (((8, 24), (8, 7)), "qkv must have as many inputs as out has outputs, got 8 and 7"),
+    ],
+)
+def test_projections_that_do_not_fit_are_a_clear_error(sizes: tuple[tuple[int, int], ...], message: str) -> None:
+    *qkv, back = (torch.nn.Linear(*size) for size in sizes)
+    with pytest.raises(ValueError, match=message):
+        LSAttention.from_projections(HeadPlan.full(2), qkv=qkv[0] if len(qkv) == 1 else qkv, out=back)
+
+
+def test_projections_that_are_not_linear_are_a_clear_error() -> None:
+    with pytest.raises(ValueError, match=r"out must be made of nn\.Linear, got Conv1d"):
+        LSAttention.from_projections(HeadPlan.full(2), qkv=torch.nn.Linear(8, 24), out=torch.nn.Conv1d(8, 8, 1))
+
+
 def test_dropout_acts_on_the_output_in_training_only() -> None:
     layer, x = build(dropout=0.5), torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
     kept = layer.train()(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, overload
 
 import torch
@@ -154,6 +155,43 @@ class LSAttention(nn.Module):
         self.q_norm = QKNorm(qk_norm, self.n_heads, self.head_dim) if qk_norm is not None else None
         self.k_norm = QKNorm(qk_norm, self.n_kv_heads, self.head_dim) if qk_norm is not None else None
         self.dropout = nn.Dropout(dropout)
+        self.watched: LogitStats | None = None
+        """Where to keep the extremes of all passes, statistics asked for or not: see `stability.watch_logits`."""
+
+    @classmethod
+    def from_projections(
+        cls, plan: HeadPlan, *, qkv: nn.Linear | Sequence[nn.Linear], out: nn.Linear, **options: Any
+    ) -> LSAttention:
+        """A layer with the weights of another attention, on their device and in their dtype.
+
+        With a plan of global heads alone it computes what the other one did, scaled by 1 / sqrt(head dim). The weights
+        are copied, so build the optimizer afterwards.
+
+        Args:
+            plan: reach of each query head; its length must be the other attention's number of heads.
+            qkv: the projection to queries, keys and values, fused in this order as in nanoGPT, or the three of them as
+                in Llama; fewer key/value than query heads (grouped queries) show in their sizes.
+            out: the projection back to the residual stream.
+            options: what weights do not show: positions, rope_theta, qk_norm, softcap, dropout, backend ...
+
+        >>> c_attn, c_proj = nn.Linear(64, 3 * 64), nn.Linear(64, 64)
+        >>> layer = LSAttention.from_projections(HeadPlan(windows=(None, 16, 16, 16)), qkv=c_attn, out=c_proj)
+        >>> torch.equal(layer.qkv.weight, c_attn.weight)
+        True
+        """
+        parts = [qkv] if isinstance(qkv, nn.Linear) else list(qkv)
+        head_dim, n_kv_heads = _projected_sizes(plan, parts, out)
+        sizes: dict[str, Any] = {"head_dim": head_dim, "n_kv_heads": n_kv_heads, "bias": False, "sigma_reparam": False}
+        layer = cls(out.out_features, plan, **sizes, **options).to(out.weight)
+        for mine, theirs in ((layer.qkv, parts), (layer.out, [out])):
+            trained = any(part.weight.requires_grad for part in theirs)
+            mine.weight = nn.Parameter(torch.cat([part.weight.detach() for part in theirs]), requires_grad=trained)
+            if any(part.bias is not None for part in theirs):
+                biases = [
+                    (part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias) for part in theirs
+                ]
+                mine.bias = nn.Parameter(torch.cat([bias.detach() for bias in biases]), requires_grad=trained)
+        return layer.train(out.training)
 
     def forward(
         self,
@@ -174,11 +212,17 @@ class LSAttention(nn.Module):
             cache: one of a cache's `layers`: x is appended to it, and positions continue from it. No gradients then.
             stats: return an `LSAttentionResult` instead, which also has the extremes of the logits.
         """
+        measured = stats or self.watched is not None
         if cache is not None:
-            out, found = self._attend_cached(x, positions, segments, cache, stats)
+            out, found = self._attend_cached(x, positions, segments, cache, measured)
         else:
-            out, found = self._attend(x, positions, segments, stats)
-        return LSAttentionResult(out, found) if found is not None else out
+            out, found = self._attend(x, positions, segments, measured)
+        if found is None:
+            return out
+        if self.watched is not None:
+            self.watched.max.copy_(torch.maximum(self.watched.max, found.max))
+            self.watched.min.copy_(torch.minimum(self.watched.min, found.min))
+        return LSAttentionResult(out, found) if stats else out
 
     def _attend(
         self, x: Tensor, positions: Tensor | None, segments: Tensor | None, stats: bool
@@ -248,6 +292,32 @@ def _head_dim(width: int, plan: HeadPlan, head_dim: int | None) -> int:
     if width < 1 or width % plan.n_heads:
         raise ValueError(f"width must be a multiple of the plan's {plan.n_heads} heads, or give head_dim; got {width}")
     return width // plan.n_heads
+
+
+def _projected_sizes(plan: HeadPlan, qkv: list[nn.Linear], out: nn.Linear) -> tuple[int, int]:
+    """Head dim and KV heads of an attention that has these projections."""
+    for name, part in (*(("qkv", part) for part in qkv), ("out", out)):
+        if not isinstance(part, nn.Linear):
+            raise ValueError(f"{name} must be made of nn.Linear, got {type(part).__name__}")
+    if len(qkv) not in (1, 3):
+        raise ValueError(f"qkv must be one layer, or one each for queries, keys and values, got {len(qkv)}")
+    heads = plan.n_heads
+    if out.in_features % heads:
+        raise ValueError(f"plan must have a number of heads that divides out's {out.in_features} inputs, got {heads}")
+    head_dim = out.in_features // heads
+    rows = [part.out_features for part in qkv]
+    expected = [out.in_features, (sum(rows) - out.in_features) // 2, (sum(rows) - out.in_features) // 2]
+    n_kv_heads = expected[1] // head_dim
+    if n_kv_heads < 1 or sum(rows) != (heads + 2 * n_kv_heads) * head_dim or (len(rows) == 3 and rows != expected):
+        raise ValueError(
+            f"qkv must have {out.in_features} outputs for the {heads} query heads of {head_dim} and equally many for "
+            f"keys and values, got {' + '.join(map(str, rows))}"
+        )
+    if any(part.in_features != out.out_features for part in qkv):
+        raise ValueError(
+            f"qkv must have as many inputs as out has outputs, got {qkv[0].in_features} and {out.out_features}"
+        )
+    return head_dim, n_kv_heads
 
 
 def _checked_chunk(chunk: int | None) -> int | None:

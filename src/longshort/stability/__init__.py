@@ -5,6 +5,7 @@ from longshort.stability.entropy import attention_entropy
 from longshort.stability.guard import SpikeGuard, Verdict
 from longshort.stability.meter import LogitMeter
 from longshort.stability.qk_clip import qk_clip
+from longshort.stability.watch import watch_logits
 
 __all__ = [
     "LogitMeter",
@@ -13,4 +14,5 @@ __all__ = [
     "Verdict",
     "attention_entropy",
     "qk_clip",
+    "watch_logits",
 ]

@@ -1,0 +1,42 @@
+"""Every head's logits while any model runs that has `LSAttention` in it, the model's own code unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from longshort.nn import LSAttention
+from longshort.ops import LogitStats
+
+
+@contextmanager
+def watch_logits(model: nn.Module) -> Iterator[dict[int, LogitStats]]:
+    """Extremes of each head's logits over the forward passes within, by layer, in the order of `model.modules()`.
+
+    The op measures them as it runs and no hook is set, so a compiled model can be watched too; it compiles once more.
+    A layer that has not run has -inf as its largest logit.
+
+    >>> from longshort import HeadPlan
+    >>> plan = HeadPlan.long_short(n_heads=4, n_global=1, window=16)
+    >>> model = nn.Sequential(LSAttention(64, plan), nn.Linear(64, 64), LSAttention(64, plan))
+    >>> with watch_logits(model) as seen:
+    ...     _ = model(torch.randn(2, 50, 64))
+    >>> seen[1].abs_max.shape
+    torch.Size([4])
+    """
+    layers = [module for module in model.modules() if isinstance(module, LSAttention)]
+    if not layers:
+        raise ValueError(f"model must have an LSAttention layer, got a {type(model).__name__} without one")
+    if any(layer.watched is not None for layer in layers):
+        raise ValueError("model must not be watched already, got one inside another watch_logits")
+    for layer in layers:
+        largest = torch.full((layer.n_heads,), -torch.inf, device=layer.out.weight.device)
+        layer.watched = LogitStats(largest, -largest)
+    try:
+        yield {index: layer.watched for index, layer in enumerate(layers) if layer.watched is not None}
+    finally:
+        for layer in layers:
+            layer.watched = None
