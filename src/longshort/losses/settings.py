@@ -29,21 +29,21 @@ class LossSettings:
     """
 
     exponent: float = 1.0
-    """From 0 to 1; scores s become sign(s) |s|^exponent. 1: plain cross-entropy."""
+    """Scores s become sign(s) |s|^exponent before the softmax; 1 is plain cross-entropy."""
     linear_below: float = 0.01
-    """The size of a score below which the transform is linear."""
+    """Size of a score below which that transform is linear."""
     z_loss: float = 0.0
     """Weight of the mean squared log-sum-exp of the output logits in the training loss; evaluation leaves it out."""
     chunk: int | None = None
-    """Tokens whose output logits exist at one time in the loss; about 64 MB of them if None."""
+    """Tokens whose output logits the loss holds at a time; as many as fill about 64 MB if None."""
 
     def __post_init__(self) -> None:
         check_exponent("exponent", self.exponent, "linear_below", self.linear_below)
         z_loss, chunk = self.z_loss, self.chunk
         if isinstance(z_loss, bool) or not isinstance(z_loss, int | float) or not 0 <= z_loss <= 1e30:
-            raise ValueError(f"z_loss must be a number from 0 to 1e+30, got {z_loss!r}")
+            raise ValueError(f"z_loss must be {RANGES['z_loss']}, got {z_loss!r}")
         if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or not 1 <= chunk < 2**63):
-            raise ValueError(f"chunk must be None or an integer from 1 to 2^63 - 1, got {chunk!r}")
+            raise ValueError(f"chunk must be {RANGES['chunk']}, got {chunk!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON or YAML."""
@@ -77,3 +77,12 @@ class LossSettings:
             exponent=self.exponent,
             linear_below=self.linear_below,
         )
+
+
+RANGES = {
+    "exponent": "a number from 0 to 1",
+    "linear_below": "a number from 1e-30 to 1e+30",
+    "z_loss": "a number from 0 to 1e+30",
+    "chunk": "None or an integer from 1 to 2^63 - 1",
+}
+"""What each setting must be, in words; `check_exponent` holds the first two to it."""

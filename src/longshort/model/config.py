@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from longshort.heads import HeadPlan
 from longshort.losses import LossSettings
@@ -65,11 +65,11 @@ class GPTConfig:
     head_dim: int | None = None
     """Features per head; width / n_heads if None."""
     ff_multiplier: int = 4
-    """Hidden features of the MLP, in widths."""
+    """Hidden features of the MLP, as a multiple of the width."""
     n_global: int | None = None
     """Global heads per layer; they come first."""
     window: int | None = None
-    """Keys that each other head sees, the current one included."""
+    """Keys that each local head sees, the current one included."""
     plan: HeadPlan | None = None
     """Reach of each head, the same in all layers."""
     plans: tuple[HeadPlan, ...] | None = None
@@ -85,37 +85,37 @@ class GPTConfig:
     qk_norm: str | None = None
     """RMS norm of queries and keys: head (per head, with gain), width (over all heads, with gain), plain (no gain)."""
     softcap: float | None = None
-    """Attention logits become softcap * tanh(logits / softcap)."""
+    """Attention logits become softcap * tanh(logits / softcap); off if None."""
     sigma_reparam: bool = False
-    """Every linear layer of the blocks at spectral norm gamma; call `nn.update_sigma` after each optimizer step."""
+    """Hold every linear layer of the blocks at a learned spectral norm; a training loop of your own calls
+    `nn.update_sigma` after each optimizer step."""
     loss: LossSettings = field(default_factory=LossSettings)
     """What the loss is made of, which the logits match; `z_loss` and `loss_chunk` are other spellings of two of it."""
     dropout: float = 0.0
-    """On the embeddings and on the output of each attention and MLP."""
+    """Dropout rate of the embeddings and of the output of each attention and MLP."""
     bias: bool = False
-    """Biases in the linear layers and norms; the head never has one."""
+    """Give the linear layers and norms biases; the output head never has one."""
     tie_embeddings: bool = False
-    """Use the embedding matrix as the head."""
+    """Use the embedding matrix as the output head."""
     norm_eps: float = 1e-5
     """Epsilon of the layer norms."""
     init_std: float = 0.02
-    """Standard deviation of the initial weights; projections into the residual stream: / sqrt(2 n_layers)."""
+    """Standard deviation of the initial weights; divided by sqrt(2 n_layers) where a layer writes to the residual."""
     backend: str = "auto"
-    """Backend of the attention op; PyTorch's own, "sdpa" and "flex", are to compare with and give no statistics."""
+    """Backend of the attention op; PyTorch's own, sdpa and flex, are for comparison and give no logit statistics."""
     smoothing: int | None = None
     """Width of LaS smoothing: each value is averaged with the ones before it; none if None or 1."""
     smoothing_side: str = "causal"
-    """causal, or centred, which looks ahead: a language model refuses it."""
+    """Values that smoothing averages: causal (those before), or centred (both sides; classifiers only)."""
     smoothing_stage: str = "after"
-    """after the softmax, or before it (pooled logits: an experiment, with backend reference)."""
+    """Smooth after the softmax, or before it (pooled logits: an experiment that needs backend reference)."""
     attention_chunk: int | None = None
-    """Attention within chunks of so many positions, which no cache serves; the whole sequence if None."""
+    """Keep attention within chunks of this many positions, without a cache; the whole sequence if None."""
 
     def __post_init__(self) -> None:
         if isinstance(self.plans, list):
             object.__setattr__(self, "plans", tuple(self.plans))
-        _check_numbers(self)
-        _check_choices(self)
+        _check_fields(self)
         _check_reach(self)
 
     @classmethod
@@ -206,7 +206,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-medium": _GPT2 | {"n_layers": 24, "width": 1024, "n_heads": 16},
 }
 """The paper's models (arXiv 2505.15548, as in the author's code), GPT-2's shapes with LS-attention, and `tiny`, the
-model of configs/tiny.yaml: a laptop trains it on bytes.
+model of the configuration `tiny`: a laptop trains it on bytes.
 
 GPT-2's vocabulary stays at 50,257, the tokenizer's and the checkpoints' size; `vocab_size=50304` is a multiple of 64.
 """
@@ -226,40 +226,68 @@ def _with_one_loss(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in LOSS_ALIASES} | {"loss": loss}
 
 
-_OPTIONAL_COUNTS = ("n_kv_heads", "head_dim", "window", "smoothing", "attention_chunk")
-_LARGEST_COUNTS = {"n_layers": 10_000, "n_heads": 10_000}
+class Range(NamedTuple):
+    """What a value must be, in words and as a test that NaN fails."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def _count(most: int = 2**31 - 1, words: str = "2^31 - 1") -> Range:
+    return Range(f"an integer from 1 to {words}", lambda value: _is_count(value) and value <= most)
+
+
+def _one_of(choices: Iterable[str]) -> Range:
+    return Range(f"one of {', '.join(choices)}", lambda value: value in tuple(choices))
+
+
+def _optional(right: Range) -> Range:
+    return Range(f"None or {right.words}", lambda value: value is None or right.holds(value))
+
+
+_POSITIVE = Range("a number from 1e-30 to 1e+30", lambda value: _is_real(value) and 1e-30 <= value <= 1e30)
+"""Kernels hold it, and its inverse, in fp32."""
+_SWITCH = Range("True or False", lambda value: isinstance(value, bool))
+_PLANNED = _count(10_000, "10,000")
 """A plan is written out for each head, and a block for each layer; other counts are 32-bit numbers of kernels."""
 
+RANGES: dict[str, Range] = {
+    "vocab_size": _count(),
+    "context": _count(),
+    "n_layers": _PLANNED,
+    "width": _count(),
+    "n_heads": _PLANNED,
+    "n_kv_heads": _optional(_count()),
+    "head_dim": _optional(_count()),
+    "ff_multiplier": _count(),
+    "window": _optional(_count()),
+    "positions": _one_of(POSITIONS),
+    "restart_positions": _SWITCH,
+    "rope_theta": _POSITIVE,
+    "activation": _one_of(ACTIVATIONS),
+    "qk_norm": _optional(_one_of(QK_NORMS)),
+    "softcap": _optional(_POSITIVE),
+    "sigma_reparam": _SWITCH,
+    "dropout": Range("a number from 0 up to, not including, 1", lambda value: _is_real(value) and 0 <= value < 1),
+    "bias": _SWITCH,
+    "tie_embeddings": _SWITCH,
+    "norm_eps": _POSITIVE,
+    "init_std": _POSITIVE,
+    "backend": _one_of(BACKENDS),
+    "smoothing": _optional(_count()),
+    "smoothing_side": _one_of(SIDES),
+    "smoothing_stage": _one_of(STAGES),
+    "attention_chunk": _optional(_count()),
+}
+"""What each field must be on its own; the reach of the heads and the loss are checked by themselves."""
 
-def _check_numbers(config: GPTConfig) -> None:
-    for name in (*_REQUIRED, "ff_multiplier", *_OPTIONAL_COUNTS):
-        value, right, most = getattr(config, name), "an integer >= 1", _LARGEST_COUNTS.get(name, 2**31 - 1)
-        if name in _OPTIONAL_COUNTS:
-            right = f"None or {right}"
-            if value is None:
-                continue
-        _check(name, value, right, _is_count(value))
-        _check(name, value, f"at most {most:,}", value <= most)
-    for name in ("rope_theta", "norm_eps", "init_std"):
-        value = getattr(config, name)
-        _check(name, value, _POSITIVE, _is_positive(value))
-    softcap, dropout = config.softcap, config.dropout
-    _check("softcap", softcap, f"None or {_POSITIVE}", softcap is None or _is_positive(softcap))
-    _check("dropout", dropout, "a number from 0 up to, not including, 1", _is_real(dropout) and 0 <= dropout < 1)
 
-
-def _check_choices(config: GPTConfig) -> None:
-    for name, choices in (("positions", POSITIONS), ("activation", tuple(ACTIVATIONS)), ("backend", BACKENDS)):
-        _check(name, getattr(config, name), f"one of {', '.join(choices)}", getattr(config, name) in choices)
-    norms = f"None or one of {', '.join(QK_NORMS)}"
-    _check("qk_norm", config.qk_norm, norms, config.qk_norm is None or config.qk_norm in QK_NORMS)
-    for name, choices in (("smoothing_side", SIDES), ("smoothing_stage", STAGES)):
-        _check(name, getattr(config, name), f"one of {', '.join(choices)}", getattr(config, name) in choices)
+def _check_fields(config: GPTConfig) -> None:
+    for name, right in RANGES.items():
+        _check(name, getattr(config, name), right.words, right.holds(getattr(config, name)))
     if config.smoothing_side == "centred":
         odd = config.smoothing is None or config.smoothing % 2
         _check("smoothing", config.smoothing, "odd where smoothing_side is centred", odd)
-    for name in ("restart_positions", "sigma_reparam", "bias", "tie_embeddings"):
-        _check(name, getattr(config, name), "True or False", isinstance(getattr(config, name), bool))
 
 
 def _check_reach(config: GPTConfig) -> None:
@@ -315,11 +343,3 @@ def _is_count(value: object) -> bool:
 
 def _is_real(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-_POSITIVE = "a number from 1e-30 to 1e+30"
-"""Kernels hold it, and its inverse, in fp32."""
-
-
-def _is_positive(value: object) -> bool:
-    return _is_real(value) and 1e-30 <= value <= 1e30

@@ -15,13 +15,11 @@ from typing import Any
 from longshort.data.tasks import TASKS, TaskSettings, classes_of, task_length
 from longshort.losses import LossSettings
 from longshort.model import GPTConfig
-from longshort.model.classifier import NORMS
 from longshort.model.config import LOSS_ALIASES
-from longshort.train.ranges import RANGES, check_range
+from longshort.train.ranges import CHOICES, RANGES, check_value
 from longshort.train.values import (
     ConfigError,
     check_known,
-    check_one_of,
     mapping,
     parse_yaml,
     read_yaml,
@@ -35,15 +33,16 @@ class DataConfig:
     """Where tokens come from and how they are cut into batches."""
 
     path: str | None = None
-    """Folder that `longshort data` made; None is the standard library of the running Python, as bytes."""
+    """Folder that `longshort data` made; if None, the text of Python's standard library, as bytes."""
     length: int | None = None
-    """Tokens in a row; the model's context if None."""
+    """Tokens per sequence; the model's context if None."""
     batch_size: int = 16
-    """Rows in one optimizer step, over all ranks and micro-batches."""
+    """Sequences per optimizer step, over all ranks and micro-batches."""
     segments: bool = False
-    """Attention stays within a document, and the documents packed in a row do not see each other."""
+    """Keep attention within a document, so that documents packed into one sequence do not see each other."""
     corruption: float = 0.0
-    """Share of training tokens that random ones replace, the same in every epoch; validation text stays clean."""
+    """Share of the training tokens that are replaced by random ones, the same ones in every epoch; validation text
+    stays clean."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +50,11 @@ class TaskConfig(TaskSettings):
     """Examples with answers in place of text. `task=listops`, on the command line or in YAML, means `task.name`."""
 
     name: str | None = None
-    """One of `longshort.data.tasks.TASKS`; None trains on text."""
+    """Task to train on; text if None. `task=listops` on the command line sets it."""
     causal: bool = False
-    """Classifiers: a token sees nothing that follows it. Tasks with marked positions are causal in any case."""
+    """Classifiers only: no token sees what follows it. Tasks with marked positions are always causal."""
     norm: str = "layer"
-    """Classifiers: layer or batch."""
+    """Classifiers only: layer norm, or batch norm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +62,13 @@ class OptimizerConfig:
     """AdamW; weight decay acts on tensors of two or more dimensions, embeddings too, as the paper's author has it."""
 
     lr: float = 6e-4
+    """Peak learning rate, which the warm-up reaches."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of Adam's running means of the gradient and of its square."""
     eps: float = 1e-8
+    """Added to the denominator of Adam's update."""
     weight_decay: float = 0.1
+    """Decoupled weight decay of matrices and embeddings; biases and norms have none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,53 +76,56 @@ class ScheduleConfig:
     """Learning rate over steps: a linear warm-up, then `kind`."""
 
     kind: str = "constant"
-    """constant, cosine (down to floor * lr at the last step) or wsd (warm-up, stable, decay)."""
+    """Learning rate after the warm-up: constant, cosine (falls to floor * lr at the last step) or wsd (stable, then a
+    linear decay to floor * lr)."""
     warmup: int = 100
     """Steps of linear warm-up."""
     floor: float = 0.1
     """Final learning rate of cosine and wsd, as a fraction of lr."""
     decay: float = 0.2
-    """wsd: the share of all steps, at the end, in which the rate falls linearly to the floor."""
+    """Share of all steps, at the end of the run, over which wsd decays."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """How long, on what, and where to."""
+    """How long to train, on what device, and where to write."""
 
     out: str = "runs/default"
-    """Folder of the run: metrics, checkpoints. A run found there is resumed."""
+    """Folder of the run: metrics and checkpoints. A run found there is resumed."""
     variant: str | None = None
-    """Name under which seeds of the same set-up are grouped in comparisons and reports."""
+    """Name under which comparisons and reports group the seeds of one setting."""
     steps: int = 1000
     """Optimizer steps."""
     seed: int = 0
     """Seed of the weights, the data order and dropout."""
     device: str = "auto"
-    """auto (CUDA where there is one), cpu, or cuda."""
+    """auto (CUDA if there is a GPU, else cpu), cpu, cuda, or one GPU by its number, as in cuda:1."""
     precision: str = "auto"
-    """bf16 autocast, fp32, or auto (bf16 on CUDA, fp32 on the CPU)."""
+    """bf16 (autocast), fp32, or auto (bf16 on CUDA, fp32 on the CPU)."""
     deterministic: bool = False
-    """Two runs on one kind of GPU are equal to the bit, where PyTorch has such operations; else an error names them."""
+    """Make two runs on the same kind of GPU equal to the bit; an operation that PyTorch cannot make deterministic is
+    an error."""
     accumulate: int = 1
-    """Micro-batches in an optimizer step."""
+    """Micro-batches per optimizer step: more of them take less memory."""
     compile: bool = False
-    """torch.compile the model."""
+    """Compile the model with torch.compile."""
     compile_scope: str = "model"
-    """model: all of it, the faster step; block: one block, whose code serves all that are like it, the faster start."""
+    """model compiles all of it, for the fastest step; block compiles one block and reuses its code for the others,
+    for the fastest start."""
     cuda_graphs: bool = False
-    """Replay the compiled step as CUDA graphs: for small models on one GPU, which wait more for Python than for it."""
+    """Replay the compiled step as CUDA graphs: for small models on one GPU, which otherwise wait for Python."""
     checkpoint_activations: bool = False
-    """Recompute blocks in the backward pass instead of keeping their activations."""
+    """Recompute each block in the backward pass instead of keeping its activations: slower, in less memory."""
     eval_every: int = 100
-    """Steps between evaluations on the validation split; 0: none but the last."""
+    """Steps between evaluations on the validation split; 0 evaluates only at the end."""
     eval_batches: int = 8
-    """Batches of one evaluation; the same ones every time."""
+    """Batches per evaluation, the same ones every time."""
     save_every: int = 500
-    """Steps between checkpoints; 0: none but the last and the best."""
+    """Steps between checkpoints; 0 saves only the last and the best."""
     save_best: bool = True
     """Also save whenever the validation loss is the lowest so far."""
     keep: int = 2
-    """How many of the newest checkpoints to keep; the best by validation loss is kept besides, if it was saved."""
+    """How many of the newest checkpoints to keep; the best one, if saved, is kept as well."""
     tensorboard: bool = False
     """Also write TensorBoard events."""
     wandb: str | None = None
@@ -128,40 +134,43 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TelemetryConfig:
-    """What is measured beside the loss."""
+    """What is measured besides the loss."""
 
     logits_every: int = 10
-    """Steps between readings of every head's logit extremes; every step with QK-clip or the guard on; 0: never."""
+    """Steps between readings of every head's largest and smallest logit; 0 is never. QK-clip and the guard read them
+    at every step."""
     entropy_every: int = 0
-    """Steps between readings of every head's attention entropy on one row; 0: never."""
+    """Steps between readings of every head's attention entropy, on one sequence; 0 is never."""
     layer_gradients: bool = False
     """Record the gradient norm of every layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StabilityConfig:
-    """What steps in."""
+    """What acts against loss spikes, large gradients and large logits."""
 
     guard: str = "off"
-    """On a loss spike: off, warn, skip (drop the step), rollback (return to the last checkpoint and drop the batch)."""
+    """What to do on a loss spike: nothing (off), warn, skip (drop the step) or rollback (return to the last checkpoint
+    and drop the batch)."""
     guard_threshold: float = 8.0
-    """How many robust standard deviations above the median of accepted losses is a spike."""
+    """A spike is this many robust standard deviations above the median of the accepted losses."""
     guard_window: int = 200
-    """Accepted steps that the median is taken over."""
+    """Accepted steps over which the median is taken."""
     guard_warmup: int = 50
-    """Accepted steps before anything finite can be a spike."""
+    """Accepted steps before a finite loss can count as a spike."""
     guard_cap: int = 10
-    """Spikes in a row after which the new level is accepted; for rollback, rollbacks after which the run stops."""
+    """Spikes in succession after which the new level is accepted; with rollback, rollbacks after which the run
+    stops."""
     guard_cooldown: int = 20
-    """Steps after a rollback in which finite losses are accepted as they are."""
+    """Steps after a rollback in which every finite loss is accepted."""
     nonfinite_cap: int = 10
-    """Steps in a row with a loss or gradient that is not finite, after which the run stops as diverged; 0: never."""
+    """Steps in succession with a non-finite loss or gradient after which the run stops as diverged; 0 is never."""
     clip: str = "global"
-    """Gradient clipping: global (one norm), tensor (each against its own past, as AdaGC), none."""
+    """Gradient clipping: global (one norm for all), tensor (each tensor against its own past, as in AdaGC) or none."""
     clip_norm: float = 1.0
-    """Largest global gradient norm."""
+    """Largest gradient norm that global clipping lets through."""
     qk_clip: float | None = None
-    """Bound on the largest logit of a head, enforced on its weights after each step (100 in Kimi K2)."""
+    """Bound on every head's largest logit, enforced on its weights after each step (100 in Kimi K2); off if None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,11 +193,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         run, data = self.run, self.data
-        for key, choices in _CHOICES.items():
-            check_one_of(key, self._value(key), choices)
-        check_one_of("run.device", run.device.split(":")[0], ("auto", "cpu", "cuda"))
-        for key in RANGES:
-            check_range(key, self._value(key))
+        for key in (*CHOICES, *RANGES):
+            section, _, name = key.partition(".")
+            check_value(key, getattr(getattr(self, section), name))
         if self.stability.guard_warmup > self.stability.guard_window:
             raise ConfigError(
                 f"stability.guard_warmup must be at most stability.guard_window={self.stability.guard_window}, or it "
@@ -202,11 +209,6 @@ class TrainConfig:
                 f"data.batch_size must be a multiple of run.accumulate={run.accumulate}, got {data.batch_size}"
             )
         _check_task(self)
-
-    def _value(self, key: str) -> Any:
-        """That of `section.key`."""
-        section, _, name = key.partition(".")
-        return getattr(getattr(self, section), name)
 
     @property
     def loss(self) -> LossSettings:
@@ -257,15 +259,6 @@ class TrainConfig:
         return values
 
 
-_CHOICES = {
-    "schedule.kind": ("constant", "cosine", "wsd"),
-    "run.precision": ("auto", "fp32", "bf16"),
-    "run.compile_scope": ("model", "block"),
-    "stability.guard": ("off", "warn", "skip", "rollback"),
-    "stability.clip": ("global", "tensor", "none"),
-}
-
-
 def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     result = {name: {} if section is None else _named_values(name, section) for name, section in data.items()}
     result = _loss_in_its_section(result) if "model" in result else result
@@ -314,8 +307,6 @@ def _check_task(config: TrainConfig) -> None:
         if given:
             raise ConfigError(f"task.{given[0]} needs task.name, one of {', '.join(TASKS)}")
         return
-    check_one_of("task.name", task.name, tuple(TASKS))
-    check_one_of("task.norm", task.norm, NORMS)
     for name in ("path", "length", "segments", "corruption"):
         if getattr(data, name) != getattr(DataConfig(), name):
             raise ConfigError(f"data.{name} must not be set with a task, whose own settings are those of section task")

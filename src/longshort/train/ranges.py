@@ -1,22 +1,19 @@
-"""The range of every number of a configuration that is not the model's: one table, held before anything is built."""
+"""What each key of a configuration must be on its own: the ranges of numbers and the choices of names, checked before
+anything is built. Those of the model and the loss are in `longshort.model.config` and `longshort.losses.settings`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-from longshort.train.values import ConfigError
+from longshort.data.tasks import TASKS
+from longshort.model.classifier import NORMS
+from longshort.model.config import Range
+from longshort.train.values import ConfigError, check_one_of
 
 LARGEST_COUNT = 2**63 - 1
 LARGEST_NUMBER = 1e38
 """Kernels compute in fp32, which holds it and its inverse."""
-
-
-class Range(NamedTuple):
-    """What a number must be, in words and as a test that NaN fails."""
-
-    words: str
-    holds: Callable[[Any], bool]
 
 
 def _count(least: int) -> Range:
@@ -71,9 +68,26 @@ RANGES: dict[str, Range] = {
     "task.digits": _count(1),
 }
 
+CHOICES: dict[str, tuple[str, ...]] = {
+    "schedule.kind": ("constant", "cosine", "wsd"),
+    "run.device": ("auto", "cpu", "cuda"),
+    "run.precision": ("auto", "fp32", "bf16"),
+    "run.compile_scope": ("model", "block"),
+    "stability.guard": ("off", "warn", "skip", "rollback"),
+    "stability.clip": ("global", "tensor", "none"),
+    "task.name": tuple(TASKS),
+    "task.norm": NORMS,
+}
 
-def check_range(key: str, value: Any) -> None:
-    """Raise where the value of `section.key` is out of its range; None, where a key takes it, is in it."""
-    right = RANGES[key]
-    if value is not None and not right.holds(value):
-        raise ConfigError(f"{key} must be {right.words}, got {value!r}")
+
+def check_value(key: str, value: Any) -> None:
+    """Raise where the value of `section.key` is out of its range or none of its choices.
+
+    None passes: the types say which keys take it. `run.device` may end in the number of a GPU.
+    """
+    if value is None:
+        return
+    if key in CHOICES:
+        check_one_of(key, value.split(":")[0] if key == "run.device" else value, CHOICES[key])
+    if key in RANGES and not RANGES[key].holds(value):
+        raise ConfigError(f"{key} must be {RANGES[key].words}, got {value!r}")

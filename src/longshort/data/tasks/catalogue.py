@@ -20,25 +20,25 @@ class TaskSettings:
     """What may be chosen about a task; None is the published value. A task refuses settings that it does not have."""
 
     path: str | None = None
-    """Folder or file of a task that is read (text, image, smnist)."""
+    """Folder or file to read the task from: text, image and smnist only."""
     length: int | None = None
-    """Tokens of the longest row: listops, text, recall, passkey."""
+    """Tokens of the longest example, of listops, text, recall and passkey; the published length if None."""
     seed: int = 0
-    """Of the generated examples, and of which training rows are for validation; not the seed of the training."""
+    """Seed of the generated examples, or of the choice of validation examples; the training has its own, run.seed."""
     train: int | None = None
-    """Training examples; of a task that is read, the first so many."""
+    """Number of training examples; of a task that is read from files, the first so many. As published if None."""
     validation: int | None = None
-    """Validation examples."""
+    """Number of validation examples; as published if None."""
     test: int | None = None
-    """Test examples."""
+    """Number of test examples; as published if None."""
     paddles: int | None = None
-    """pathfinder: dashes of a long curve, 14 (hard), 9 or 6 (easy)."""
+    """Pathfinder only: dashes per long curve, from 4 to 14: 6 is easy, 9 medium, 14 hard (14 if None)."""
     pairs: int | None = None
-    """recall: keys with a value, and queries."""
+    """Recall only: number of key-value pairs, and of queries; 64 if None."""
     symbols: int | None = None
-    """recall: size of the vocabulary, half of it keys and half values."""
+    """Recall only: size of the vocabulary, half of it keys and half values; 8,192 if None."""
     digits: int | None = None
-    """passkey: digits of the number."""
+    """Passkey only: digits of the number to recall; 5 if None."""
 
 
 @dataclass(frozen=True, kw_only=True)
