@@ -238,7 +238,7 @@ def overrides(draw):
     return draw(st.sampled_from([f"{key}={value}"] * 9 + [f"{key}", f"{key}==", f"{key}:{value}"]))
 
 
-configs = st.sampled_from([*["good.yaml"] * 5 * len(PLACES), *PLACES])
+configs = st.sampled_from([*["good.yaml"] * 5 * len(PLACES), "tiny", "listops", *PLACES])
 places, news = st.sampled_from(PLACES), st.sampled_from(NEW)
 numbers = st.one_of(st.sampled_from(NUMBERS), st.sampled_from(HUGE), st.sampled_from(WORDS))
 texts = st.one_of(st.sampled_from(WORDS), st.text(max_size=5))
@@ -258,6 +258,11 @@ def options(**choices):
 SMALL = st.sampled_from(["0", "1", "2", "-1", "x", "", "1.5", "nan"])
 DEVICES = st.sampled_from(["cpu", "auto", "cuda", "cuda:7", "gpu", "", "meta", "mps", "\udcff"])
 COMMANDS = {
+    "config": st.tuples(
+        st.lists(st.one_of(st.sampled_from(keys()), st.sampled_from(["run", "model", "loss"]), texts), max_size=2),
+        options(preset=st.one_of(st.sampled_from(["tiny", "recall"]), texts)),
+        st.sampled_from([[], [], ["--preset"]]),
+    ),
     "train": st.tuples(configs, st.lists(overrides(), max_size=5)),
     "compare": st.tuples(
         configs,

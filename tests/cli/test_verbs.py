@@ -47,7 +47,7 @@ def test_train_takes_the_vocabulary_of_the_data_where_none_is_given_and_says_so(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (["run.step=3"], ["run has no key 'step'", "'steps'"]),
+        (["run.step=3"], ["run has no key 'step'", "did you mean run.steps?"]),
         (["run.steps"], ["section.key=value"]),
         (["data.path=nowhere"], ["nowhere"]),
         (["stability.guard_warmup=1000", "stability.guard=skip"], ["stability.guard_warmup"]),
@@ -61,7 +61,7 @@ def test_train_ends_in_one_line_on_bad_settings(yaml_file, tmp_path, changes, wo
 
 
 def test_train_ends_in_one_line_without_its_file_or_with_a_broken_one(tmp_path):
-    assert_one_line_error(run("train", tmp_path / "nowhere.yaml"), "cannot read", "nowhere.yaml")
+    assert_one_line_error(run("train", tmp_path / "nowhere.yaml"), "nowhere.yaml: no such file")
     (tmp_path / "broken.yaml").write_text("model: 5")
     assert_one_line_error(run("train", tmp_path / "broken.yaml"), "model must hold key: value pairs")
 

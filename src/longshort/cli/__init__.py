@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from longshort.cli import check, compare, data, demo, evaluate, export, generate, import_, moved, report, train
+from longshort.cli import check, compare, config, data, demo, evaluate, export, generate, import_, moved, report, train
 from longshort.cli.errors import OneLineGroup, one_line_errors
+from longshort.cli.help import CompareCommand, ConfigCommand
 from longshort.version import __version__
 
 __all__ = ["app", "one_line_errors"]
@@ -48,6 +49,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "demo": demo.demo,
     "check": check.check,
     "data": data.data,
+    "config": config.config,
     "train": train.train,
     "compare": compare.compare,
     "evaluate": evaluate.evaluate,
@@ -56,7 +58,8 @@ VERBS: dict[str, Callable[..., None]] = {
     "export": export.export,
     "import": import_.import_,
 }
+_HELP = {"config": ConfigCommand, "compare": CompareCommand}
 for _name, _verb in VERBS.items():
-    app.command(_name)(one_line_errors()(_verb))
+    app.command(_name, cls=_HELP.get(_name))(one_line_errors()(_verb))
 for _verb in (moved.reproduce, moved.bench):
     app.command(hidden=True, add_help_option=False, context_settings=moved.ANY_ARGUMENTS)(_verb)

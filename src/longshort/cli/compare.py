@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from longshort.cli.train import CONFIG_HELP, OVERRIDES_HELP
+
 
 def compare(
-    config: Annotated[Path, typer.Argument(help="YAML file of LS-attention; the other variants are changes to it.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ...")] = None,
+    config: Annotated[str, typer.Argument(help=f"{CONFIG_HELP} It has LS-attention; other variants change that.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help=OVERRIDES_HELP)] = None,
     variants: Annotated[str, typer.Option(help="Comma-separated names, or `all`.")] = "plain,ls",
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, from run.seed on.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; CPU threads are shared out among them.")] = 2,
@@ -18,7 +20,7 @@ def compare(
 ) -> None:
     """Train attention variants on the same data, seeds and steps. Ends in a table and a report. Resumable.
 
-    Example: longshort compare configs/tiny.yaml --variants plain,ls,qk-norm-head --seeds 3
+    Example: longshort compare tiny --variants plain,ls,qk-norm-head --seeds 3
     """
     from rich.console import Console
 

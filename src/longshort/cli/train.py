@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+CONFIG_HELP = "YAML file, or the name of a configuration of the package, such as tiny; a file of that name wins."
+OVERRIDES_HELP = "section.key=value ..., or task=NAME; `longshort config` lists the keys."
+
 
 def train(
-    config: Annotated[Path, typer.Argument(help="YAML file; see configs/ for examples.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ..., or task=NAME.")] = None,
+    config: Annotated[str, typer.Argument(help=CONFIG_HELP)],
+    overrides: Annotated[list[str] | None, typer.Argument(help=OVERRIDES_HELP)] = None,
 ) -> None:
     """Train a model, or resume the run in run.out. Under torchrun, on several processes.
 
-    Example: longshort train configs/tiny.yaml optimizer.lr=3e-3 run.out=runs/mine
+    Example: longshort train tiny data.path=data/mine optimizer.lr=3e-3 run.out=runs/mine
 
-    With task=NAME, on examples with answers: longshort train configs/listops.yaml
+    On examples with answers instead of text: longshort train recall
     """
     from longshort.train import TrainConfig
     from longshort.train import train as run_training

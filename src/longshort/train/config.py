@@ -1,11 +1,12 @@
 """What a training run is: sections of frozen records, read from YAML, overridden by `section.key=value`.
 
-An unknown key or a value of the wrong type is an error that names the key and the nearest one that exists.
+An unknown key or a value of the wrong type is an error that names the key and, if one is close, the key that was meant.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,15 +17,10 @@ from longshort.data.tasks import TASKS, TaskSettings, classes_of, task_length
 from longshort.losses import LossSettings
 from longshort.model import GPTConfig
 from longshort.model.config import LOSS_ALIASES
+from longshort.train.nearest import check_keys, check_sections, nearest
 from longshort.train.ranges import CHOICES, RANGES, check_value
-from longshort.train.values import (
-    ConfigError,
-    check_known,
-    mapping,
-    parse_yaml,
-    read_yaml,
-    typed,
-)
+from longshort.train.shipped import find_config
+from longshort.train.values import ConfigError, mapping, parse_yaml, read_yaml, typed
 from longshort.train.vocabulary import Message, with_vocabulary
 
 
@@ -229,7 +225,7 @@ class TrainConfig:
         A `model.vocab_size` that is not given, or null, is that of the data, and `message` is told so.
         """
         sections = typing.get_type_hints(cls)
-        check_known("section", data, [*sections, "loss"])
+        check_sections(data, _names())
         if "model" not in data:
             raise ConfigError("the section model is missing; for example model: {preset: tiny}")
         data = _loss_in_its_section(data)
@@ -242,8 +238,14 @@ class TrainConfig:
         return cls(model=_model(model, data["loss"]), **values)
 
     @classmethod
-    def load(cls, path: Path, overrides: Sequence[str] = (), message: Message = lambda text: None) -> TrainConfig:
-        """From a YAML file and `section.key=value` overrides; `message` as in `from_dict`."""
+    def load(
+        cls, source: str | Path, overrides: Sequence[str] = (), message: Message = lambda text: None
+    ) -> TrainConfig:
+        """From a YAML file, or the name of a configuration of the package, and `section.key=value` overrides.
+
+        `message` is as in `from_dict`.
+        """
+        path = find_config(source)
         return cls.from_dict(_overridden(mapping(str(path), read_yaml(path)), overrides), message)
 
     def with_overrides(self, overrides: Sequence[str]) -> TrainConfig:
@@ -259,6 +261,14 @@ class TrainConfig:
         return values
 
 
+@functools.cache
+def _names() -> dict[str, list[str]]:
+    """The keys of every section."""
+    sections = typing.get_type_hints(TrainConfig)
+    names = {name: list(typing.get_type_hints(kind)) for name, kind in sections.items()}
+    return {**names, "model": [*names["model"], "preset"], "loss": list(typing.get_type_hints(LossSettings))}
+
+
 def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     result = {name: {} if section is None else _named_values(name, section) for name, section in data.items()}
     result = _loss_in_its_section(result) if "model" in result else result
@@ -269,7 +279,9 @@ def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, 
         if section == "model" and key in LOSS_ALIASES:
             section, key = "loss", LOSS_ALIASES[key]
         if not (separator and dot and key):
-            raise ConfigError(f"an override looks like section.key=value, got {override!r}")
+            near = nearest(name, _names()) if separator and not dot else None
+            meant = f"; did you mean {near}={text}?" if near else ""
+            raise ConfigError(f"an override must be section.key=value, got {override!r}{meant}")
         result.setdefault(section, {})[key] = parse_yaml(name, text)
     return result
 
@@ -283,7 +295,7 @@ def _loss_in_its_section(data: Mapping[str, Any]) -> dict[str, Any]:
         {} if values is None else mapping(name, values)
         for name, values in (("loss", data.get("loss")), ("model.loss", model.pop("loss", None)))
     )
-    check_known("model.loss", own, typing.get_type_hints(LossSettings))
+    check_keys("loss", own, _names())
     found = {f"model.loss.{name}": (name, value) for name, value in own.items()}
     found |= {f"model.{alias}": (name, model.pop(alias)) for alias, name in LOSS_ALIASES.items() if alias in model}
     for where, (name, value) in found.items():
@@ -326,7 +338,7 @@ def _check_task(config: TrainConfig) -> None:
 def _model(values: dict[str, Any], loss: dict[str, Any]) -> GPTConfig:
     preset = values.pop("preset", None)
     hints = typing.get_type_hints(GPTConfig)
-    check_known("model", values, [*hints, "preset"])
+    check_keys("model", values, _names())
     plain = {
         key: value if key in ("plan", "plans") else typed(f"model.{key}", value, hints[key])
         for key, value in values.items()
@@ -341,7 +353,7 @@ def _model(values: dict[str, Any], loss: dict[str, Any]) -> GPTConfig:
 
 def _section(name: str, kind: type, values: Mapping[str, Any]) -> Any:
     hints = typing.get_type_hints(kind)
-    check_known(name, values, hints)
+    check_keys(name, values, _names())
     found = {key: typed(f"{name}.{key}", value, hints[key]) for key, value in values.items()}
     try:
         return kind(**found)

@@ -5,11 +5,10 @@ Why no library does this is in docs/notes/decisions.md.
 
 from __future__ import annotations
 
-import difflib
 import re
 import types
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,15 +109,6 @@ def typed(name: str, value: Any, kind: Any) -> Any:
 def is_text(value: str) -> bool:
     """Whether it can stand in a file name, a log and a terminal."""
     return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
-
-
-def check_known(where: str, given: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise on the first key that is not among the known ones; names the nearest. `where`: "section", or its name."""
-    for key in given:
-        if key not in known:
-            near = difflib.get_close_matches(str(key)[:100], list(known), n=1, cutoff=0.0)
-            what = "no section" if where == "section" else f"{where} has no key"
-            raise ConfigError(f"{what} {key!r}; the nearest is {near[0]!r}")
 
 
 def mapping(name: str, value: Any) -> dict[str, Any]:

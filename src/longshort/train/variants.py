@@ -8,6 +8,7 @@ from dataclasses import replace
 from longshort.heads import HeadPlan
 from longshort.train import TrainConfig
 
+Change = Callable[[TrainConfig], TrainConfig]
 LAS_MAX_DECAY = 0.001
 """The largest decay of the LaS variants; of the size that the paper's tasks were likely run with."""
 LAS_WIDTH = 5
@@ -15,22 +16,22 @@ LAS_WIDTH = 5
 
 
 def plain(config: TrainConfig) -> TrainConfig:
-    """Every head global, nothing else: the baseline."""
+    """Plain attention, every head global: the baseline."""
     return with_plan(config, HeadPlan.full(config.model.n_heads))
 
 
 def long_short(config: TrainConfig) -> TrainConfig:
-    """The configuration's own plan: a few global heads, the rest local."""
+    """The configuration's own plan: global heads and local ones."""
     return config
 
 
 def all_local(config: TrainConfig) -> TrainConfig:
-    """No global head."""
+    """No global head: every head sees the window alone."""
     return with_plan(config, HeadPlan(windows=(local_window(config),) * config.model.n_heads))
 
 
 def layer_wise(config: TrainConfig) -> TrainConfig:
-    """Whole layers local, every third one and the last global, as in models that alternate by layer (Gemma 3)."""
+    """Local layers, every third and the last global (as Gemma 3)."""
     heads, layers = config.model.n_heads, config.model.n_layers
     local, full = HeadPlan(windows=(local_window(config),) * heads), HeadPlan.full(heads)
     plans = tuple(full if layer % 3 == 2 or layer == layers - 1 else local for layer in range(layers))
@@ -38,17 +39,20 @@ def layer_wise(config: TrainConfig) -> TrainConfig:
 
 
 def decay_only(config: TrainConfig) -> TrainConfig:
-    """LaS without its smoothing: every head global, all but the first decaying."""
+    """LaS without its smoothing: all heads but the first decay."""
     return with_plan(config, HeadPlan.las(config.model.n_heads, max_decay=LAS_MAX_DECAY))
 
 
 def las(config: TrainConfig) -> TrainConfig:
-    """LaS attention (arXiv 2311.16620) in its causal form: decays, and one-sided smoothing."""
+    """LaS attention (arXiv 2311.16620): decays, causal smoothing."""
     return smoothed(decay_only(config))
 
 
 def las_before(config: TrainConfig) -> TrainConfig:
-    """LaS with the logits pooled before the softmax, as one summary of the paper has it: dense, by the reference."""
+    """LaS pooled before the softmax: dense, so not part of `all`.
+
+    One summary of the paper has it so. It needs the reference backend.
+    """
     config = las(config)
     return replace(config, model=replace(config.model, smoothing_stage="before", backend="reference"))
 
@@ -71,46 +75,60 @@ def local_window(config: TrainConfig) -> int:
     return min(windows)
 
 
-def _plain_with(**model: object) -> Callable[[TrainConfig], TrainConfig]:
+def _smoothing_only(config: TrainConfig) -> TrainConfig:
+    """LaS without its decays: plain attention, smoothed."""
+    return smoothed(plain(config))
+
+
+def _local_smoothed(config: TrainConfig) -> TrainConfig:
+    """The configuration's own plan, with LaS's smoothing."""
+    return smoothed(config)
+
+
+def _z_loss(config: TrainConfig) -> TrainConfig:
+    """Plain attention, with a z-loss of 1e-4 on the output logits."""
+    config = plain(config)
+    return replace(config, model=replace(config.model, loss=replace(config.loss, z_loss=1e-4)))
+
+
+def _plain_with(section: str, what: str, **values: object) -> Change:
     def change(config: TrainConfig) -> TrainConfig:
         config = plain(config)
-        return replace(config, model=replace(config.model, **model))  # type: ignore[arg-type]
+        return replace(config, **{section: replace(getattr(config, section), **values)})
 
+    change.__doc__ = f"Plain attention, {what}."
     return change
 
 
-def _plain_with_z_loss(config: TrainConfig) -> TrainConfig:
-    return _plain_with(loss=replace(config.loss, z_loss=1e-4))(config)
-
-
-def _plain_and(**stability: object) -> Callable[[TrainConfig], TrainConfig]:
-    def change(config: TrainConfig) -> TrainConfig:
-        config = plain(config)
-        return replace(config, stability=replace(config.stability, **stability))  # type: ignore[arg-type]
-
-    return change
-
-
-VARIANTS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
+VARIANTS: dict[str, Change] = {
     "plain": plain,
     "ls": long_short,
     "all-local": all_local,
     "layer-wise": layer_wise,
-    "qk-norm-head": _plain_with(qk_norm="head"),
-    "qk-norm-width": _plain_with(qk_norm="width"),
-    "qk-norm-plain": _plain_with(qk_norm="plain"),
-    "softcap": _plain_with(softcap=50.0),
-    "sigma-reparam": _plain_with(sigma_reparam=True),
-    "z-loss": _plain_with_z_loss,
-    "qk-clip": _plain_and(qk_clip=100.0),
-    "adagc": _plain_and(clip="tensor"),
+    "qk-norm-head": _plain_with("model", "queries and keys normalized per head", qk_norm="head"),
+    "qk-norm-width": _plain_with("model", "queries and keys normalized over all heads", qk_norm="width"),
+    "qk-norm-plain": _plain_with("model", "queries and keys normalized without a gain", qk_norm="plain"),
+    "softcap": _plain_with("model", "logits capped at 50 by tanh", softcap=50.0),
+    "sigma-reparam": _plain_with("model", "linear layers at a learned spectral norm", sigma_reparam=True),
+    "z-loss": _z_loss,
+    "qk-clip": _plain_with("stability", "each head's largest logit clipped at 100", qk_clip=100.0),
+    "adagc": _plain_with("stability", "each tensor's gradient clipped by its past", clip="tensor"),
     "las": las,
     "decay-only": decay_only,
-    "smoothing-only": lambda config: smoothed(plain(config)),
+    "smoothing-only": _smoothing_only,
     "las-before": las_before,
-    "ls-smooth": smoothed,
+    "ls-smooth": _local_smoothed,
 }
 """Every variant by name. All but those with local heads or of LaS have plain attention, so that one thing differs."""
 
 EXPERIMENTAL = ("las-before",)
-"""Arms that are only run when asked for by name: this one forms whole attention matrices."""
+"""Variants that `all` leaves out: this one forms whole attention matrices."""
+
+
+def described(name: str) -> str:
+    """What a variant is, in one line.
+
+    >>> described("plain")
+    'Plain attention, every head global: the baseline.'
+    """
+    return (VARIANTS[name].__doc__ or "").split("\n")[0]
