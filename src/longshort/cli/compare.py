@@ -13,35 +13,48 @@ from longshort.cli.train import CONFIG_HELP, OVERRIDES_HELP
 def compare(
     config: Annotated[str, typer.Argument(help=f"{CONFIG_HELP} It has LS-attention; other variants change that.")],
     overrides: Annotated[list[str] | None, typer.Argument(help=OVERRIDES_HELP)] = None,
-    variants: Annotated[str, typer.Option(help="Comma-separated names, or `all`.")] = "plain,ls",
+    variants: Annotated[str, typer.Option(help="Comma-separated names from the list below, or `all`.")] = "plain,ls",
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, from run.seed on.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; CPU threads are shared out among them.")] = 2,
     out: Annotated[Path, typer.Option(help="Folder for the runs, the table and the report.")] = Path("runs/compare"),
 ) -> None:
     """Train attention variants on the same data, seeds and steps. Ends in a table and a report. Resumable.
 
-    Example: longshort compare tiny --variants plain,ls,qk-norm-head --seeds 3
+    Example: longshort compare tiny data.path=data/mine --variants plain,ls,softcap --seeds 3
+
+    Without data.path it trains on the text of Python's standard library.
     """
     from rich.console import Console
 
     from longshort.report import compare as comparison
     from longshort.report import write_report
     from longshort.report.live import live_table, result_table
+    from longshort.runs import Reader
     from longshort.train import ConfigError, TrainConfig
+    from longshort.train.announcement import Forecast, announce_data, announce_runs
     from longshort.train.answers import draw_tasks
     from longshort.train.processes import run_all
     from longshort.train.variants import EXPERIMENTAL, VARIANTS
 
     if any(override.startswith("run.out=") for override in overrides or []):
-        raise ConfigError("run.out is the folder of one run; expected --out FOLDER for those of a comparison")
+        raise ConfigError("run.out must not be set, since a comparison has many runs: use --out FOLDER")
     console, settings = Console(), TrainConfig.load(config, overrides or [], typer.echo)
     every = [name for name in VARIANTS if name not in EXPERIMENTAL]
     names = every if variants == "all" else [name.strip() for name in variants.split(",")]
     trials = comparison.plan_trials(settings, names, range(settings.run.seed, settings.run.seed + seeds), out)
     comparison.check_results(out)
     left = [trial.config for trial in trials if not trial.is_finished]
+    if left:
+        typer.echo(announce_data(settings))
+        typer.echo(announce_runs(left, len(trials) - len(left), jobs))
     draw_tasks(left, typer.echo)
-    with live_table(trials, console) as watch:
+    forecast = Forecast(left, jobs, lambda text: console.print(text, highlight=False, soft_wrap=True))
+    with live_table(trials, console) as table:
+
+        def watch(readers: dict[str, Reader]) -> None:
+            table(readers)
+            forecast(readers)
+
         finished = not left or run_all(left, jobs=min(jobs, len(left)), watch=watch)
     if not finished:
         typer.echo("interrupted; run the same command again to resume")
