@@ -1,44 +1,149 @@
-"""The examples of README.md run as they stand."""
+"""README.md: its examples run, its links lead somewhere, it stays short, and each of its numbers is in a committed file."""
 
+import json
+import math
 import re
+import statistics
 from pathlib import Path
 
 import pytest
 
 README = Path(__file__).parents[1] / "README.md"
-EXAMPLES = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+TEXT = README.read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"^```python\n(.*?)^```", TEXT, flags=re.DOTALL | re.MULTILINE)
+NAMES = r"GPT-2|H200|bf16|fp32|e-exponentiated|Hajra \d{4}|Python 3\.\d+|torch you have \(2\.\d+ or newer\)|127\.0\.0\.1"
+"""Digits that are part of a name or a version."""
 
 
-def test_readme_has_an_example():
-    assert EXAMPLES
+def visible(text):
+    """What a reader sees: no addresses of links, no figures."""
+    return re.sub(r"\]\([^)]*\)", "]", re.sub(r"!\[[^]]*\]\([^)]*\)", "", text))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.splitlines()[0])
-def test_readme_example_runs(example, tmp_path, monkeypatch):
-    if '"exported"' in example:
-        pytest.importorskip("transformers")
-        _export(tmp_path / "exported")
-        monkeypatch.chdir(tmp_path)
+def test_readme_example_runs(example):
     exec(compile(example, str(README), "exec"), {"__name__": "__main__"})
 
 
-def _export(folder):
-    from longshort import GPT, GPTConfig
-    from longshort.data.tokenizer import ByteTokenizer
-    from longshort.hf import write_folder
-
-    tokenizer = ByteTokenizer()
-    write_folder(GPT(GPTConfig.preset("tiny", vocab_size=tokenizer.vocab_size)), tokenizer, folder)
+def test_readme_has_about_600_words():
+    words = [word for word in visible(TEXT).split() if re.search(r"\w", word)]
+    assert EXAMPLES and len(words) <= 650
 
 
-def test_readme_names_only_files_that_exist():
-    tree = re.search(r"^```text\n(.*?)^```", README.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    assert tree
-    missing, folders = [], []
-    for line in tree[1].splitlines():
-        indent, name = re.match(r"( *)(\S+)", line).groups()
-        folders[len(indent) // 2 :] = [name]
-        path = README.parent.joinpath(*folders)
-        if not path.exists():
-            missing.append(str(path.relative_to(README.parent)))
-    assert not missing
+def test_readme_links_lead_to_files():
+    targets = [target for target in re.findall(r"\]\(([^)#]+)", TEXT) if not target.startswith("http")]
+    assert targets and not [target for target in targets if not (README.parent / target).exists()]
+
+
+def data(path):
+    return json.loads((README.parent / path).read_text(encoding="utf-8"))
+
+
+def mean_and_deviation(values, digits):
+    return f"{statistics.mean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
+
+
+def endurance():
+    """Lines of the table about long runs: how many diverged, and the perplexity of each at its end."""
+    found = data("experiments/results/endurance.json")
+    rows = {row.get("variant", row.get("arm")): row for row in found["rows"]}
+    ends = {name: [] for name in rows}
+    for curve in found["curves"]:
+        ends[curve["variant"]].append(f"{math.exp(curve['validation'][-1][1]):.3g}")
+    steps, seeds = f"{max(rows['ls']['steps']):,}", rows["ls"]["seeds"]
+    assert seeds == rows["plain"]["seeds"]
+    diverged = {name: f"{row['diverged']} of {len(seeds)}" for name, row in rows.items()}
+    yield f"| {steps} steps with the paper's recipe: runs that diverged | {diverged['plain']} | LS: {diverged['ls']} | {len(seeds)} |"
+    yield (
+        f"| the same: perplexity of each run at the end | {', '.join(ends['plain'])} | LS: {', '.join(ends['ls'])} "
+        f"| {len(seeds)} |"
+    )
+
+
+def reach():
+    rows = {row["variant"]: row["final_losses"] for row in data("experiments/results/reach.json")["rows"]}
+    full, ladder, ls = (mean_and_deviation(rows[name], 3) for name in ("full", "ladder", "ls1-w64"))
+    yield f"validation loss | {full} | ladder of windows: {ladder}; LS: {ls} | {len(rows['full'])} |"
+
+
+def demo():
+    losses = {}
+    for run in data("docs/results/demo-setting.json")["chosen"]:
+        losses.setdefault(run["variant"], []).append(run["validation_loss"]["800"])
+    plain, ls = (mean_and_deviation(losses[name], 2) for name in ("plain", "ls"))
+    yield f"nats per byte | {plain} | LS: {ls} | {len(losses['ls'])} |"
+
+
+def attention_times(path, works):
+    """Median milliseconds forward and backward, by shape and entrant."""
+    times = {}
+    for row in data(path)["rows"]:
+        if (row["work"], row["name"]) in works and row["direction"] in ("forward", "backward"):
+            key = row["shape"], row["name"]
+            times[key] = times.get(key, 0) + statistics.median(row["milliseconds"])
+    return times
+
+
+def attention():
+    shapes = ("B2 H12 T8192 D64 w128", "B1 H12 T32768 D64 w128")
+    speedup = data("benchmarks/results/attention-gpu.json")["summary"]["mhsa_speedup"]
+    plain = "; ".join(f"{speedup[shape]:.1f}" for shape in shapes)
+    times = attention_times(
+        "benchmarks/results/attention-gpu.json", {("ls", "longshort"), ("ls", "FlexAttention")}
+    )
+    flex = "; ".join(f"{times[shape, 'FlexAttention'] / times[shape, 'longshort']:.1f}" for shape in shapes)
+    yield f"| attention, forward and backward | 8,192; 32,768 | cuDNN's plain attention: {plain} |"
+    yield f"| the same | 8,192; 32,768 | FlexAttention, same masks: {flex} |"
+
+
+def training():
+    rows = data("benchmarks/results/training-throughput.json")["rows"]
+    ratio = {row["setting"]: row["ls_speedup"] for row in rows if (row["arm"], row["plan"]) == ("cuDNN", "plain")}
+    cells = "; ".join(f"{ratio[f'gpt2-small:{length}']:.2f}" for length in (8192, 32768))
+    yield f"| training step, GPT-2 small | 8,192; 32,768 | cuDNN's plain attention: {cells} |"
+
+
+def decoding():
+    found = data("benchmarks/results/decoding-gpu.json")
+    ratio = {row["batch"]: row["ls_speedup"] for row in found["speed"] if (row["arm"], row["heads"]) == ("longshort", "plain")}
+    yield f"| decoding, GPT-2 small, batch 1; 32 | 32,768 | plain heads: {ratio[1]:.1f}; {ratio[32]:.1f} |"
+    batch = found["batch"][0]
+    smaller = batch["plain"]["bytes_a_row"] / batch["ls"]["bytes_a_row"]
+    yield f"At {batch['length']:,} tokens the key/value cache is {smaller:.1f} times smaller."
+
+
+def cpu():
+    rows = data("benchmarks/results/attention-cpu.json")["rows"]
+    ratio = {row["shape"]: row["speedup"] for row in rows if (row["work"], row["direction"]) == ("ls", "forward+backward")}
+    cells = "; ".join(f"{ratio[f'B1 H12 T{length} D64 w128']:.1f}" for length in (2048, 8192))
+    yield f"| attention on a CPU, forward and backward | 2,048; 8,192 | PyTorch's SDPA: {cells} |"
+
+
+def soak():
+    kills = sum(sum(run["kills"].values()) for run in data("docs/notes/soak.json")["kills"])
+    yield f"{kills} kills"
+
+
+def settings():
+    """Numbers that describe a setting, which the commands of the pages name too."""
+    yield "models of 6.9, 8.4 and 0.2 million parameters"
+    yield "one global head of 12 and windows of 128"
+
+
+SOURCES = (endurance, reach, demo, attention, training, decoding, cpu, soak, settings)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.__name__)
+def test_readme_says_what_the_data_say(source):
+    text = " ".join(TEXT.split())
+    assert [line for line in source() if line not in text] == []
+
+
+def test_every_number_of_the_readme_is_traced():
+    """Outside of code, what no source accounts for has no digit."""
+    prose = " ".join(re.sub(r"^```.*?^```", "", visible(TEXT), flags=re.DOTALL | re.MULTILINE).split())
+    for source in SOURCES:
+        for line in source():
+            prose = prose.replace(" ".join(visible(line).split()), "")
+    left = re.sub(NAMES, "", prose)
+    assert re.findall(r"\S*\d\S*", left) == []
