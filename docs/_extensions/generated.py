@@ -1,6 +1,7 @@
 """The parts of the reference that the code itself says: the verbs of the command line and the configuration's keys."""
 
 from collections.abc import Iterator
+from itertools import groupby
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
@@ -10,6 +11,7 @@ from sphinx.application import Sphinx
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("verbs", _Verbs)
+    app.add_directive("config-keys", _ConfigKeys)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
@@ -28,6 +30,18 @@ def verbs() -> Iterator[str]:
             yield from (f"## longshort {name}", "", "```text", *verb.get_help(context).splitlines(), "```", "")
 
 
+def config_keys() -> Iterator[str]:
+    """A table of keys for each section of a configuration."""
+    from longshort.train.keys import config_keys
+
+    for section, keys in groupby(config_keys(), key=lambda key: key.name.partition(".")[0]):
+        yield from (f"## {section}", "", "| key | type | default | range | meaning |", "|---|---|---|---|---|")
+        for key in keys:
+            cells = (f"`{key.name}`", key.type, f"`{key.default}`", key.range, key.meaning)
+            yield f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
+        yield ""
+
+
 class _Generated(Directive):
     """Markdown from a function, parsed as if it stood on the page."""
 
@@ -43,3 +57,8 @@ class _Generated(Directive):
 class _Verbs(_Generated):
     def lines(self) -> Iterator[str]:
         return verbs()
+
+
+class _ConfigKeys(_Generated):
+    def lines(self) -> Iterator[str]:
+        return config_keys()
