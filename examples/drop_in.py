@@ -187,6 +187,7 @@ def main(arguments: list[str] | None = None) -> None:
     show_logits(rows)
     if options.out is not None:
         described = {"machine": machine(options.device), "torch": torch.__version__, "settings": settings(options)}
+        options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(described | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
         print(f"wrote {options.out}")
 
@@ -342,7 +343,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=[*MODELS, "both"], default="both")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--steps", type=int, default=6, help="training steps per row of the table")
+    parser.add_argument("--steps", type=int, default=9, help="training steps per row of the table")
     parser.add_argument("--warmup", type=int, default=2, help="first steps that are not measured; neither is the last")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--length", type=int, default=2048, help="bytes per sequence")

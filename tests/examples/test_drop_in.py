@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 
 from longshort import HeadPlan, LSAttention
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "drop_in.py"
+ROOT = Path(__file__).parents[2]
+SCRIPT, PAGE = ROOT / "examples" / "drop_in.py", ROOT / "docs" / "howto" / "drop-in.md"
 TINY = ["--width", "32", "--layers", "2", "--heads", "4", "--kv-heads", "2", "--length", "40", "--window", "4"]
 SIZES = {"width": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "length": 40}
 
@@ -69,6 +71,32 @@ def test_script_prints_and_writes_what_it_measured(drop_in, tmp_path, capsys):
         assert same["loss"] == pytest.approx(own["loss"], rel=1e-3)
         assert own["largest_logit"] is None and len(local["largest_logit"]) == 2 and len(local["largest_logit"][0]) == 4
         assert own["step_ms"] > 0
+
+
+def test_page_shows_the_committed_numbers(drop_in):
+    found = json.loads((ROOT / "examples" / "results" / "drop-in-cpu.json").read_text())
+    shown = PAGE.read_text(encoding="utf-8").splitlines()
+    assert len(found["rows"]) == 6 and drop_in.HEADER.splitlines()[0] in shown
+    assert [row for row in found["rows"] if drop_in.line(row) not in shown] == []
+
+
+def test_lines_of_the_page_are_those_of_the_script():
+    script = "".join(SCRIPT.read_text(encoding="utf-8").split())
+    for block in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.S | re.M)[:2]:
+        assert "".join(block[block.index("for ") :].split()) in script
+
+
+def test_page_runs_from_top_to_bottom(drop_in):
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.S | re.M)
+    sizes = {"width": 256, "n_layers": 2, "n_heads": 8, "n_kv_heads": 4, "length": 40}
+    scope = {name: getattr(drop_in, name) for name in ("HeadPlan", "LSAttention", "LSCache", "watch_logits")}
+    gpt = drop_in.NanoGPT(**sizes)
+    tokens, x = torch.randint(256, (1, 20)), torch.randn(1, 20, 256)
+    for block, model in zip(blocks, (gpt, drop_in.Llama(**sizes), gpt, gpt), strict=True):
+        scope |= {"model": model, "tokens": tokens, "x": x, "training_step": drop_in.training_step}
+        scope["optimizer"] = torch.optim.AdamW(model.parameters())
+        exec(compile(block, str(PAGE), "exec"), scope)
+    assert scope["seen"][0].abs_max.shape == (8,) and scope["out"].shape == x.shape
 
 
 def test_memory_of_a_step_is_measured_where_it_can_be(drop_in):

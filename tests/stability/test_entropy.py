@@ -89,5 +89,5 @@ def test_logits_that_are_not_plain_are_refused(changes):
 @pytest.mark.parametrize("changes", [{"attention_chunk": 4}, {"smoothing": 3, "smoothing_stage": "before"}])
 def test_rows_that_are_cut_or_pooled_before_the_softmax_are_refused(changes):
     model = GPT(GPTConfig(**SIZES | changes, backend="reference"))
-    with pytest.raises(ValueError, match="only known for whole rows of unpooled logits"):
+    with pytest.raises(ValueError, match="only known for whole sequences of unpooled logits"):
         attention_entropy(model, torch.randint(50, (1, 8)))

@@ -283,7 +283,7 @@ class GPT(nn.Module):
         )
 
     def _loss_of_logits(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Of a head with an adapter around it, or offloaded: what it computes, its weight alone does not say."""
+        """The loss where the head has an adapter or is offloaded, so that its weight is not all that it computes."""
         logits = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
         counted = targets.flatten() != IGNORED_TARGET
         total = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED_TARGET, reduction="sum")

@@ -252,7 +252,7 @@ class LSAttention(nn.Module):
         return self.dropout(out), attended.stats
 
     def fits(self, cache: CacheLayer) -> bool:
-        """Is the cache made for a layer like this?"""
+        """Whether the cache was made for a layer like this one."""
         theirs = (cache.plan, cache.n_kv_heads, cache.head_dim, cache.smoothing)
         return theirs == (self.plan, self.n_kv_heads, self.head_dim, self.smoothing)
 

@@ -1,4 +1,4 @@
-"""The key/value cache of decoding: global heads keep everything, local heads a ring of the rows they can still see.
+"""The key/value cache of decoding: global heads keep everything, local heads a ring of the slots they can still see.
 
 It has one `LSLayerCache` per layer, grows with what comes, and counts on the host; `LSStaticCache` is the other form.
 """
@@ -20,16 +20,16 @@ from longshort.ops import Smoothing
 class LSCache(KVCache):
     """Keys and values of every layer, for decoding token by token; `GPT.new_cache` makes one that fits a model.
 
-    A forward pass with `cache=` appends its tokens, one or many, and sees the cached ones. All rows of a batch advance
-    together; rows of different lengths are padded on the left by negative `segments`.
+    A forward pass with `cache=` appends its tokens, one or many, and sees the cached ones. All sequences of a batch
+    advance together; where their lengths differ, they are padded on the left by negative `segments`.
 
     Args:
-        plans: reach of the query heads, one plan a layer.
+        plans: reach of the query heads, one plan per layer.
         head_dim: features per head.
-        n_kv_heads: key/value heads a layer; as many as query heads if None.
-        batch_size: rows.
+        n_kv_heads: key/value heads per layer; as many as query heads if None.
+        batch_size: sequences.
         max_length: allocate for so many positions at once and refuse more; if None, pools grow by doubling.
-        rollback: tokens that `crop` can take back; a local head keeps window + rollback rows.
+        rollback: tokens that `crop` can take back; a local head keeps window + rollback slots.
         smoothing: of the layers; causal, and after the softmax. The newest width + rollback raw values are kept then.
 
     >>> from longshort import GPT, GPTConfig
@@ -121,7 +121,7 @@ class LSCache(KVCache):
     def activate_past_recording(self) -> None:
         """From now on, all tokens since the last `crop` can be taken back, however many.
 
-        Rings grow with what comes and shrink to window + rollback rows in `crop`, `crop(0)` included.
+        Rings grow with what comes and shrink to window + rollback slots in `crop`, `crop(0)` included.
 
         >>> cache = LSCache([HeadPlan(windows=(4,))], head_dim=8, rollback=2)
         >>> cache.activate_past_recording()
@@ -136,7 +136,7 @@ class LSCache(KVCache):
         self._segments = self._positions = None
 
     def _resize_rings(self, spare_rows: int) -> None:
-        """Rings of window + spare_rows rows; what can be taken back is never more than the rows that are there."""
+        """Rings of window + spare_rows slots; no more can be taken back than there are slots."""
         extra = spare_rows - self._spare_rows
         if not extra:
             return
@@ -148,7 +148,7 @@ class LSCache(KVCache):
         self._spare_rows = spare_rows
 
     def _noted(self, table: Tensor | None, before: Tensor, new: Tensor) -> Tensor:
-        """A table (B, rows) of int64 with `new` written after `length` entries, which are `before` in a fresh one."""
+        """A table (B, slots) of int64 with `new` written after `length` entries, which are `before` in a fresh one."""
         stop = self.length + new.shape[-1]
         if table is None or table.shape[1] < stop:
             rows = self.max_length or max(FIRST_ROWS, 2 * stop)

@@ -1,7 +1,7 @@
 """Attention within chunks, the form of linear cost that LaS (arXiv 2311.16620) and others use for long inputs.
 
-A row is cut into pieces of equal length, and each is a row of its own to the op: no key is seen across a cut, no value
-is smoothed across it, and the cost is that of many short rows.
+A sequence is cut into pieces of equal length, and the op takes each for a sequence of its own: no key is seen across a
+cut, no value is smoothed across it, and the cost is that of many short sequences.
 
 Shapes: B batch, H heads, T positions, C positions of a chunk, N chunks, D head dimension.
 """

@@ -1,4 +1,4 @@
-"""What every cache of decoding has: layers, the segments and positions of its tokens, and a batch whose rows can move.
+"""What every decoding cache has: layers, segments and positions of its tokens, and a batch whose sequences can move.
 
 `LSCache` grows and counts on the host; `LSStaticCache` has fixed shapes and counts on the device. Calls that would
 leave one half changed are checked before anything is written.
@@ -45,17 +45,17 @@ class KVCache(ABC):
 
     @abstractmethod
     def check(self, batch_size: int, new: int) -> None:
-        """Raise where `new` more tokens for each of `batch_size` rows have no place, or the last pass failed midway."""
+        """Raise where `new` more tokens for each of `batch_size` sequences have no room, or the last pass failed."""
 
     @abstractmethod
     def next_positions(self, new: int) -> Tensor:
-        """(T,), or (B, T) where positions were given before: the count goes on from the last cached token."""
+        """(T,), or (B, T) where positions were given before: the count continues from the last cached token."""
 
     @abstractmethod
     def record(self, new: int, segments: Tensor | None, positions: Tensor | None) -> Tensor | None:
         """Note the segments (B, T) and given positions of new tokens; returns the segments (B, S) so far, if any.
 
-        Tokens without segments go on with the segment of the last cached one, or with 0.
+        Tokens without segments continue the segment of the last cached one, or take 0.
         """
 
     @abstractmethod
@@ -86,14 +86,14 @@ class KVCache(ABC):
         return sum(x.nbytes for x in (*pools, *tables))
 
     def reorder(self, rows: Tensor) -> None:
-        """Row i becomes a copy of row rows[i], in place, as beam search wants it; rows (B,)."""
+        """Sequence i becomes a copy of sequence rows[i], in place, as beam search needs it; rows (B,)."""
         _check_rows(rows)
         if rows.shape != (self.batch_size,):
             raise ValueError(f"rows must have shape ({self.batch_size},), got {tuple(rows.shape)}")
         self.select(rows)
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows of the batch (n,), in this order; a row may come several times."""
+        """Keep these sequences of the batch (n,), in this order; a sequence may come several times."""
         _check_rows(rows)
         if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self.batch_size:
             raise ValueError(f"rows must be from 0 to {self.batch_size - 1}, got {rows.tolist()}")
@@ -106,17 +106,17 @@ class KVCache(ABC):
         self.batch_size = len(rows)
 
     def repeat(self, n: int) -> None:
-        """Each row n times, the copies side by side, as `torch.repeat_interleave` does."""
+        """Repeat each sequence n times, the copies side by side, as `torch.repeat_interleave` does."""
         _check_count("n", n, 1)
         self.select(torch.arange(self.batch_size, device=self.device).repeat_interleave(n))
 
     def _check_whole(self) -> None:
-        """A pass that failed has overwritten rows in some layers, and perhaps none of its tokens are counted yet."""
+        """A pass that failed has overwritten slots in some layers, and perhaps none of its tokens are counted yet."""
         if self.writing:
             raise ValueError("cache was left half-written by a forward pass that failed: call reset()")
 
     def _check_crop(self, n: int, length: int, written: int, spare_rows: int) -> None:
-        """Rings have `spare_rows` rows more than their windows, and were written up to position `written`."""
+        """Rings have `spare_rows` slots more than their windows, and were written up to position `written`."""
         spare = length
         if any(store.window is not None for layer in self.layers for store in layer.stores):
             spare = min(spare, spare_rows - (written - length))

@@ -1,6 +1,6 @@
-"""The cache of one attention layer: a pool of rows for each distinct reach of its KV heads.
+"""The cache of one attention layer: a pool of slots for each distinct reach of its KV heads.
 
-Rows are written in place; what a chunk of tokens sees is read in order, as a view where the rows lie in order and as a
+Slots are written in place; what a chunk of tokens sees is read in order, as a view where slots are in order and as a
 small copy where the ring wraps. Masks, padding and statistics are the op's: each pool is one call of it, with more keys
 than queries. With smoothing, pools hold smoothed values, and a small ring beside them the newest raw ones, which the
 next tokens' values are averaged with.
@@ -22,7 +22,7 @@ from longshort.ops import LogitStats, Smoothing, attention
 from longshort.ops.blocked.fused import attend_last
 
 FIRST_ROWS = 64
-"""Rows of a pool that grows; it doubles from there."""
+"""Slots of a pool that grows, to begin with; it doubles from there."""
 
 _LEAN_BACKENDS = ("auto", "blocked")
 
@@ -73,11 +73,11 @@ class CacheLayer(ABC):
 
     @property
     def stores(self) -> list[Rows]:
-        """All that holds rows."""
+        """Everything that has slots."""
         return [*self.pools] if self.raw_values is None else [*self.pools, self.raw_values]
 
     def check_place(self, batch_size: int, new: int, held: int) -> None:
-        """Raise where `new` more tokens for each of `batch_size` rows have no place beside the `held` ones."""
+        """Raise where `new` more tokens for each of `batch_size` sequences have no room beside the `held` ones."""
         rows = self.pools[0].k.shape[0]
         if batch_size != rows:
             raise ValueError(f"cache must have the batch size of the input, {batch_size}, got {rows}")
@@ -150,13 +150,13 @@ class LSLayerCache(CacheLayer):
         self.length = 0
         """Positions held."""
         self.written = 0
-        """One past the last position ever written: what a crop leaves behind has overwritten older rows. A ring that
+        """One past the last position ever written: what a crop leaves behind has overwritten older slots. A ring that
         was resized counts as if it had had its present size all along."""
         alike = all(set(pool.plan.windows) == {pool.window} for pool in self.pools)
         self._sees_alike = alike and plan.decays is None and plan.slopes is None
 
     def check(self, batch_size: int, new: int) -> None:
-        """Raise, before anything is written, where `new` more tokens for each of `batch_size` rows have no place."""
+        """Raise, before anything is written, if `new` more tokens for `batch_size` sequences each have no room."""
         self.check_place(batch_size, new, self.length)
 
     def next_positions(self, new: int) -> Tensor:
@@ -186,7 +186,7 @@ class LSLayerCache(CacheLayer):
         return attended
 
     def _is_lean(self, q: Tensor) -> bool:
-        """One token on a CPU, by heads that see all rows of their pool alike: the kernel alone does it then."""
+        """One token on a CPU, by heads that all see every slot of their pool: the kernel alone does it then."""
         one_on_cpu = q.shape[2] == 1 and q.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
         return one_on_cpu and self._sees_alike and q.numel() > 0
 
@@ -226,5 +226,5 @@ def check_smoothing(smoothing: Smoothing | None) -> None:
         return
     raise ValueError(
         "a cache serves smoothing of side 'causal' after the softmax, "
-        f"got side {smoothing.side!r} {smoothing.stage} the softmax: run the whole row without a cache"
+        f"got side {smoothing.side!r} {smoothing.stage} the softmax: run the whole sequence without a cache"
     )

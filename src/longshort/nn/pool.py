@@ -1,6 +1,6 @@
-"""Where cached rows lie: pools that grow, rings that keep the newest, and the raw values that smoothing still needs.
+"""The slots of a cache: pools that grow, rings that keep the newest, and the raw values that smoothing still needs.
 
-Position p lies in row p modulo the rows. What the rows mean, and how many tokens are held, is the cache's to know.
+Position p is in slot p modulo the number of slots. What the slots mean, and how many tokens are held, the cache knows.
 
 Shapes: B batch, H_kv key/value heads, T new tokens, D head dimension.
 """
@@ -22,17 +22,17 @@ Heads = slice | list[int]
 
 @dataclass
 class Rows:
-    """Keys and values (B, heads, rows, D); position p lies in row p modulo the rows."""
+    """Keys and values (B, heads, slots, D); position p is in slot p modulo the number of slots."""
 
     window: int | None
-    """Rows that a token sees, itself included; None: all."""
+    """Slots that a token sees, its own included; None: all."""
     limit: int | None
-    """Rows at most; None: it grows without bound."""
+    """The largest number of slots; None: it grows without bound."""
     k: Tensor
     v: Tensor
 
     def reserve(self, length: int) -> None:
-        """Room for positions below `length`. A pool below its limit has never wrapped, so growing moves no row."""
+        """Make room for positions below `length`. A pool below its limit has never wrapped, so none moves."""
         rows = self.k.shape[2]
         if length <= rows or rows == self.limit:
             return
@@ -45,14 +45,14 @@ class Rows:
             setattr(self, name, new)
 
     def follow(self, device: torch.device) -> None:
-        """Lie where the layer computes: a model's layers may be dealt out to several devices, or offloaded."""
+        """Move to the layer's device: a model's layers may be spread over several devices, or offloaded."""
         if self.k.device != device:
             self.k, self.v = (
                 torch.empty_like(x, device=device) if x.is_meta else x.to(device) for x in (self.k, self.v)
             )
 
     def resize(self, limit: int, length: int) -> None:
-        """Give a ring that holds positions below `length` another limit; the newest rows move to their new places."""
+        """Give a ring that holds positions below `length` another limit; the newest slots move to their new places."""
         rows = self.k.shape[2]
         wrapped, self.limit = rows == self.limit, limit
         if rows == limit or (rows < limit and not wrapped):
@@ -67,7 +67,7 @@ class Rows:
             setattr(self, name, new)
 
     def extend(self, start: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Take in new rows from position `start` on and return, in order, every row that they may see, themselves last.
+        """Write new tokens from position `start` on and return, in order, every slot that they may see, their own last.
 
         A chunk too long for the ring to hold beside its past is read before it overwrites that past.
         """
@@ -85,7 +85,7 @@ class Rows:
         return seen
 
     def append(self, position: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Take in one new row and return, in any order, every row that it may see; all of them are no copy."""
+        """Write one new token and return, in any order, every slot that it may see, without a copy if that is all."""
         rows = self.k.shape[2]
         self.k.narrow(2, position % rows, 1).copy_(k)
         self.v.narrow(2, position % rows, 1).copy_(v)
@@ -121,7 +121,7 @@ class Pool(Rows):
 
 @dataclass
 class RawValues(Rows):
-    """The newest values (B, H_kv, rows, D) as they were before smoothing, in a ring; its keys have no features."""
+    """The newest values (B, H_kv, slots, D) as they were before smoothing, in a ring; its keys have no features."""
 
     smoothing: Smoothing
 
@@ -156,7 +156,7 @@ class RawValues(Rows):
 
 
 def _rows(start: int, stop: int, size: int) -> Iterator[slice]:
-    """Where positions start to stop, at most `size` of them, lie in a ring: one run of rows, or two where it wraps."""
+    """The slots of a ring that hold positions start to stop, at most `size`: one range, or two where it wraps."""
     first = start % size
     last = first + stop - start
     yield slice(first, min(last, size))

@@ -21,7 +21,7 @@ from longshort.ops import Smoothing
 from longshort.ops.decode import HeadLayout, decode
 
 MOST_TOKENS = 8
-"""Of a step; and 64 query rows for one KV head, which the kernel keeps in registers."""
+"""The most tokens in a step; also at most 64 query rows per KV head, which the kernel keeps in registers."""
 
 
 class _Clock:
@@ -61,7 +61,7 @@ class LSStaticLayer(CacheLayer):
             raw.k, raw.v = (torch.empty(x.shape, dtype=dtype, device=device) for x in (raw.k, raw.v))
         self.clock, self.tickets = clock, tickets
         self.most_tokens = max(1, min(MOST_TOKENS, 64 * n_kv_heads // plan.n_heads, rollback + 1))
-        """A ring holds window + rollback rows: of more tokens, the last would overwrite what the first sees."""
+        """A ring has window + rollback slots: with more tokens, the last would overwrite what the first sees."""
         size = sum(pool.k.numel() for pool in self.pools)
         self.keys, self.values = (torch.empty(size, dtype=dtype, device=device) for _ in range(2))
         layout: dict[int, HeadLayout] = {}
@@ -77,7 +77,7 @@ class LSStaticLayer(CacheLayer):
         self.layout = tuple(layout[head] for head in range(n_kv_heads))
 
     def check(self, batch_size: int, new: int) -> None:
-        """As `LSLayerCache.check`; on a GPU a step is not asked whether it has a place: see `LSStaticCache`."""
+        """As `LSLayerCache.check`; on a GPU it is not checked whether a step has room: see `LSStaticCache`."""
         held = self.clock.known if new <= self.most_tokens else self._start()
         self.check_place(batch_size, new, 0 if held is None else held)
 
@@ -125,7 +125,7 @@ class LSStaticCache(KVCache):
     A step of up to `most_tokens` tokens (8, or fewer with a small rollback or very wide groups of queries) has no host
     synchronisation and nothing in it that depends on the length. On a GPU it therefore cannot refuse a token beyond
     `max_length`: what reads `length` afterwards raises. Segments, or positions of one's own, must come with the first
-    tokens if they come at all: a captured step goes on with the last ones. The batch size is fixed.
+    tokens if they come at all: a captured step continues with the last ones. The batch size is fixed.
 
     >>> from longshort import GPT, GPTConfig
     >>> model, tokens = GPT(GPTConfig.preset("tiny")).eval(), torch.randint(256, (1, 30))
@@ -235,7 +235,7 @@ class LSStaticCache(KVCache):
         self._clock.start, self._written, self.writing = None, 0, False
 
     def select(self, rows: Tensor) -> None:
-        """Row i becomes a copy of row rows[i]; there must be as many as before."""
+        """Sequence i becomes a copy of sequence rows[i]; there must be as many as before."""
         if isinstance(rows, Tensor) and rows.shape != (self.batch_size,):
             raise ValueError(
                 f"rows must have shape ({self.batch_size},), got {tuple(rows.shape)}: a static cache keeps its size"

@@ -13,10 +13,10 @@ from longshort.ops import attention
 
 @torch.no_grad()
 def attention_entropy(model: nn.Module, tokens: Tensor, **inputs: Any) -> Tensor:
-    """Mean entropy in nats of each head's rows, (L, H), over a batch of tokens (B, T).
+    """Mean entropy in nats of each head's attention, (L, H), over a batch of tokens (B, T).
 
     With x the logits and p their softmax, the entropy is lse - sum p x, and sum_j p_j q.k_j = q.(sum_j p_j k_j):
-    attention that returns keys in place of values gives it. Rows are taken before any smoothing.
+    attention that returns keys in place of values gives it. It is that of the attention before any smoothing.
     The model must be the plain module, not a compiled one.
     """
     check_entropy(model)
@@ -43,16 +43,16 @@ def check_entropy(model: nn.Module) -> None:
     for layer in (module for module in model.modules() if isinstance(module, LSAttention)):
         if layer.softcap is not None or layer.plan.slopes is not None or layer.plan.decays is not None:
             raise ValueError(
-                "attention entropy is only known for plain logits: turn off softcap, ALiBi and decay, or it"
+                "attention entropy is only known for plain logits: turn off softcap, ALiBi and decay, or the entropy"
             )
         if layer.backend == "sdpa":
             raise ValueError(
-                'attention entropy takes the lse, which backend="sdpa" does not give: use another, or turn it off'
+                'attention entropy takes the lse, which backend="sdpa" does not give: use another backend, or turn it off'
             )
         if layer.chunk is not None or (layer.smoothing is not None and layer.smoothing.stage == "before"):
             raise ValueError(
-                "attention entropy is only known for whole rows of unpooled logits: turn off chunks and smoothing "
-                "before the softmax, or it"
+                "attention entropy is only known for whole sequences of unpooled logits: turn off chunks and "
+                "smoothing before the softmax, or the entropy"
             )
 
 
