@@ -82,6 +82,39 @@
     });
   });
 
+  // Served by `longshort report --watch`: new numbers are drawn in place, so that the page stays where it was scrolled to.
+  const live = document.body.dataset.live;
+  const outline = (page) => [...page.querySelectorAll("section, [data-chart], option, #legend button")]
+    .map((e) => e.id + (e.dataset.chart ?? "") + (e.dataset.variant ?? "")).join("|");
+  let version = null;
+  const update = async () => {
+    const answer = await fetch(live).catch(() => null);
+    if (!answer?.ok) return;
+    const found = await answer.json();
+    document.getElementById("live").textContent = `Live. ${found.state}.`;
+    if (version !== null && version !== found.version) {
+      const page = new DOMParser().parseFromString(await (await fetch("/")).text(), "text/html");
+      if (outline(page) !== outline(document)) {
+        sessionStorage.setItem("scroll", String(scrollY));
+        return location.reload();
+      }
+      ({ specs, variants, tables, heat, themes } = JSON.parse(page.getElementById("payload").textContent));
+      for (const part of document.querySelectorAll("[data-part]")) {
+        const next = page.querySelector(`[data-part="${part.dataset.part}"]`);
+        if (next && next.innerHTML !== part.innerHTML) part.innerHTML = next.innerHTML;
+      }
+      redraw();
+    }
+    version = found.version;
+  };
+  if (live) {
+    const scroll = sessionStorage.getItem("scroll");
+    sessionStorage.removeItem("scroll");
+    if (scroll !== null) setTimeout(() => window.scrollTo(0, Number(scroll)), 500);
+    update();
+    setInterval(update, 1000);
+  }
+
   dark.addEventListener("change", () => redraw());
   narrow.addEventListener("change", () => redraw());
   redraw();
