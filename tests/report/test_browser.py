@@ -31,7 +31,8 @@ def marks(browser, chart):
         const svg = document.querySelectorAll('.chart')[{chart}].querySelector('svg');
         const count = (selector) => [...svg.querySelectorAll(selector)]
             .filter((e) => e.getBBox().width + e.getBBox().height > 0).length;
-        return {{lines: count('.mark-line path'), points: count('.mark-symbol path'), cells: count('.mark-rect path')}};
+        return {{lines: count('.mark-line path'), points: count('.mark-symbol path'), cells: count('.mark-rect path'),
+            bands: count('.mark-area path')}};
     }})()""")
 
 
@@ -41,8 +42,9 @@ def marks(browser, chart):
 def test_charts_are_drawn_and_nothing_overflows(shown, width, dark):
     browser = shown(width, dark)
     loss, logits, first_heat, second_heat = (marks(browser, chart) for chart in range(4))
-    assert loss["lines"] >= 10  # five runs, every step and trend
-    assert loss["points"] >= 40 + 10  # ten evaluations of four runs; spikes
+    assert loss["lines"] >= 5 + 3  # every step of five runs, and the trend of three variants
+    assert loss["points"] >= 20 + 10  # ten evaluations of two variants; spikes
+    assert loss["bands"] >= 2
     assert logits["lines"] >= 4
     assert min(first_heat["cells"], second_heat["cells"]) >= 3 * 6 * 20
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
@@ -120,7 +122,7 @@ def test_legend_hides_a_variant(shown):
     browser = shown()
     before = marks(browser, 1)["lines"]
     click(browser, "#legend button")
-    assert marks(browser, 1)["lines"] == before - 2
+    assert marks(browser, 1)["lines"] == before - 3  # two seeds and their mean
     click(browser, "#legend button")
     assert marks(browser, 1)["lines"] == before
 
@@ -161,3 +163,17 @@ def test_browser_notices_errors(browser, tmp_path):
     browser.show(page)
     browser.evaluate("1")
     assert len(browser.complaints) == 2
+
+
+def test_of_many_variants_six_are_coloured_and_a_click_colours_another(browser, tmp_path):
+    names = ("plain", "ls", "all-local", "layer-wise", "qk-norm-head", "softcap", "z-loss", "las")
+    steps = [train_record(step, 2.0 + step / 50) for step in range(1, 30)]
+    runs = [write_lines(tmp_path / name, [run_record(name), *steps]) for name in names]
+    browser.show(write_report(runs, tmp_path / "r.html", png=False).html)
+    colors = "new Set([...document.querySelectorAll('.chart .mark-line path')].map(p => p.getAttribute('stroke')))"
+    grey = theme.LIGHT["aside"]
+    assert len(browser.evaluate(f"[...{colors}]")) == 5 + 1  # two of the six are of one family
+    assert grey in browser.evaluate(f"[...{colors}]")
+    for name in ("las", "z-loss"):
+        click(browser, f"#legend [data-variant={name}]")
+    assert grey not in browser.evaluate(f"[...{colors}]")

@@ -241,3 +241,34 @@ def test_verb_ends_on_bad_input_with_one_line(tmp_path):
     shown = CliRunner().invoke(app, ["report", str(tmp_path / "missing")])
     assert shown.exit_code == 1
     assert shown.output == f"error: {tmp_path / 'missing'}: no such run folder\n"
+
+
+def test_one_run_is_not_headed_a_comparison(tmp_path, html):
+    folder = small_run(tmp_path / "run", [train_record(1, 2.0)])
+    alone = write_report([folder], tmp_path / "r.html", png=False).html.read_text()
+    assert "<h2>Results</h2>" in alone and "<h2>Comparison</h2>" not in alone
+    assert "<h2>Comparison</h2>" in html
+
+
+def test_caption_states_the_smoothing_and_the_bands(html):
+    text = " ".join(html.split())
+    assert "the strong ones its running median over 21 steps, averaged over seeds; the bands reach" in text
+
+
+def test_noisy_trace_is_smoothed_and_its_spike_stays_in_the_raw_line(tmp_path):
+    losses = [9.0 if step == 300 else 2.0 + step % 2 for step in range(1, 601)]
+    run = load_run(small_run(tmp_path, [train_record(step, loss) for step, loss in enumerate(losses, 1)]))
+    data = datasets.build([run])
+    assert max(row["loss"] for row in datasets.rows(data.tables["trend"])) <= 3.0
+    assert max(row["loss"] for row in datasets.rows(data.tables["curve"])) == 9.0
+
+
+def test_band_reaches_from_the_lowest_to_the_highest_seed(tmp_path):
+    folders = [
+        small_run(tmp_path / str(seed), [train_record(step, 2.0 + seed) for step in range(1, 9 - seed)], seed=seed)
+        for seed in range(3)
+    ]
+    data = datasets.build(load_runs(folders))
+    trend = datasets.rows(data.tables["trend"])
+    assert {(row["loss_low"], row["loss"], row["loss_high"]) for row in trend} == {(2, 3, 4)}
+    assert max(row["step"] for row in trend) == 6, "as far as every seed has come"

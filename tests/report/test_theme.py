@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from longshort.report.theme import DARK, DASHES, FAMILIES, LIGHT, method_style, method_styles, vega_config
+from longshort.report.theme import DARK, DASHES, FAMILIES, LIGHT, method_style, method_styles
 from longshort.train.variants import VARIANTS
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.
@@ -107,7 +107,3 @@ def test_of_many_lines_six_are_strong_and_long_short_and_plain_attention_among_t
     styles = method_styles(names, LIGHT, strong=6)
     assert sum(style.color != LIGHT["aside"] for style in styles) == 6
     assert [style.color for style in styles[-2:]] == [LIGHT["category"][1], LIGHT["category"][0]]
-
-
-def test_charts_take_the_methods_colours_from_the_configuration():
-    assert vega_config(LIGHT, ["plain", "ls"])["range"]["category"] == [LIGHT["category"][1], LIGHT["category"][0]]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from longshort.report.datasets import Datasets, rows
-from longshort.report.theme import DASHES, LIGHT, NOT_FINITE, method_styles, vega_config
+from longshort.report.theme import DASHES, LIGHT, MOST_STRONG, NOT_FINITE, method_styles, vega_config
 from longshort.runs import Run
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ EDGE = 8  # pixels below the upper edge: where marks without a finite height sta
 READABLE_ROW = 9  # pixels
 MAX_PICTURED_HEAT_MAPS = 4
 MAX_EXPONENT = 690.0  # exp of more is not a float
+
+
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 class ReportError(ValueError):
@@ -71,6 +74,26 @@ def log_ticks(low: float, high: float, digits: Sequence[float]) -> list[float]:
     return [float(f"{low * (high / low) ** (i / 4):.3g}") for i in range(5)]
 
 
+def log_axis(low: float, high: float, digits: Sequence[float]) -> dict[str, Any]:
+    """Ticks of a log axis and their labels, for `altair.Axis`."""
+    values = log_ticks(low, high, digits)
+    labels = json.dumps([power_label(value) for value in values], ensure_ascii=False)
+    return {"values": values, "labelExpr": f"{labels}[indexof({json.dumps(values)}, datum.value)]"}
+
+
+def power_label(value: float) -> str:
+    """A number as an axis shows it: as a power of ten where it is long.
+
+    >>> [power_label(value) for value in (0.5, 70, 5000, 1e4, 2e6, 1e-5)]
+    ['0.5', '70', '5,000', '10⁴', '2·10⁶', '10⁻⁵']
+    """
+    if 1e-3 <= value < 1e4:
+        return f"{value:,.12g}"
+    digits, _, exponent = f"{value:e}".partition("e")
+    power = "10" + str(int(exponent)).translate(_SUPERSCRIPTS)
+    return power if float(digits) == 1 else f"{float(digits):g}·{power}"
+
+
 def drawing() -> Any:
     """Altair, or one line that says how to get it and what comes with it."""
     try:
@@ -92,40 +115,26 @@ class Charts:
         self.variants = list(dict.fromkeys(run.variant for run in runs))
 
     def loss(self, quantity: str, x: str) -> dict[str, Any]:
-        """Loss or perplexity: every step faint, the trend strong, validation as points, spikes as triangles, and a
-        dashed line where a run diverged.
+        """Loss or perplexity: every step faint, the smoothed line strong with a band over seeds, validation as points,
+        spikes as triangles, and a dashed line where a run diverged.
         """
         alt = self.alt
         y = self._loss_axis(quantity)
         tips = [self._tip("run"), *self._places(), self._tip("loss", ".4f"), self._tip("perplexity", ",.2f")]
-        lines = {"x": self._x(x), "y": y, "detail": "run:N", **self._series()}
-        hover = alt.selection_point(name="hover", nearest=True, on="pointerover", clear="pointerout", empty=False)
         spot = {"x": self._x(x), "y": y, "color": self._color(), "tooltip": tips}
         spike_tips = [*tips, self._tip("action"), self._tip("reason")]
-        edge = {**spot, "y": alt.value(EDGE), "color": alt.value(NOT_FINITE)}
-        spike: dict[str, Any] = {
-            "shape": "triangle-down",
-            "filled": True,
-            "size": 110,
-            "opacity": 1,
-            "yOffset": -8,
-            "style": "ring",
-        }
+        spike: dict[str, Any] = {"shape": "triangle-down", "filled": True, "size": 110, "opacity": 1, "style": "ring"}
+        spike["yOffset"] = -8
         layers = [
             self._chart("diverged")
             .mark_rule(strokeDash=[4, 3], strokeWidth=1.5)
             .encode(x=self._x(x), color=self._color(), tooltip=[self._tip("run"), *self._places()]),
-            self._chart("curve").mark_line(opacity=0.28, strokeWidth=1).encode(**lines),
-            self._chart("trend").mark_line(strokeWidth=2.2).encode(**lines).add_params(self._zoom()),
-            self._chart("trend")
-            .mark_point(filled=True, size=70)
-            .encode(**spot, opacity=alt.condition(hover, alt.value(1), alt.value(0)))
-            .add_params(hover),
+            *self._lines("curve", "trend", quantity, x, y, tips),
+            self._chart("validation")
+            .mark_rule(strokeWidth=1.5)
+            .encode(x=self._x(x), y=self._end(y, f"{quantity}_low"), y2=f"{quantity}_high:Q", color=self._color()),
             self._chart("validation").mark_point(filled=True, size=62, opacity=1, style="ring").encode(**spot),
-            self._chart("curve")
-            .transform_filter(f"!isValid(datum.{quantity})")
-            .mark_point(shape="cross", filled=True, size=60, angle=45, opacity=1)
-            .encode(**edge),
+            self._lost("curve", f"!isValid(datum.{quantity})", spot),
             self._chart("spikes")
             .transform_filter(f"isValid(datum.{quantity})")
             .mark_point(**spike)
@@ -138,32 +147,56 @@ class Charts:
         return self._finish(layers, "Loss" if quantity == "loss" else "Perplexity")
 
     def logits(self, x: str) -> dict[str, Any]:
-        """The largest |logit| of all heads, one line a run; a cross at the top where some head was not finite."""
+        """The largest |logit| of all heads: every measured step faint, the smoothed line strong with a band over seeds,
+        a triangle at the largest of each run, and a cross at the top where some head was not finite.
+        """
         alt = self.alt
         tips = [self._tip("run"), *self._places(), self._tip("logit", ",.2f", "max |logit|")]
-        tips += [self._tip("layer"), self._tip("head"), self._tip("lost", None, "heads not finite")]
         ends = self.datasets.peak_range or (1.0, 10.0)
         scale = alt.Scale(type="log", domain=ends, nice=False)
-        axis = alt.Axis(format="~g", values=log_ticks(*ends, (1, 2, 5)))
-        y = alt.Y("logit:Q", title="max |logit|", scale=scale, axis=axis)
+        y = alt.Y("logit:Q", title="max |logit|", scale=scale, axis=alt.Axis(**log_axis(*ends, (1, 2, 5))))
+        spot = {"x": self._x(x), "y": y, "color": self._color(), "tooltip": tips}
+        where = [self._tip("layer"), self._tip("head"), self._tip("lost", None, "heads not finite")]
+        layers = [
+            *self._lines("logits", "logit_trend", "logit", x, y, tips),
+            self._chart("peak")
+            .mark_point(shape="triangle-down", filled=True, size=90, opacity=1, yOffset=-7, style="ring")
+            .encode(**spot),
+            self._lost("logits", "datum.lost > 0", {**spot, "tooltip": [*tips, *where]}),
+        ]
+        return self._finish(layers, "Largest attention logit")
+
+    def _lines(self, raw: str, trend: str, field: str, x: str, y: altair.Y, tips: list[Any]) -> list[Any]:
+        """Faint lines of every run, the band between the seeds, the smoothed line, and its points under the pointer."""
+        alt = self.alt
+        raw_lines = {"x": self._x(x), "y": y, "detail": "run:N", "color": self._color()}
+        lines = raw_lines | self._series()
         hover = alt.selection_point(name="hover", nearest=True, on="pointerover", clear="pointerout", empty=False)
         spot = {"x": self._x(x), "y": y, "color": self._color(), "tooltip": tips}
-        layers = [
-            self._chart("logits")
-            .mark_line(strokeWidth=2)
-            .encode(x=self._x(x), y=y, detail="run:N", **self._series())
-            .add_params(self._zoom()),
-            self._chart("logits")
-            .transform_filter("isValid(datum.logit)")
+        band = {"x": self._x(x), "y": self._end(y, f"{field}_low"), "y2": f"{field}_high:Q", "color": self._color()}
+        bands = [self._chart(trend).mark_area(opacity=0.2).encode(**band)] if self.datasets.seeds > 1 else []
+        return [
+            self._chart(raw).mark_line(opacity=0.25, strokeWidth=1).encode(**raw_lines),
+            *bands,
+            self._chart(trend).mark_line(strokeWidth=2.2).encode(**lines).add_params(self._zoom()),
+            self._chart(trend)
+            .transform_filter(f"isValid(datum.{field})")
             .mark_point(filled=True, size=70)
             .encode(**spot, opacity=alt.condition(hover, alt.value(1), alt.value(0)))
             .add_params(hover),
-            self._chart("logits")
-            .transform_filter("datum.lost > 0")
-            .mark_point(shape="cross", filled=True, size=60, angle=45, opacity=1)
-            .encode(**{**spot, "y": alt.value(EDGE), "color": alt.value(NOT_FINITE)}),
         ]
-        return self._finish(layers, "Largest attention logit")
+
+    def _lost(self, data: str, test: str, spot: dict[str, Any]) -> altair.Chart:
+        """Crosses at the upper edge where something was not finite."""
+        edge = {**spot, "y": self.alt.value(EDGE), "color": self.alt.value(NOT_FINITE)}
+        mark = self._chart(data).transform_filter(test)
+        return mark.mark_point(shape="cross", filled=True, size=60, angle=45, opacity=1).encode(**edge)
+
+    def _end(self, y: altair.Y, field: str) -> altair.Y:
+        """The same axis for another field."""
+        same = y.copy()
+        same.shorthand = f"{field}:Q"
+        return same
 
     def heat(self, index: int) -> dict[str, Any]:
         """Max |logit| of every head of one run: heads grouped by layer downwards, steps to the right."""
@@ -227,7 +260,7 @@ class Charts:
             return alt.Y("loss:Q", title="loss (nats per token)", scale=scale, axis=alt.Axis(tickCount=6))
         domain = [math.exp(min(end, MAX_EXPONENT)) for end in ends]
         scale = alt.Scale(type="log", domain=domain, clamp=self.datasets.clipped, nice=False)
-        axis = alt.Axis(format="~s", values=log_ticks(domain[0], domain[1], (1, 2, 5)))
+        axis = alt.Axis(**log_axis(domain[0], domain[1], (1, 2, 5)))
         return alt.Y("perplexity:Q", title="perplexity", scale=scale, axis=axis)
 
     def _color(self) -> altair.Color:
@@ -286,9 +319,8 @@ class Charts:
             orient="bottom",
             direction="horizontal",
             title="max |logit|",
-            format="~g",
             gradientLength=220,
-            values=log_ticks(low, high, (1, 3)),
+            **log_axis(low, high, (1, 3)),
         )
         return self.alt.Color("logit:Q", scale=scale, legend=legend)
 
@@ -335,8 +367,13 @@ def _plain(chart: Any) -> dict[str, Any]:
 
 def with_data(spec: dict[str, Any], datasets: Datasets, colors: dict[str, Any] = LIGHT) -> dict[str, Any]:
     """A specification that stands alone: data and theme included."""
-    named: dict[str, Any] = {name: rows(tables) for name, tables in datasets.tables.items()}
-    named |= {f"heat-{index}": heat for index, heat in enumerate(datasets.heat)}
     names = list(dict.fromkeys(table["constants"]["variant"] for table in datasets.tables["curve"]))
-    config = vega_config(colors, names) | {"background": colors["card"], "padding": 20}
+    category = [style.color for style in method_styles(names, colors, strong=MOST_STRONG)]
+    behind = {name for name, color in zip(names, category, strict=True) if color == colors["aside"]}
+    named: dict[str, Any] = {
+        name: rows(sorted(tables, key=lambda table: table["constants"]["variant"] not in behind))
+        for name, tables in datasets.tables.items()
+    }
+    named |= {f"heat-{index}": heat for index, heat in enumerate(datasets.heat)}
+    config = vega_config(colors, category) | {"background": colors["card"], "padding": 20}
     return {**spec, "datasets": named, "config": config}

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from longshort.report.seeds import SeedLine, seed_line, window
 from longshort.report.thinning import blocks, thin
 from longshort.runs import Run
 
 CURVE_POINTS = 16_000  # of all runs together
 MAX_CURVE_POINTS = 900  # of one run: about one a pixel
 MIN_CURVE_POINTS = 120
-TREND_BLOCKS = 120
 HEAT_CELLS = 120_000  # of all runs together
 MAX_HEAT_BINS = 96
 MIN_HEAT_BINS = 8
@@ -36,8 +36,10 @@ class Datasets:
     heat: list[list[dict[str, Any]]]
     """Per run, one row for each stretch of steps: its first step, the next one's, and the value of every head."""
     time_unit: str
-    trend_block: int
-    """Most steps that one point of the trend stands for."""
+    smoothing: dict[str, int]
+    """Most steps over which a point of the smoothed `loss` or `logit` is the median; 1 where nothing is smoothed."""
+    seeds: int
+    """Most seeds of a variant."""
     x_ends: dict[str, float]
     """Where each horizontal axis ends; all start at 0."""
     loss_range: tuple[float, float]
@@ -82,19 +84,25 @@ def build(runs: Sequence[Run]) -> Datasets:
     longest = max((float(run.train["seconds"][-1]) for run in runs if len(run.train["step"])), default=0.0)
     unit, divisor = next(((u, d) for u, d in TIME_UNITS if longest >= 2 * d), TIME_UNITS[-1])
     packing = _Packing(divisor, max(MIN_CURVE_POINTS, min(MAX_CURVE_POINTS, CURVE_POINTS // len(runs))))
-    kinds = (packing.curve, packing.trend, packing.validation, packing.spikes, packing.logits, packing.diverged)
-    tables = {pack.__name__: [pack(run) for run in runs] for pack in kinds}
+    by_run = (packing.curve, packing.spikes, packing.logits, packing.peak, packing.diverged)
+    by_variant = (packing.trend, packing.validation, packing.logit_trend)
+    seeds = [[run for run in runs if run.variant == name] for name in dict.fromkeys(run.variant for run in runs)]
+    tables = {pack.__name__: [pack(run) for run in runs] for pack in by_run}
+    tables |= {pack.__name__: [pack(of_variant) for of_variant in seeds] for pack in by_variant}
     everything = [table for kind in tables.values() for table in kind]
     loss_range, clipped = _loss_range(tables)
     peaks = _finite(tables["logits"], "logit")
     cells = np.concatenate([run.logits_NLH.ravel() for run in runs])
     cells = cells[np.isfinite(cells) & (cells > 0)]
-    block_lengths = [len(part) for run in runs for part in blocks(len(run.train["step"]), TREND_BLOCKS)]
     return Datasets(
         tables=tables,
         heat=_heat(runs),
         time_unit=unit,
-        trend_block=max(block_lengths, default=1),
+        smoothing={
+            "loss": max(_steps_smoothed(run.train["step"]) for run in runs),
+            "logit": max(_steps_smoothed(run.logit_steps) for run in runs),
+        },
+        seeds=max(map(len, seeds)),
         # A little room on the right, or the last point would be cut in half.
         x_ends={name: 1.015 * max(_finite(everything, name), default=1.0) for name in PLACES},
         loss_range=loss_range,
@@ -102,6 +110,12 @@ def build(runs: Sequence[Run]) -> Datasets:
         peak_range=(0.85 * min(peaks), 1.25 * max(peaks)) if peaks else None,
         logit_range=(float(cells.min()), float(cells.max())) if len(cells) else None,
     )
+
+
+def _steps_smoothed(steps: np.ndarray) -> int:
+    """How many steps the median of a smoothed point spans."""
+    over = window(len(steps))
+    return 1 if over == 1 else round(over * float(steps[-1] - steps[0]) / (len(steps) - 1))
 
 
 def _finite(tables: Sequence[Table], name: str) -> list[float]:
@@ -128,34 +142,47 @@ class _Packing:
     time_divisor: float
     points: int
 
-    def _table(self, run: Run, steps: Any, **columns: list[Any]) -> Table:
+    def _table(self, runs: Sequence[Run], steps: Any, **columns: list[Any]) -> Table:
+        """Of one run, or of the runs of a variant, placed where they were on average."""
+        tokens, seconds = (
+            np.mean([run.at_steps(steps, name) for run in runs], axis=0) for name in ("tokens", "seconds")
+        )
         places = {
             "step": [int(step) for step in steps],
-            "tokens": _column(run.at_steps(steps, "tokens")),
-            "time": _column(run.at_steps(steps, "seconds") / self.time_divisor),
+            "tokens": _column(tokens),
+            "time": _column(seconds / self.time_divisor),
         }
-        return {"constants": {"run": run.label, "variant": run.variant}, "columns": places | columns}
+        label = runs[0].label if len(runs) == 1 else f"{runs[0].variant}, mean of {len(runs)} seeds"
+        return {"constants": {"run": label, "variant": runs[0].variant}, "columns": places | columns}
 
     def _losses(self, run: Run, steps: Any, losses: Any, **columns: list[Any]) -> Table:
-        return self._table(run, steps, loss=_column(losses), perplexity=_column(perplexities(losses)), **columns)
+        return self._table([run], steps, loss=_column(losses), perplexity=_column(perplexities(losses)), **columns)
 
     def curve(self, run: Run) -> Table:
         losses = run.train["loss"]
         kept = thin(losses, self.points)
         return self._losses(run, run.train["step"][kept], losses[kept])
 
-    def trend(self, run: Run) -> Table:
-        steps, losses = run.train["step"], run.train["loss"]
-        parts = blocks(len(steps), TREND_BLOCKS)
-        medians = [_finite_median(losses[part]) for part in parts]
-        return self._losses(run, [steps[part[len(part) // 2]] for part in parts], medians)
+    def trend(self, runs: Sequence[Run]) -> Table:
+        lines = {
+            "loss": seed_line([(run.train["step"], run.train["loss"]) for run in runs]),
+            "perplexity": seed_line([(run.train["step"], perplexities(run.train["loss"])) for run in runs]),
+        }
+        return self._table(runs, lines["loss"].steps, **_bands(lines))
 
-    def validation(self, run: Run) -> Table:
-        kept = thin(np.array([e.loss for e in run.evaluations]), self.points)
-        evaluations = [run.evaluations[i] for i in kept]
-        table = self._table(run, [e.step for e in evaluations], loss=_column(e.loss for e in evaluations))
-        table["columns"]["perplexity"] = _column(e.perplexity for e in evaluations)
-        return table
+    def validation(self, runs: Sequence[Run]) -> Table:
+        """The mean over the seeds that were evaluated at a step, and the lowest and the highest."""
+        found: dict[int, list[Any]] = {}
+        for run in runs:
+            for evaluation in run.evaluations:
+                found.setdefault(evaluation.step, []).append(evaluation)
+        steps = np.array(sorted(found), dtype=np.int64)
+        steps = steps[thin(np.array([np.mean([e.loss for e in found[step]]) for step in steps]), self.points)]
+        lines = {}
+        for name in ("loss", "perplexity"):
+            values = [[getattr(e, name) for e in found[step]] for step in steps]
+            lines[name] = SeedLine(steps, *(np.array([take(v) for v in values]) for take in (np.mean, np.min, np.max)))
+        return self._table(runs, steps, **_bands(lines), seeds=[len(found[step]) for step in steps])
 
     def spikes(self, run: Run) -> Table:
         spikes = [run.spikes[i] for i in thin(np.array([s.loss for s in run.spikes]), self.points)]
@@ -163,13 +190,12 @@ class _Packing:
         return self._losses(run, [s.step for s in spikes], [s.loss for s in spikes], **texts)
 
     def diverged(self, run: Run) -> Table:
-        return self._table(run, [] if run.diverged_at is None else [run.diverged_at])
+        return self._table([run], [] if run.diverged_at is None else [run.diverged_at])
 
     def logits(self, run: Run) -> Table:
         layers, heads = run.logits_NLH.shape[1:]
         cells = run.logits_NLH.reshape(-1, layers * heads)
-        finite = np.isfinite(cells)
-        highest = np.where(finite, cells, -np.inf).max(axis=1, initial=-np.inf)
+        finite, highest = np.isfinite(cells), _highest(run)
         # A step at which a head was not finite has to survive as well as the extremes do.
         kept = thin(np.where(finite.all(axis=1), highest, np.nan), self.points)
         places = (
@@ -181,7 +207,7 @@ class _Packing:
             else []
         )
         return self._table(
-            run,
+            [run],
             run.logit_steps[kept],
             logit=[rounded(float(value)) if value > 0 else None for value in highest[kept]],
             layer=[layer for layer, _ in places],
@@ -189,10 +215,28 @@ class _Packing:
             lost=[int(count) for count in (~finite)[kept].sum(axis=1)],
         )
 
+    def logit_trend(self, runs: Sequence[Run]) -> Table:
+        measured = [run for run in runs if len(run.logit_steps)]
+        line = seed_line([(run.logit_steps, np.where(_highest(run) > 0, _highest(run), np.nan)) for run in measured])
+        return self._table(runs, line.steps, **_bands({"logit": line}))
 
-def _finite_median(values: np.ndarray) -> float:
-    finite = values[np.isfinite(values)]
-    return float(np.median(finite)) if len(finite) else math.nan
+    def peak(self, run: Run) -> Table:
+        """Where the run's largest finite |logit| was."""
+        highest = _highest(run)
+        at = [int(highest.argmax())] if len(highest) and highest.max() > 0 else []
+        return self._table([run], run.logit_steps[at], logit=_column(highest[at]))
+
+
+def _highest(run: Run) -> np.ndarray:
+    """The largest finite |logit| of any head at each step (N,); -inf where none is finite."""
+    finite_NLH = np.where(np.isfinite(run.logits_NLH), run.logits_NLH, -np.inf)
+    return finite_NLH.max(axis=(1, 2), initial=-np.inf)
+
+
+def _bands(lines: dict[str, SeedLine]) -> dict[str, list[Any]]:
+    """The columns NAME, NAME_low and NAME_high of each line."""
+    ends = {"": "mean", "_low": "low", "_high": "high"}
+    return {f"{name}{end}": _column(getattr(line, part)) for name, line in lines.items() for end, part in ends.items()}
 
 
 def _heat(runs: Sequence[Run]) -> list[list[dict[str, Any]]]:

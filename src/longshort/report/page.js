@@ -1,14 +1,16 @@
 "use strict";
 (() => {
-  const { specs, tables, heat, themes } = JSON.parse(document.getElementById("payload").textContent);
+  let { specs, variants, tables, heat, themes } = JSON.parse(document.getElementById("payload").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const narrow = matchMedia("(max-width: 640px)");
   const state = { x: "step", quantity: "loss" };
-  const hidden = new Set();
+  const chips = document.getElementById("legend");
+  const shown = (variant) => chips.querySelector(`[data-variant="${CSS.escape(variant)}"]`).getAttribute("aria-pressed");
   const drawings = new Map();
 
-  const unpack = (list) => list.flatMap(({ constants, columns }) => {
-    if (hidden.has(constants.variant)) return [];
+  const behind = ({ constants }) => Number(shown(constants.variant) !== "mixed");
+  const unpack = (list) => [...list].sort((a, b) => behind(a) - behind(b)).flatMap(({ constants, columns }) => {
+    if (shown(constants.variant) === "false") return [];
     const names = Object.keys(columns);
     return columns.step.map((_, i) => ({ ...constants, ...Object.fromEntries(names.map((n) => [n, columns[n][i]])) }));
   });
@@ -24,14 +26,20 @@
     return spec;
   };
 
+  // A chip that is half pressed stands for a variant that is drawn, but in grey: more than six colours tell nothing.
+  const configuration = () => {
+    const { config, aside } = themes[dark.matches ? "dark" : "light"];
+    const category = variants.map((variant, i) => (shown(variant) === "mixed" ? aside : config.range.category[i]));
+    return { ...config, range: { ...config.range, category } };
+  };
+
   // A second request while one is being drawn replaces it; the page is marked ready once all charts stand.
   const draw = async (element) => {
     const turn = (drawings.get(element)?.turn ?? 0) + 1;
     const previous = drawings.get(element)?.view;
     drawings.set(element, { turn, view: previous });
     element.dataset.drawn = "";
-    const config = themes[dark.matches ? "dark" : "light"];
-    const options = { actions: false, renderer: "svg", config, tooltip: { theme: "custom" } };
+    const options = { actions: false, renderer: "svg", config: configuration(), tooltip: { theme: "custom" } };
     element.style.minHeight = `${element.offsetHeight}px`;
     const made = await vegaEmbed(element, specOf(element), options);
     if (drawings.get(element).turn !== turn) return made.finalize();
@@ -54,12 +62,10 @@
       redraw(`{${group.dataset.state}}`);
     });
   }
-  document.getElementById("legend").addEventListener("click", ({ target }) => {
+  chips.addEventListener("click", ({ target }) => {
     const button = target.closest("button");
     if (!button) return;
-    const shown = button.getAttribute("aria-pressed") !== "true";
-    button.setAttribute("aria-pressed", String(shown));
-    hidden[shown ? "delete" : "add"](button.dataset.variant);
+    button.setAttribute("aria-pressed", String(button.getAttribute("aria-pressed") !== "true"));
     redraw("{x}");
   });
 
@@ -75,6 +81,39 @@
       redraw(`{panel${i}}`);
     });
   });
+
+  // Served by `longshort report --watch`: new numbers are drawn in place, so that the page stays where it was scrolled to.
+  const live = document.body.dataset.live;
+  const outline = (page) => [...page.querySelectorAll("section, [data-chart], option, #legend button")]
+    .map((e) => e.id + (e.dataset.chart ?? "") + (e.dataset.variant ?? "")).join("|");
+  let version = null;
+  const update = async () => {
+    const answer = await fetch(live).catch(() => null);
+    if (!answer?.ok) return;
+    const found = await answer.json();
+    document.getElementById("live").textContent = `Live. ${found.state}.`;
+    if (version !== null && version !== found.version) {
+      const page = new DOMParser().parseFromString(await (await fetch("/")).text(), "text/html");
+      if (outline(page) !== outline(document)) {
+        sessionStorage.setItem("scroll", String(scrollY));
+        return location.reload();
+      }
+      ({ specs, variants, tables, heat, themes } = JSON.parse(page.getElementById("payload").textContent));
+      for (const part of document.querySelectorAll("[data-part]")) {
+        const next = page.querySelector(`[data-part="${part.dataset.part}"]`);
+        if (next && next.innerHTML !== part.innerHTML) part.innerHTML = next.innerHTML;
+      }
+      redraw();
+    }
+    version = found.version;
+  };
+  if (live) {
+    const scroll = sessionStorage.getItem("scroll");
+    sessionStorage.removeItem("scroll");
+    if (scroll !== null) setTimeout(() => window.scrollTo(0, Number(scroll)), 500);
+    update();
+    setInterval(update, 1000);
+  }
 
   dark.addEventListener("change", () => redraw());
   narrow.addEventListener("change", () => redraw());

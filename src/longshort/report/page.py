@@ -81,6 +81,7 @@ def render(runs: Sequence[Run], data: datasets.Datasets, title: str, out: Path) 
     environment.filters |= {"number": comparison.number, "count": lambda value: f"{value:,}"}
     variants = comparison.group(runs)
     names = [variant.name for variant in variants]
+    strongest = theme.method_styles(names, theme.LIGHT, strong=theme.MOST_STRONG)
     answers = any(run.final_accuracy is not None for run in runs)
     return environment.get_template("page.html.j2").render(
         title=title,
@@ -100,6 +101,7 @@ def render(runs: Sequence[Run], data: datasets.Datasets, title: str, out: Path) 
         report_command=shlex.join(["longshort", "report", *(str(run.path) for run in runs), "--out", str(out)]),
         config_name=config_name,
         as_link=lambda text: f"data:text/yaml;charset=utf-8,{quote(text)}",
+        aside=[style.color == theme.LIGHT["aside"] for style in strongest],
         themes=[(colors, theme.method_styles(names, colors)) for colors in (theme.LIGHT, theme.DARK)],
         not_finite=theme.NOT_FINITE,
         font=theme.FONT,
@@ -119,9 +121,14 @@ def _payload(runs: Sequence[Run], data: datasets.Datasets) -> dict[str, Any]:
     if data.logit_range:
         specs |= {f"logits-{x}": charts.logits(x) for x in X_AXES}
         specs |= {f"heat-{i}": charts.heat(i) for i, rows in enumerate(data.heat) if rows}
-    both = (("light", theme.LIGHT), ("dark", theme.DARK))
-    themes = {name: theme.vega_config(colors, charts.variants) for name, colors in both}
-    return {"specs": specs, "tables": data.tables, "heat": data.heat, "themes": themes}
+    themes = {name: _theme(colors, charts.variants) for name, colors in (("light", theme.LIGHT), ("dark", theme.DARK))}
+    return {"specs": specs, "variants": charts.variants, "tables": data.tables, "heat": data.heat, "themes": themes}
+
+
+def _theme(colors: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """The configuration of the charts, and the grey of variants that are set aside."""
+    category = [style.color for style in theme.method_styles(names, colors)]
+    return {"config": theme.vega_config(colors, category), "aside": colors["aside"]}
 
 
 def _table_row(variant: comparison.Variant, *, answers: bool) -> dict[str, Any]:

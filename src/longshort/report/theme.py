@@ -122,12 +122,11 @@ def _is_method(name: str) -> bool:
     return any(name in methods for methods in FAMILIES)
 
 
-def vega_config(colors: dict[str, Any], names: Sequence[str] = ()) -> dict[str, Any]:
+def vega_config(colors: dict[str, Any], category: Sequence[str] | None = None) -> dict[str, Any]:
     """Vega-Lite's `config` for one theme. The background stays transparent: the card shows through.
 
-    With `names`, a scale of these names in this order has the colours of the methods.
+    `category` are the colours of a chart's names in their order; those of the theme if None.
     """
-    category = [style.color for style in method_styles(names, colors, strong=MOST_STRONG)] or colors["category"]
     axis = {
         "domain": False,
         "gridColor": colors["line"],
@@ -153,5 +152,5 @@ def vega_config(colors: dict[str, Any], names: Sequence[str] = ()) -> dict[str, 
         "legend": {**legend, "labelFontSize": 12, "titleFontSize": 11, "symbolStrokeWidth": 2.5, "labelLimit": 320},
         "title": {"color": colors["ink"], "subtitleColor": colors["muted"], "fontSize": 15, "fontWeight": 600},
         "style": {"ring": {"stroke": colors["card"], "strokeWidth": 1.2}},
-        "range": {"category": category, "heatmap": colors["ramp"], "ramp": colors["ramp"]},
+        "range": {"category": category or colors["category"], "heatmap": colors["ramp"], "ramp": colors["ramp"]},
     }

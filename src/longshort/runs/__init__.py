@@ -1,7 +1,7 @@
 """The record of a run: `metrics.jsonl`, written by one `RunLog` and read in one way by whoever looks at runs."""
 
 from longshort.runs.log import METRICS, RunLog, read_log
-from longshort.runs.reading import Reader, Run, finished, load_run, load_runs
+from longshort.runs.reading import Reader, Run, find_runs, finished, load_run, load_runs
 from longshort.runs.records import Evaluation, RunError, Sample, Spike, Step
 from longshort.runs.settings import difference
 
@@ -16,6 +16,7 @@ __all__ = [
     "Spike",
     "Step",
     "difference",
+    "find_runs",
     "finished",
     "load_run",
     "load_runs",

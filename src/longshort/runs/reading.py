@@ -328,6 +328,20 @@ def load_run(path: Path | str) -> Run:
     return Reader(folder).read_all()
 
 
+def find_runs(paths: Sequence[Path | str]) -> list[Path]:
+    """The run folders among `paths` and, of a folder of runs, as comparisons and sweeps leave it, those inside it."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if path.name == METRICS or (path / METRICS).is_file() or not path.is_dir():
+            found.append(path)
+            continue
+        inside = sorted(file.parent for depth in ("*", "*/*", "*/*/*") for file in path.glob(f"{depth}/{METRICS}"))
+        if not inside:
+            raise RunError(f"{path}: holds no run (no {METRICS}); name a run folder or a folder of runs")
+        found += inside
+    return found
+
+
 def load_runs(paths: Sequence[Path | str]) -> list[Run]:
     """Read several runs and give each a label of its own."""
     if not paths:
