@@ -47,7 +47,7 @@ def test_compare_refuses_a_folder_of_one_run(tmp_path, monkeypatch):
         yaml.safe_dump({"model": MODEL, "task": TASK, "data": {"batch_size": 4}, "run": RUN})
     )
     shown = verb("compare", tmp_path / "task.yaml", f"run.out={tmp_path / 'mine'}")
-    assert shown.exit_code == 1 and "expected --out" in shown.stderr
+    assert shown.exit_code == 1 and "use --out FOLDER" in shown.stderr
     assert not (tmp_path / "runs").exists()
 
 
@@ -69,3 +69,11 @@ def test_a_wrong_name_gives_the_list(tmp_path):
     shown = verb("train", tmp_path / "task.yaml", "task=sorting")
     assert shown.exit_code == 1
     assert "task.name must be one of listops, pathfinder, text, image, smnist, recall, passkey" in shown.stderr
+
+
+def test_compare_says_what_it_trains_on_and_how_much(tmp_path, monkeypatch, corpus):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "run_all", lambda configs, **_: False)
+    shown = verb("compare", "tiny", f"data.path={corpus}", "--seeds", 2)
+    assert shown.output.splitlines()[0].startswith(f"training on {corpus} (")
+    assert "\n4 runs of 500 steps each, 2 at a time\n" in shown.output
