@@ -30,12 +30,17 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())  # mkstemp's 0600 would keep others from reading it
+        give_usual_mode(Path(name))
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
     return path
+
+
+def give_usual_mode(path: Path) -> None:
+    """Give a file the mode that a plain `open` would: some writers choose 0600, which keeps others from reading it."""
+    os.chmod(path, 0o666 & ~_umask())
 
 
 def check_replaceable(path: Path, mark: str) -> None:

@@ -269,3 +269,13 @@ def test_a_changed_digit_of_the_state_is_noticed(tmp_path):
     (path / "state.json").write_text(text.replace('"a": 3', '"a": 2'))
     with pytest.raises(CheckpointError, match=r"state.json is damaged or missing: its checksum differs"):
         load_checkpoint(path)
+
+
+def test_the_files_of_a_checkpoint_have_the_mode_of_any_other_file(tmp_path):
+    before = os.umask(0o027)
+    try:
+        save(tmp_path, 1)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()}
+    assert len(modes) == 3 and set(modes.values()) == {0o640}, modes

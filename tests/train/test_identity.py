@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from longshort.train import ConfigError
+from longshort.runs import log
+from longshort.train import ConfigError, train
 from longshort.train.checkpoint import Checkpoint
 from longshort.train.identity import check_same_run
 
@@ -49,3 +50,14 @@ def test_another_vocabulary_comes_with_a_remedy(tmp_path, overrides, remedy):
     checkpoint = checkpoint_without(config if config.task.name else before, "optimizer", "eps")
     with pytest.raises(ConfigError, match=remedy):
         check_same_run(config, checkpoint, "another")
+
+
+def test_resuming_reads_the_log_once(config, tmp_path, monkeypatch):
+    config = config.with_overrides([f"run.out={tmp_path / 'run'}", "run.steps=2"])
+    train(config)
+    parsed, parse = [], log.Line.parse
+    monkeypatch.setattr(
+        log.Line, "parse", lambda file, number, text: parsed.append(number) or parse(file, number, text)
+    )
+    train(config.with_overrides(["run.steps=3"]))
+    assert parsed.count(2) == 1

@@ -140,3 +140,21 @@ def test_the_limit_of_a_container_counts_but_its_page_cache_is_free(tmp_path, mo
     (tmp_path / "cgroup" / "memory" / "memory.limit_in_bytes").write_text("5000\n")
     (tmp_path / "cgroup" / "memory" / "memory.stat").write_text("rss 7\ntotal_rss 1000\n")
     assert memory_module._left_to_group(tmp_path / "cgroup", tmp_path / "own") == 4000
+
+
+def test_a_resumed_run_is_only_told_of_what_it_may_change(tmp_path, monkeypatch):
+    config = config_of(f"run.out={tmp_path}", "data.batch_size=64")
+    (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
+    recomputed = config.with_overrides(["run.checkpoint_activations=true"])
+    leave(monkeypatch, need_of(recomputed, ALONE).total)
+    with pytest.raises(ConfigError, match=r"free: run\.checkpoint_activations=true would take less$"):
+        check_memory(config, ALONE)
+    leave(monkeypatch, 1000)
+    with pytest.raises(ConfigError, match=r"free: nothing that a resumed run may change would make it fit$"):
+        check_memory(config, ALONE)
+    leave(monkeypatch, None)
+    with (
+        pytest.raises(ConfigError, match=r"full; run\.checkpoint_activations=true or a smaller loss\.chunk takes less"),
+        within_memory(config, ALONE),
+    ):
+        raise MemoryError

@@ -29,7 +29,7 @@ def compare(
     from longshort.report import compare as comparison
     from longshort.report import write_report
     from longshort.report.live import live_table, result_table
-    from longshort.runs import Reader
+    from longshort.runs import Reader, load_run
     from longshort.train import ConfigError, TrainConfig
     from longshort.train.announcement import Forecast, announce_data, announce_runs
     from longshort.train.answers import draw_tasks
@@ -63,4 +63,7 @@ def compare(
     title = "Comparison of attention variants"
     files = write_report([trial.out for trial in trials], out / comparison.PAGE, title=title)
     console.print(result_table(rows))
+    for trial in trials:
+        if (step := load_run(trial.out).diverged_at) is not None:
+            typer.echo(f"{trial.variant} seed {trial.seed} diverged at step {step:,}")
     typer.echo(f"wrote {out / comparison.SUMMARY}\nwrote {files.html}")

@@ -102,10 +102,13 @@ def begins_with_a_run(folder: Path) -> bool:
     return True
 
 
-def rewind_log(folder: Path, step: int, *, dropped: Sequence[int] = ()) -> None:
+def rewind_log(
+    folder: Path, step: int, *, dropped: Sequence[int] = (), records: Sequence[dict[str, Any]] | None = None
+) -> None:
     """Drop what was recorded after `step`, before those steps are taken again.
 
-    Spikes of the `dropped` batches stay: those batches will not be met again to record them anew.
+    Spikes of the `dropped` batches stay: those batches will not be met again to record them anew. `records` are those
+    of the log, where the caller has read them.
     """
     if not (folder / METRICS).exists():
         return
@@ -115,7 +118,7 @@ def rewind_log(folder: Path, step: int, *, dropped: Sequence[int] = ()) -> None:
             return True
         return record.get("step", 0) <= step and record["kind"] != "end"
 
-    kept = [record for record in read_log(folder) if stays(record)]
+    kept = [record for record in (read_log(folder) if records is None else records) if stays(record)]
     text = "".join(sealed(record) + "\n" for record in kept)
     write_atomically(folder / METRICS, text)
 

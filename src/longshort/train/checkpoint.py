@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from longshort.files import sealed, unsealed
+from longshort.files import give_usual_mode, sealed, unsealed
 
 FORMAT = 1
 CHECKPOINTS = "checkpoints"
@@ -83,6 +83,7 @@ def _write(draft: Path, files: dict[str, dict[str, Tensor]], state: dict[str, An
             save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, draft / name)
         except SafetensorError as error:
             raise OSError(f"cannot write {draft / name}: {error}") from None
+        give_usual_mode(draft / name)
         sums[name] = _checksum(draft / name)
     document = {"format": FORMAT, "sha256": sums, **state}
     (draft / _STATE).write_text(sealed(document), encoding="utf-8")

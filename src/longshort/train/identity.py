@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -95,17 +95,20 @@ def _other_vocabulary(config: TrainConfig, recorded: Mapping[str, Any]) -> str:
 def rewind_run(config: TrainConfig, progress: Progress, *, resumed: bool, message: Callable[[str], None]) -> None:
     """Leave nothing in the run's folder of steps that will be taken anew, all of them if it is not resumed."""
     out, step = Path(config.run.out), progress.step
+    records = read_log(out) if (out / METRICS).is_file() else []
     if resumed:
-        check_log(config, out, step, message)
-    rewind_log(out, step if resumed else -1, dropped=progress.dropped)
+        check_log(config, records, step, message)
+    rewind_log(out, step if resumed else -1, dropped=progress.dropped, records=records)
     discard_after(out / CHECKPOINTS, step)
     if resumed:  # whoever was stopped after a save may not have come to it
         prune_checkpoints(out / CHECKPOINTS, keep=config.run.keep, best=progress.best_step)
 
 
-def check_log(config: TrainConfig, out: Path, step: int, message: Callable[[str], None]) -> None:
+def check_log(
+    config: TrainConfig, records: Sequence[Mapping[str, Any]], step: int, message: Callable[[str], None]
+) -> None:
     """Raise where the log beside a checkpoint of `step` is another run's; say which of the steps so far it lacks."""
-    records = read_log(out) if (out / METRICS).is_file() else []
+    out = Path(config.run.out)
     different = different_setting(config, records[0]["config"]) if records else None
     if different is not None:
         key, found, value = different

@@ -16,12 +16,17 @@ from pathlib import Path
 import torch
 
 from longshort.model import GPTConfig
+from longshort.train.checkpoint import CHECKPOINTS, checkpoint_names
 from longshort.train.config import ConfigError, TrainConfig
 from longshort.train.distributed import World
 
 REMEDY = (
     "a smaller data.batch_size, a larger run.accumulate, run.checkpoint_activations=true, a smaller data.length or "
     "loss.chunk, or a smaller model takes less"
+)
+REMEDY_OF_A_RESUMED_RUN = (
+    "run.checkpoint_activations=true or a smaller loss.chunk takes less, and a resumed run may change no other setting "
+    "that does"
 )
 _OVER_THE_LEAST = 3
 """A run's activations are about so many times those that are counted; for suggestions alone."""
@@ -96,7 +101,11 @@ def within_memory(config: TrainConfig, world: World) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if (reason := shortage(error)) is None:
             raise
-        raise ConfigError(f"{reason}; {REMEDY}") from None
+        raise ConfigError(f"{reason}; {REMEDY_OF_A_RESUMED_RUN if _resumes(config) else REMEDY}") from None
+
+
+def _resumes(config: TrainConfig) -> bool:
+    return bool(checkpoint_names(Path(config.run.out) / CHECKPOINTS))
 
 
 def check_memory(config: TrainConfig, world: World) -> None:
@@ -117,6 +126,11 @@ def check_memory(config: TrainConfig, world: World) -> None:
 
 
 def _what_fits(need: Need, left: int, config: TrainConfig, world: World) -> str:
+    if _resumes(config):
+        recomputed = dataclasses.replace(config, run=dataclasses.replace(config.run, checkpoint_activations=True))
+        if config.run.checkpoint_activations or need_of(recomputed, world).total > left:
+            return "nothing that a resumed run may change would make it fit"
+        return "run.checkpoint_activations=true would take less"
     accumulate = config.run.accumulate
     activations = _OVER_THE_LEAST * need.activations
     room = left - need.state
