@@ -35,9 +35,10 @@ def config_keys() -> Iterator[str]:
     from longshort.train.keys import config_keys
 
     for section, keys in groupby(config_keys(), key=lambda key: key.name.partition(".")[0]):
-        yield from (f"## {section}", "", "| key | type | default | range | meaning |", "|---|---|---|---|---|")
+        yield from (f"## {section}", "", "| key | default | type and range | meaning |", "|---|---|---|---|")
         for key in keys:
-            cells = (f"`{key.name}`", key.type, f"`{key.default}`", key.range, key.meaning)
+            type_and_range = f"{key.type}; {key.range}" if key.range else key.type
+            cells = (f"`{key.name}`", key.default, type_and_range, key.meaning)
             yield f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
         yield ""
 
