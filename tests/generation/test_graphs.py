@@ -39,7 +39,7 @@ def test_where_no_graph_can_be_captured_it_says_so_and_goes_on(model):
     tokens = torch.randint(256, (1, 5))
     step = DecodingStep(model, model.new_cache(max_length=9, static=True), graph=True)
     step(tokens[:, :1])
-    with pytest.warns(RuntimeWarning, match="goes on without a CUDA graph"):
+    with pytest.warns(RuntimeWarning, match="continues without a CUDA graph"):
         step(tokens[:, 1:2])
     assert not step.captured
     torch.testing.assert_close(step(tokens[:, 2:3]), model(tokens[:, :3]).logits[:, -1])

@@ -1,4 +1,4 @@
-"""Prefill and decode: the prompt goes through the model in chunks, then one token a step, with a cache of keys.
+"""Prefill and decode: the prompt goes through the model in chunks, then one token per step, with a cache of keys.
 
 Shapes: B rows, L columns of a batch padded on the left, V vocabulary.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from longshort.data.tokenizer import Tokenizer
 
 ENDED = -1
-"""What a row that has ended gives while others go on."""
+"""What a sequence that has ended yields while others continue."""
 _PREFILL = 1024
 """Tokens of the prompt that go through the model at once."""
 _WORTH_A_GRAPH = 8
@@ -49,20 +49,20 @@ def generate(
     use_cache: bool = True,
     cuda_graph: bool | None = None,
 ) -> Iterator[Tensor]:
-    """Yield the next token (B,) of each row of the prompt, again and again.
+    """Yield the next token (B,) of each sequence of the prompt, step after step.
 
     Past `model.config.context` the model sees the last `context` tokens, counted from position 0 as in training: then
     each token takes a pass over all of them, cache or not.
 
     Args:
-        prompt: (B, T) tokens, or B rows of different lengths; `TextStream` takes text.
+        prompt: (B, T) tokens, or B sequences of different lengths; `TextStream` takes text.
         temperature, top_k, top_p, min_p, repetition_penalty: see `Sampling`.
         seed: makes the draw repeatable; the global generator otherwise.
-        stop: a row ends with this token, or any of these; it gives -1 from then on, and all end with the last row.
-        stop_strings: a row ends, too, once the text it has written holds one of these; needs the `tokenizer`.
+        stop: a sequence ends with this token, or any of these, and yields -1 from then on; the last to end ends all.
+        stop_strings: a sequence also ends once its new text holds one of these; needs the `tokenizer`.
         tokenizer: if given, tokens that it does not have, as those that fill a vocabulary up, are never drawn.
         callback: called with each (B,) as it is drawn: everything is then drawn at once, and returned at the end.
-        use_cache: False runs the whole row through the model for every token. Slow, and the same text.
+        use_cache: False runs the whole sequence through the model for every token: the same text, slowly.
         cuda_graph: on a GPU, decode by replaying a captured step; if None, where more than a few tokens are wanted, and
             with a warning if the model cannot be captured. True insists, False takes the plain way.
 
@@ -110,7 +110,7 @@ class _Text:
     """(B, L): the first `length` columns are filled."""
     length: int
     padding: Tensor | None
-    """(B, 1) columns of padding before each row; None if there is none at all."""
+    """(B, 1) columns of padding before each sequence; None if there is none at all."""
     cache: KVCache | None
     step: DecodingStep | None
     """Takes the token after the prefill and all later ones; None on a CPU, where the cache grows."""
@@ -153,7 +153,7 @@ class _Text:
         self.length += 1
 
     def seen(self, vocab_size: int) -> Tensor:
-        """(B, V) which tokens the rows hold."""
+        """(B, V) which tokens each sequence holds."""
         held = torch.zeros(len(self.tokens), vocab_size + 1, dtype=torch.bool, device=self.tokens.device)
         tokens = self.tokens[:, : self.length]
         if self.padding is not None:
@@ -195,13 +195,13 @@ class _Text:
 
 @dataclass
 class _Ends:
-    """Which rows have ended."""
+    """Which sequences have ended."""
 
     tokens: list[int]
     strings: tuple[str, ...]
     tokenizer: Tokenizer | None
     written: list[list[int]]
-    """Tokens drawn, row by row: the end of them is searched for strings."""
+    """Tokens drawn, by sequence: the end of them is searched for strings."""
     rows: set[int] = field(default_factory=set)
 
     @property
@@ -209,7 +209,7 @@ class _Ends:
         return len(self.rows) == len(self.written)
 
     def mask(self, chosen: Tensor) -> Tensor:
-        """The tokens (B,) with -1 in the rows that ended before."""
+        """The tokens (B,) with -1 for the sequences that ended before."""
         if not self.rows:
             return chosen
         return chosen.index_fill(0, torch.tensor(sorted(self.rows), device=chosen.device), ENDED)

@@ -71,7 +71,7 @@ class DecodingStep:
             self._wanted = False
             reason = str(problem).strip().splitlines()[0]
             warnings.warn(
-                f"decoding goes on without a CUDA graph, which failed: {reason}", RuntimeWarning, stacklevel=2
+                f"decoding continues without a CUDA graph, which failed: {reason}", RuntimeWarning, stacklevel=2
             )
         else:
             self._graph = graph

@@ -41,7 +41,7 @@ class Sampling:
             raise ValueError(f"repetition_penalty must be from 1e-6 to 1e6, got {self.repetition_penalty}")
 
     def draw(self, logits: Tensor, *, seen: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
-        """One token for each row of logits (B, V); `seen` (B, V) marks the tokens that the penalty meets."""
+        """Draw one token for each sequence from logits (B, V); `seen` (B, V) marks the tokens to penalise."""
         if seen is not None and self.repetition_penalty != 1:
             penalty = self.repetition_penalty
             logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
@@ -64,7 +64,7 @@ def next_token(
     min_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Draw one token for each row of logits (B, V); see `Sampling`.
+    """Draw one token for each sequence from logits (B, V); see `Sampling`.
 
     >>> next_token(torch.tensor([[0.0, 5.0, 1.0]]), temperature=0.0)
     tensor([1])

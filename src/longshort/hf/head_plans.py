@@ -22,9 +22,9 @@ from longshort.heads import HeadPlan
 from longshort.ops import AttentionResult, LogitStats, attention
 
 ATTENTION_NAME = "longshort"
-"""Of the attention, for `attn_implementation`."""
+"""The name of the attention, for `attn_implementation`."""
 _UNKNOWN = ("s_aux", "position_bias", "cache", "head_mask", "indices", "block_indices")
-"""What some models ask of their attention, and the op does not have: sinks, biases, paged caches, chosen keys."""
+"""Options of some models' attention that the op does not have: sinks, biases, paged caches, chosen keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class LayerCall:
 
 Observer = Callable[[LayerCall], None]
 _observers: list[Observer] = []
-"""Told of every call while they are here; with one, calls have statistics."""
+"""They are told of every call; while there is one, calls have statistics."""
 
 
 def use_head_plan(model: PreTrainedModel, plan: HeadPlan | Sequence[HeadPlan]) -> None:
@@ -86,7 +86,7 @@ def with_windows_up_to(plan: HeadPlan, window: int) -> HeadPlan:
 
 @contextmanager
 def watch_logits() -> Iterator[dict[int, LogitStats]]:
-    """The extremes of each head's logits, by layer, of every forward pass within, of one model that has head plans.
+    """Extremes of each head's logits over the forward passes within, by layer, of one model that has head plans.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -1,7 +1,7 @@
 """Cross-entropy of a linear head, without its logits.
 
 The logits of a language model are its largest tensor: 16,384 tokens of a 50,257-word vocabulary are 3.3 GB in fp32, and
-the usual loss holds several copies. Here they exist a chunk of rows at a time, and the gradients are formed in the
+the usual loss holds several copies. Here they exist a chunk of tokens at a time, and the gradients are formed in the
 same pass, while the chunk is there, so nothing is saved but the gradients and nothing is computed twice.
 
 Shapes: N tokens, d features, V classes.
@@ -46,7 +46,7 @@ def linear_cross_entropy(
         hidden: (N, d).
         weight: (V, d).
         targets: (N,) int64 class indices; `ignore_index` leaves a token out.
-        chunk: rows of logits at a time; about 64 MB of them if None.
+        chunk: tokens whose logits exist at a time; about 64 MB of logits if None.
 
     >>> hidden, weight = torch.randn(10, 8), torch.randn(100, 8)
     >>> targets = torch.randint(100, (10,))

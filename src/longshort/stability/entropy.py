@@ -47,7 +47,7 @@ def check_entropy(model: nn.Module) -> None:
             )
         if layer.backend == "sdpa":
             raise ValueError(
-                'attention entropy takes the lse, which backend="sdpa" does not give: use another backend, or turn it off'
+                'attention entropy takes the lse, which backend="sdpa" does not give: use another, or turn this off'
             )
         if layer.chunk is not None or (layer.smoothing is not None and layer.smoothing.stage == "before"):
             raise ValueError(
