@@ -68,7 +68,7 @@ def test_a_missing_source_is_named(tmp_path):
 
 
 def test_no_sources_are_refused():
-    with pytest.raises(DataError, match="no sources"):
+    with pytest.raises(DataError, match="sources must be files, folders or hf:OWNER/NAME, got none"):
         open_corpus([])
 
 

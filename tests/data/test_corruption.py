@@ -49,7 +49,7 @@ def test_no_share_leaves_the_tokens_as_they_are():
 
 @pytest.mark.parametrize("share", [-0.1, 1.5])
 def test_a_share_that_is_none_is_an_error(share):
-    with pytest.raises(ValueError, match=f"share: {share}; expected 0 to 1"):
+    with pytest.raises(ValueError, match=f"share must be from 0 to 1, got {share}"):
         corruption(share)
 
 

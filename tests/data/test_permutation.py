@@ -39,5 +39,5 @@ def test_neighbours_are_scattered():
 
 
 def test_an_empty_range_is_refused():
-    with pytest.raises(ValueError, match="size: 0; expected at least 1"):
+    with pytest.raises(ValueError, match="size must be at least 1, got 0"):
         Permutation(0, "key")

@@ -140,7 +140,7 @@ def test_the_same_again_is_found_and_not_made_again(books, tmp_path):
 def test_other_settings_do_not_replace_a_folder_unless_forced(books, tmp_path, options):
     prepare(books, tmp_path / "out")
     before = content(tmp_path / "out")
-    with pytest.raises(DataError, match="holds data of other sources or settings; expected another --out, or --force"):
+    with pytest.raises(DataError, match="holds data of other sources or settings; give another --out, or --force"):
         prepare(books, tmp_path / "out", **options)
     assert content(tmp_path / "out") == before
     prepare(books, tmp_path / "out", force=True, **options)
@@ -188,10 +188,13 @@ def test_a_corpus_of_nothing_is_refused(tmp_path, text):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"tokenizer": "bytes", "vocab_size": 300}, "expected one"),
-        ({"vocab_size": 10}, "vocab_size: 10; expected from 257"),
-        ({"workers": 0}, "workers: 0; expected from 1 to 1,024"),
-        ({"split": (1, 1, 1)}, "split: "),
+        (
+            {"tokenizer": "bytes", "vocab_size": 300},
+            "tokenizer and vocab_size must not both be given, got bytes and 300",
+        ),
+        ({"vocab_size": 10}, "vocab_size must be from 257 .* got 10"),
+        ({"workers": 0}, "workers must be from 1 to 1,024, got 0"),
+        ({"split": (1, 1, 1)}, "split must be three shares"),
         ({"validation": "nowhere"}, "nowhere: no such file or folder"),
     ],
 )

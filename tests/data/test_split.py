@@ -85,7 +85,7 @@ def test_one_book_gives_its_end_to_validation_and_test(tmp_path):
 
 @pytest.mark.parametrize("shares", [(0.9, 0.05, 0.1), (0.5, 0.5), (1.1, -0.1, 0.0), (0.0, 0.5, 0.5)])
 def test_shares_that_make_no_sense_are_refused(tmp_path, shares):
-    with pytest.raises(DataError, match=r"split: .*expected"):
+    with pytest.raises(DataError, match=r"split must .*, got "):
         divide(corpus_of(tmp_path, ["a"]), shares, 0)
 
 

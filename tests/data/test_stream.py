@@ -126,10 +126,10 @@ def test_segments_follow_the_documents_of_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ({"step": -1}, "step: -1"),
-        ({"step": 0, "rank": 2, "world_size": 2}, "expected 0 <= rank < world_size"),
-        ({"step": 0, "world_size": 0}, "expected 0 <= rank < world_size"),
-        ({"step": 0, "world_size": 3}, "batch_size: 4 rows do not divide among 3 ranks"),
+        ({"step": -1}, "step must be at least 0, got -1"),
+        ({"step": 0, "rank": 2, "world_size": 2}, "rank must be from 0 to world_size - 1"),
+        ({"step": 0, "world_size": 0}, "rank must be from 0 to world_size - 1"),
+        ({"step": 0, "world_size": 3}, "batch_size must be a multiple of the 3 ranks, got 4"),
     ],
 )
 def test_a_place_that_does_not_exist_is_refused(arguments, complaint):
@@ -139,7 +139,7 @@ def test_a_place_that_does_not_exist_is_refused(arguments, complaint):
 
 @pytest.mark.parametrize("options", [{"batch_size": 0, "length": 4}, {"batch_size": 4, "length": 0}])
 def test_sizes_below_one_are_refused(options):
-    with pytest.raises(ValueError, match="0; expected at least 1"):
+    with pytest.raises(ValueError, match="must be at least 1, got 0"):
         TokenStream(counting(100), seed=0, **options)
 
 
@@ -179,5 +179,5 @@ def test_a_limit_keeps_the_first_windows(count, limit):
 
 @pytest.mark.parametrize("stride", [0, 5])
 def test_a_stride_that_stands_still_or_skips_is_refused(stride):
-    with pytest.raises(ValueError, match=f"stride: {stride}; expected 1 to length, 4"):
+    with pytest.raises(ValueError, match=f"stride must be from 1 to length=4, got {stride}"):
         windows(counting(100), 4, stride)

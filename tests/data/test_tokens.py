@@ -66,7 +66,7 @@ def test_large_vocabularies_are_written_in_thirty_two_bits(tmp_path):
 
 @pytest.mark.parametrize("number", [257, -1])
 def test_a_number_beyond_the_vocabulary_is_refused_and_leaves_nothing(tmp_path, number):
-    with pytest.raises(DataError, match="expected 0 to 256"):
+    with pytest.raises(DataError, match="ids must be from 0 to 256, got"):
         write_token_file(tmp_path / "train.tokens", [np.array([number])], ByteTokenizer())
     assert list(tmp_path.iterdir()) == []
 

@@ -66,7 +66,7 @@ def test_a_file_or_a_link_to_nothing_is_no_folder(tmp_path, link, said):
         (tmp_path / "run").symlink_to(tmp_path / "nowhere")
     else:
         (tmp_path / "run").write_text("precious")
-    with pytest.raises(ConfigError, match=f"run {said}"):
+    with pytest.raises(ConfigError, match=f"run: {said}"):
         train(tiny_config("no data needed", tmp_path / "run"))
     assert os.listdir(tmp_path) == ["run"]
 
@@ -83,7 +83,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
 def test_one_folder_of_something_else_keeps_all_runs_from_starting(tmp_path, corpus):
     (tmp_path / "second").mkdir()
     (tmp_path / "second" / CONFIG).write_text('{"model_type": "gpt2"}')
-    with pytest.raises(ConfigError, match=f"second holds {CONFIG}"):
+    with pytest.raises(ConfigError, match=f"second: holds {CONFIG}"):
         run_all([tiny_config(corpus, tmp_path / name) for name in ("first", "second")], jobs=2)
     assert os.listdir(tmp_path) == ["second"]
 

@@ -67,7 +67,7 @@ def test_a_run_that_cannot_fit_is_refused_with_what_would(monkeypatch):
     with pytest.raises(ConfigError) as caught:
         check_memory(config_of("data.batch_size=100000"), ALONE)
     text = str(caught.value)
-    assert "takes at least" in text and "data.batch_size=100000 rows of 512 tokens" in text and "1.0 GiB" in text
+    assert "takes at least" in text and "data.batch_size=100000 sequences of 512 tokens" in text and "1.0 GiB" in text
     fits = [part for part in text.split(": ")[-1].split() if "=" in part]
     assert [part.partition("=")[0] for part in fits] == ["data.batch_size", "run.accumulate"]
     for change in fits:

@@ -19,10 +19,11 @@ def data(
     validation: Annotated[list[str] | None, typer.Option(help="Source of the validation split; repeatable.")] = None,
     test: Annotated[list[str] | None, typer.Option(help="Source of the test split; repeatable.")] = None,
     split: Annotated[
-        tuple[float, float, float], typer.Option(help="Shares of train, validation and test, where none is named.")
+        tuple[float, float, float],
+        typer.Option(help="Shares of train, validation and test, if no source is given for them."),
     ] = (0.9, 0.05, 0.05),
     workers: Annotated[int | None, typer.Option(help="Processes (default: 1 for bytes, every core for BPE).")] = None,
-    seed: Annotated[int, typer.Option(help="Chooses which documents go to which split.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the split of the documents.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace what is in the folder.")] = False,
 ) -> None:
     """Turn text into token files for training. Without SOURCES, the standard library of the running Python.

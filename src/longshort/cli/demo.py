@@ -11,7 +11,7 @@ import typer
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("runs/demo"),
     device: Annotated[str, typer.Option(help="cpu, or cuda for the paper-sized setting.")] = "cpu",
-    steps: Annotated[int | None, typer.Option(min=1, help="Fewer or more steps than the demo's own.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Number of steps, instead of the demo's own.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of both runs.")] = 0,
 ) -> None:
     """Train plain and LS-attention side by side and write a report. Resumable.

@@ -12,14 +12,18 @@ def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="A run's folder (its newest checkpoint) or one checkpoint.")],
     data: Annotated[Path | None, typer.Option(help="Prepared data folder; the run's own if not given.")] = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "validation",
-    length: Annotated[int | None, typer.Option(min=1, help="Window; the training length if not given.")] = None,
-    stride: Annotated[int | None, typer.Option(min=1, help="Tokens between windows; half the window.")] = None,
+    length: Annotated[int | None, typer.Option(min=1, help="Tokens per window (default: the training length).")] = None,
+    stride: Annotated[
+        int | None, typer.Option(min=1, help="Tokens between windows (default: half the window).")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most this many windows.")] = None,
-    bucket: Annotated[int, typer.Option(min=1, help="Positions in one row of the table.")] = 256,
+    bucket: Annotated[int, typer.Option(min=1, help="Positions per line of the table.")] = 256,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON here.")] = None,
 ) -> None:
-    """Perplexity of a checkpoint over a split, or accuracy of a task. By a sliding window, and by position.
+    """Measure a checkpoint's perplexity, or its accuracy on a task.
+
+    Text is scored with a sliding window, and the table shows the loss by position.
 
     Example: longshort evaluate runs/mine --split validation
     """

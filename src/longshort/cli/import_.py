@@ -14,15 +14,21 @@ def import_(
     tokenizer: Annotated[
         str | None, typer.Option(help="tokenizer.json or its folder, or bytes (default: the one beside SOURCE).")
     ] = None,
-    heads: Annotated[int | None, typer.Option(min=1, help="Of a .pt file that does not say: heads a layer.")] = None,
-    global_heads: Annotated[int | None, typer.Option(min=0, help="Likewise: how many of them are global.")] = None,
-    window: Annotated[int | None, typer.Option(min=1, help="Likewise: keys a local head sees, its own too.")] = None,
-    span: Annotated[int | None, typer.Option(min=0, help="Likewise: or the keys before its own.")] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="For a .pt file that does not say: heads per layer.")] = None,
+    global_heads: Annotated[
+        int | None, typer.Option(min=0, help="For such a .pt file: global heads per layer.")
+    ] = None,
+    window: Annotated[
+        int | None, typer.Option(min=1, help="For such a .pt file: keys a local head sees, with its own.")
+    ] = None,
+    span: Annotated[
+        int | None, typer.Option(min=0, help="For such a .pt file, instead of --window: keys before its own.")
+    ] = None,
     activation: Annotated[
-        str | None, typer.Option(help="Of a .pt file: gelu (default), or gelu_tanh of older code.")
+        str | None, typer.Option(help="For a .pt file: gelu (default), or gelu_tanh for older code.")
     ] = None,
 ) -> None:
-    """Make a run at step 0 of GPT-2's or the paper author's weights. For generate, evaluate, train, export.
+    """Make a run at step 0 from GPT-2's or the author's weights. For generate, evaluate, train, export.
 
     Example: longshort import gpt2/ --out runs/gpt2 && longshort generate runs/gpt2 --prompt "Once"
     """

@@ -174,7 +174,7 @@ def open_corpus(sources: Sequence[str | Path]) -> Corpus:
             count = f"{len(files)} file{'s' if len(files) > 1 else ''}"
             names.append(f"{source} ({count})" if Path(source).is_dir() else str(source))
     if not parts:
-        raise DataError("no sources; expected files, folders or hf:OWNER/NAME")
+        raise DataError("sources must be files, folders or hf:OWNER/NAME, got none")
     more = len(names) - _NAMED_AT_MOST
     return Corpus(tuple(parts), ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else ""))
 

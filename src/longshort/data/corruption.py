@@ -32,9 +32,9 @@ class Corruption:
 
     def __init__(self, share: float, *, vocab_size: int, kept: int, seed: int) -> None:
         if not 0 <= share <= 1:
-            raise ValueError(f"share: {share}; expected 0 to 1")
+            raise ValueError(f"share must be from 0 to 1, got {share}")
         if share and vocab_size < 2:
-            raise ValueError(f"vocab_size: {vocab_size}; expected at least 2 where tokens are replaced")
+            raise ValueError(f"vocab_size must be at least 2 where tokens are replaced, got {vocab_size}")
         self.share, self.vocab_size, self.kept = share, vocab_size, kept
         digest = hashlib.blake2b(f"corruption/{seed}".encode(), digest_size=16).digest()
         self._keys = np.frombuffer(digest, dtype="<u8")

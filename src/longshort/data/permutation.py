@@ -22,7 +22,7 @@ class Permutation:
 
     def __init__(self, size: int, key: str) -> None:
         if size < 1:
-            raise ValueError(f"size: {size}; expected at least 1")
+            raise ValueError(f"size must be at least 1, got {size}")
         self.size = size
         self._half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
         digest = hashlib.blake2b(key.encode(), digest_size=8 * _ROUNDS).digest()

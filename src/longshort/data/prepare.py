@@ -80,9 +80,9 @@ def prepare(
     {'train': 289, 'validation': 17, 'test': 17}
     """
     if tokenizer is not None and vocab_size is not None:
-        raise DataError(f"tokenizer, vocab_size: {tokenizer}, {vocab_size}; expected one: a size means to learn one")
+        raise DataError(f"tokenizer and vocab_size must not both be given, got {tokenizer} and {vocab_size}")
     if workers is not None and not 1 <= workers <= MOST_WORKERS:
-        raise DataError(f"workers: {workers}; expected from 1 to {MOST_WORKERS:,}")
+        raise DataError(f"workers must be from 1 to {MOST_WORKERS:,}, got {workers}")
     job = _Job(
         corpora=_corpora(sources, validation, test),
         out=Path(out),
@@ -232,12 +232,12 @@ def _refuse_other_content(out: Path, recipe: str) -> None:
     # Token files are put in place before all else, so that what an interrupted run leaves always has one.
     if names and ("train.tokens" not in names or not names <= _OURS):
         raise DataError(
-            f"{out}: holds other files ({min(names - _OURS or names)}); expected an empty or new folder, or --force"
+            f"{out}: holds other files ({min(names - _OURS or names)}); give an empty or new folder, or --force"
         )
     for header in (header_path(_file(out, split)) for split in SPLITS):
         if header.is_file() and not _made_by(header, recipe):
             raise DataError(
-                f"{out}: holds data of other sources or settings; expected another --out, or --force to replace it"
+                f"{out}: holds data of other sources or settings; give another --out, or --force to replace it"
             )
 
 

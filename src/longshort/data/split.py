@@ -115,9 +115,9 @@ def divide(corpus: Corpus, shares: tuple[float, float, float], seed: int) -> Div
         or not all(0 <= share <= 1 for share in shares)
         or not math.isclose(sum(shares), 1, abs_tol=1e-6)
     ):
-        raise DataError(f"split: {shares}; expected three shares of train, validation and test that add up to 1")
+        raise DataError(f"split must be three shares of train, validation and test that add up to 1, got {shares}")
     if shares[0] == 0:
-        raise DataError(f"split: {shares}; expected a share for training")
+        raise DataError(f"split must have a share for training, got {shares}")
     if shares[0] == 1:
         return ByCorpus({"train": corpus})
     enough = math.ceil(2 / min(share for share in shares if share > 0))

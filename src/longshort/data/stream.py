@@ -74,7 +74,7 @@ class TokenStream:
         corruption: float = 0.0,
     ) -> None:
         if batch_size < 1:
-            raise ValueError(f"batch_size: {batch_size}; expected at least 1")
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         _check_length(token_file, length)
         self.token_file = token_file
         self.batch_size = batch_size
@@ -129,11 +129,11 @@ def rows_of_rank(step: int, batch_size: int, rank: int, world_size: int) -> tupl
     (18, 2)
     """
     if step < 0:
-        raise ValueError(f"step: {step}; expected at least 0")
+        raise ValueError(f"step must be at least 0, got {step}")
     if world_size < 1 or not 0 <= rank < world_size:
-        raise ValueError(f"rank, world_size: {rank}, {world_size}; expected 0 <= rank < world_size")
+        raise ValueError(f"rank must be from 0 to world_size - 1, got {rank} and {world_size}")
     if batch_size % world_size:
-        raise ValueError(f"batch_size: {batch_size} rows do not divide among {world_size} ranks; expected a multiple")
+        raise ValueError(f"batch_size must be a multiple of the {world_size} ranks, got {batch_size}")
     share = batch_size // world_size
     return step * batch_size + rank * share, share
 
@@ -156,7 +156,7 @@ def windows(token_file: TokenFile, length: int, stride: int, limit: int | None =
     """
     _check_length(token_file, length)
     if not 1 <= stride <= length:
-        raise ValueError(f"stride: {stride}; expected 1 to length, {length}")
+        raise ValueError(f"stride must be from 1 to length={length}, got {stride}")
     last = len(token_file) - 1 - length
     starts = itertools.chain(range(0, last, stride), [last])
     return _slide(token_file.tokens, length, itertools.islice(starts, limit))
@@ -172,7 +172,7 @@ def _slide(tokens: NDArray[Any], length: int, starts: Iterable[int]) -> Iterator
 
 def _check_length(token_file: TokenFile, length: int) -> None:
     if length < 1:
-        raise ValueError(f"length: {length}; expected at least 1")
+        raise ValueError(f"length must be at least 1, got {length}")
     if not len(token_file):
         split = token_file.path.stem
         raise DataError(

@@ -72,7 +72,7 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
         numbers = np.asarray(ids, dtype=np.int64).reshape(-1)
         if numbers.size and not (numbers.min() >= 0 and numbers.max() < self.vocab_size):
-            raise ValueError(f"ids: range {numbers.min()} to {numbers.max()}; expected 0 to {self.vocab_size - 1}")
+            raise ValueError(f"ids must be from 0 to {self.vocab_size - 1}, got {numbers.min()} to {numbers.max()}")
         return numbers[numbers < 256].astype(np.uint8).tobytes().decode(errors="replace")
 
     def to_dict(self) -> dict[str, Any]:
@@ -108,8 +108,8 @@ class BPETokenizer:
 
         if not 257 <= vocab_size <= LARGEST_VOCABULARY:  # the package aborts the process where it cannot allocate
             raise DataError(
-                f"vocab_size: {vocab_size}; expected from 257 (the bytes and the end of a document) to "
-                f"{LARGEST_VOCABULARY:,}"
+                f"vocab_size must be from 257 (the bytes and the end of a document) to "
+                f"{LARGEST_VOCABULARY:,}, got {vocab_size}"
             )
         inner = tokenizers.Tokenizer(models.BPE())
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -150,7 +150,7 @@ class TokenWriter:
         """Add a chunk; documents are counted by their end tokens."""
         vocab_size = self._header["vocab_size"]
         if ids.size and not (ids.min() >= 0 and ids.max() < vocab_size):
-            raise DataError(f"ids: range {ids.min()} to {ids.max()}; expected 0 to {vocab_size - 1}")
+            raise DataError(f"ids must be from 0 to {vocab_size - 1}, got {ids.min()} to {ids.max()}")
         data = ids.astype(self._dtype, copy=False).tobytes()
         self._file.write(data)
         self._digest.update(data)
@@ -209,7 +209,7 @@ def flush_folder(folder: Path) -> None:
 
 def _read_header(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise DataError(f"{path}: no such token file; expected one made by: longshort data --out {path.parent}")
+        raise DataError(f"{path}: no such token file; make one: longshort data --out {path.parent}")
     beside = header_path(path)
     try:
         header = unsealed(beside.read_text(encoding="utf-8"))

@@ -67,7 +67,7 @@ def draw_tasks(configs: Iterable[TrainConfig], message: Callable[[str], None]) -
 def _every_tenth(name: str, message: Callable[[str], None]) -> Callable[[int, int], None]:
     def progress(done: int, total: int) -> None:
         if done * 10 // total > (done - 1000) * 10 // total:
-            message(f"drawing {name}: {done:,} of {total:,} rows")
+            message(f"generating {name}: {done:,} of {total:,} examples")
 
     return progress
 

@@ -1,4 +1,4 @@
-"""Checkpoints: a folder a step, either whole or not there, with a checksum for every file.
+"""Checkpoints: one folder per saved step, either whole or not there, with a checksum for every file.
 
 `step-00000100/` holds `model.safetensors`, `trainer.safetensors` (optimizer moments and the like) and `state.json`
 (numbers, the configuration, the checksums of the other two and of itself). It is written under another name and renamed
@@ -44,7 +44,7 @@ class DamagedCheckpoint(CheckpointError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What is needed to go on as if never stopped."""
+    """What is needed to resume as if never stopped."""
 
     path: Path
     step: int

@@ -213,7 +213,7 @@ class TrainConfig:
 
     @property
     def length(self) -> int:
-        """Tokens in a row."""
+        """Tokens per sequence."""
         if self.task.name is not None:
             return task_length(self.task.name, self.task)
         return self.data.length or self.model.context

@@ -44,7 +44,7 @@ def check_is_a_run_folder(out: Path) -> None:
         if other is None:
             return
         found = f"holds {other}"
-    raise ConfigError(f"{out} {found}; expected an empty or new folder, or a run to resume: nothing was written there")
+    raise ConfigError(f"{out}: {found}; give an empty or new folder, or a run to resume (nothing was written there)")
 
 
 def _not_ours(out: Path) -> str | None:

@@ -137,7 +137,7 @@ def check_nothing_is_lost(out: Path) -> None:
     ends = [record for record in read_log(out) if record["kind"] == "end"] if (out / METRICS).is_file() else []
     if ends:
         raise ConfigError(
-            f"{out} holds the record of a run up to step {ends[-1]['step']}, and no whole checkpoint to go on from: "
+            f"{out} holds the record of a run up to step {ends[-1]['step']}, and no whole checkpoint to resume from: "
             f"choose another folder, or remove {out / METRICS} to train anew"
         )
 

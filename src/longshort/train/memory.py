@@ -39,9 +39,9 @@ class Need:
     state: int
     """Weights, gradients, first and second moments."""
     tokens: int
-    """Of one row of a batch: inputs and targets."""
+    """Of one sequence of a batch: inputs and targets."""
     activations: int
-    """Of one row, while its micro-batch goes through the model."""
+    """Of one sequence, while its micro-batch goes through the model."""
     rows: int
     """Of a batch, in this process."""
     micro_rows: int
@@ -120,8 +120,8 @@ def check_memory(config: TrainConfig, world: World) -> None:
             raise ConfigError(
                 f"this run takes at least {_size(part.total)} of memory on {device}, of which {_size(part.state)} for "
                 f"the weights, their gradients and AdamW, and {_size(part.total - part.state)} for "
-                f"data.batch_size={config.data.batch_size} rows of {config.length:,} tokens, but {_size(left)} are "
-                f"free: {_what_fits(part, left, config, world)}"
+                f"data.batch_size={config.data.batch_size} sequences of {config.length:,} tokens, but "
+                f"{_size(left)} are free: {_what_fits(part, left, config, world)}"
             )
 
 

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: one line that changes in a terminal, plain lines elsewhere."""
+"""What is shown during a run: one line that changes in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

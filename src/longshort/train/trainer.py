@@ -51,7 +51,7 @@ WORSE = 1.0
 
 
 def train(config: TrainConfig, reporter: Reporter | None = None) -> RunResult:
-    """Train, or go on with what stands in `config.run.out`; under torchrun, together with the other processes.
+    """Train, or resume the run in `config.run.out`; under torchrun, together with the other processes.
 
     A run that diverges ends in `TrainingStopped`; its record and its last finite checkpoints stay.
     """
@@ -105,7 +105,7 @@ class Trainer:
         self._interrupted = False
         self._saved_at: int | None = None
         self._given_up: str | None = None
-        """Why the run must not go on, where it is not the number of steps that are not finite."""
+        """Why the run must stop, if not for the number of non-finite steps."""
         self._log: RunLog
 
     def run(self) -> RunResult:
@@ -194,7 +194,9 @@ class Trainer:
         if progress.nonfinite == 1 and stability.guard in ("off", "warn"):
             what = f"the gradient norm is {norm}" if math.isfinite(loss) else f"the loss is {loss}"
             cap = stability.nonfinite_cap
-            end = f"the run stops after {cap} such steps in a row" if cap else "the run goes on (nonfinite_cap=0)"
+            end = (
+                f"the run stops after {cap} such steps in succession" if cap else "the run continues (nonfinite_cap=0)"
+            )
             self.reporter.message(f"warning: step {progress.step + 1}: {what}; {end}")
 
     def _finish_step(

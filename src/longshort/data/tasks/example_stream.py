@@ -32,7 +32,7 @@ class ExampleStream:
 
     def __init__(self, task: Task, split: str, *, batch_size: int, seed: int) -> None:
         if batch_size < 1:
-            raise ValueError(f"batch_size: {batch_size}; expected at least 1")
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self.task, self.batch_size, self.seed = task, batch_size, seed
         self.examples = task.splits[split]
         self._order = functools.lru_cache(maxsize=4)(self._order_of)
