@@ -11,7 +11,9 @@ import pytest
 README = Path(__file__).parents[1] / "README.md"
 TEXT = README.read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", TEXT, flags=re.DOTALL | re.MULTILINE)
-NAMES = r"GPT-2|H200|bf16|fp32|e-exponentiated|Hajra \d{4}|Python 3\.\d+|torch you have \(2\.\d+ or newer\)|127\.0\.0\.1"
+NAMES = (
+    r"GPT-2|H200|bf16|fp32|e-exponentiated|Hajra \d{4}|Python 3\.\d+|torch you have \(2\.\d+ or newer\)|127\.0\.0\.1"
+)
 """Digits that are part of a name or a version."""
 
 
@@ -88,9 +90,7 @@ def attention():
     shapes = ("B2 H12 T8192 D64 w128", "B1 H12 T32768 D64 w128")
     speedup = data("benchmarks/results/attention-gpu.json")["summary"]["mhsa_speedup"]
     plain = "; ".join(f"{speedup[shape]:.1f}" for shape in shapes)
-    times = attention_times(
-        "benchmarks/results/attention-gpu.json", {("ls", "longshort"), ("ls", "FlexAttention")}
-    )
+    times = attention_times("benchmarks/results/attention-gpu.json", {("ls", "longshort"), ("ls", "FlexAttention")})
     flex = "; ".join(f"{times[shape, 'FlexAttention'] / times[shape, 'longshort']:.1f}" for shape in shapes)
     yield f"| attention, forward and backward | 8,192; 32,768 | cuDNN's plain attention: {plain} |"
     yield f"| the same | 8,192; 32,768 | FlexAttention, same masks: {flex} |"
@@ -105,7 +105,11 @@ def training():
 
 def decoding():
     found = data("benchmarks/results/decoding-gpu.json")
-    ratio = {row["batch"]: row["ls_speedup"] for row in found["speed"] if (row["arm"], row["heads"]) == ("longshort", "plain")}
+    ratio = {
+        row["batch"]: row["ls_speedup"]
+        for row in found["speed"]
+        if (row["arm"], row["heads"]) == ("longshort", "plain")
+    }
     yield f"| decoding, GPT-2 small, batch 1; 32 | 32,768 | plain heads: {ratio[1]:.1f}; {ratio[32]:.1f} |"
     batch = found["batch"][0]
     smaller = batch["plain"]["bytes_a_row"] / batch["ls"]["bytes_a_row"]
@@ -114,7 +118,9 @@ def decoding():
 
 def cpu():
     rows = data("benchmarks/results/attention-cpu.json")["rows"]
-    ratio = {row["shape"]: row["speedup"] for row in rows if (row["work"], row["direction"]) == ("ls", "forward+backward")}
+    ratio = {
+        row["shape"]: row["speedup"] for row in rows if (row["work"], row["direction"]) == ("ls", "forward+backward")
+    }
     cells = "; ".join(f"{ratio[f'B1 H12 T{length} D64 w128']:.1f}" for length in (2048, 8192))
     yield f"| attention on a CPU, forward and backward | 2,048; 8,192 | PyTorch's SDPA: {cells} |"
 
