@@ -1,4 +1,4 @@
-"""README.md: its examples run, its links lead somewhere, it stays short, and each of its numbers is in a committed file."""
+"""README.md: its examples run, its links lead to files, it stays short, and its numbers come from committed data."""
 
 import json
 import math
@@ -55,11 +55,10 @@ def endurance():
     steps, seeds = f"{max(rows['ls']['steps']):,}", rows["ls"]["seeds"]
     assert seeds == rows["plain"]["seeds"]
     diverged = {name: f"{row['diverged']} of {len(seeds)}" for name, row in rows.items()}
-    yield f"| {steps} steps with the paper's recipe: runs that diverged | {diverged['plain']} | LS: {diverged['ls']} | {len(seeds)} |"
-    yield (
-        f"| the same: perplexity of each run at the end | {', '.join(ends['plain'])} | LS: {', '.join(ends['ls'])} "
-        f"| {len(seeds)} |"
-    )
+    recipe = f"{steps} steps with the paper's recipe"
+    yield f"| {recipe}: runs that diverged | {diverged['plain']} | LS: {diverged['ls']} | {len(seeds)} |"
+    plain, ls = (", ".join(ends[name]) for name in ("plain", "ls"))
+    yield f"| the same: perplexity of each run at the end | {plain} | LS: {ls} | {len(seeds)} |"
 
 
 def reach():
