@@ -100,17 +100,6 @@ def test_summary_of_many_variants_gives_the_ends_only(tmp_path):
     assert "The largest |logit| seen: from 3.00 for v0 to 9.00 for v6." in said
 
 
-def test_differences_hold_what_differs_and_nothing_else(tmp_path):
-    runs = [run for variant in variants_of(tmp_path, {"a": [[]], "b": [[]]}) for run in variant.runs]
-    runs[1].config["model"] = {"d_model": 64, "extra": True}
-    assert comparison.differences(runs) == [
-        ("model.window", ["16", "(not set)"]),
-        ("model.extra", ["(not set)", "True"]),
-        ("run.name", ["a-0", "b-0"]),
-        ("run.variant", ["a", "b"]),
-    ]
-
-
 def test_a_run_that_diverged_is_said_with_its_step_and_its_story(tmp_path):
     records = [run_record(), train_record(1, 5.0), train_record(2, None), train_record(3, None)]
     end = {"kind": "end", "step": 3, "seconds": 3.0, "status": "diverged", "since": 2, "reason": "the run diverged ..."}

@@ -114,7 +114,7 @@ def test_torn_line_is_said_on_the_page_and_to_the_caller(report, html):
 
 def test_summary_configs_differences_samples_and_commands_are_on_the_page(report, html):
     assert comparison.summary(comparison.group(load_runs(report.runs))).split(".")[0] in html
-    assert "model.n_global" in html
+    assert "reach of the heads" in html
     assert "def read_plain(self, path):" in html
     assert "longshort train plain-s0.yaml" in html
     assert "longshort report" in html

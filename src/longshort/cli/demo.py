@@ -36,5 +36,6 @@ def demo(
         typer.echo(text)
     console.rule()
     console.print(result_table(result.rows))
+    typer.echo(result.remark)
     if result.report is not None:
         typer.echo(f"report: {result.report}")

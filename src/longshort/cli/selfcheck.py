@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from rich import box
 from rich.table import Table
 from torch import Tensor
 
@@ -106,7 +107,9 @@ def deviation(case: AttentionCase, backend: str) -> float:
 
 def table(checks: list[Check]) -> Table:
     """The checks as a table for the terminal."""
-    result = Table("", "check", "max error", "allowed", "ms", "", title="longshort self-check")
+    result = Table(
+        "", "check", "max error", "allowed", "ms", "", title="longshort self-check", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     for column in result.columns[2:5]:
         column.justify = "right"
     for check in checks:

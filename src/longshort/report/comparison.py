@@ -219,18 +219,3 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """The dotted keys in which the configs differ, each with its value in every run; names and seeds come last."""
-    flats = [flatten(run.config) for run in runs]
-    keys = sorted(dict.fromkeys(key for flat in flats for key in flat), key=lambda key: key.startswith("run."))
-    rows = [(key, [_shown(flat, key) for flat in flats]) for key in keys]
-    return [(key, values) for key, values in rows if len(set(values)) > 1]
-
-
-def _shown(flat: dict[str, Any], key: str) -> str:
-    if key not in flat:
-        return "(not set)"
-    value = flat[key]
-    return "none" if value is None else str(value)

@@ -1,6 +1,6 @@
 """The effect on a laptop: plain attention and LS-attention of equal size, trained side by side on the same bytes.
 
-The setting was found by experiment, see docs/results/demo-setting.md: rows much longer than the model is wide.
+The setting was found by experiment, see docs/results/demo-setting.md: sequences much longer than the model is wide.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from longshort.train.processes import run_all
 
 VARIANTS = ("plain", "ls")
 PROMPT = "def "
+EXPLODED = 100.0
+"""A largest |logit| from which on logits have exploded; the paper reports more than 200 for plain attention."""
 
 
 class DemoResult(NamedTuple):
@@ -30,6 +32,8 @@ class DemoResult(NamedTuple):
     """Text that each variant wrote."""
     report: Path | None
     """None where the packages for it are missing."""
+    remark: str
+    """What the numbers show of the paper's claims, and what they do not."""
 
 
 def demo_config(device: str = "cpu", *, steps: int | None = None) -> TrainConfig:
@@ -55,15 +59,16 @@ def run_demo(trials: list[Trial], out: Path, *, watch: Watch, message: Callable[
     if left and not run_all(left, jobs=len(left), watch=watch):
         return None
     rows = save_summary(trials, out)
+    said = remark(rows)
     samples = {trial.variant: _sample(trial) for trial in trials}
     message("writing the report")
     try:
         title = "Plain attention and LS-attention"
-        report = write_report([trial.out for trial in trials], out / PAGE, title=title).html
+        report = write_report([trial.out for trial in trials], out / PAGE, title=title, remark=said).html
     except ReportError as error:  # the numbers are there all the same
         message(f"no report: {error}")
         report = None
-    return DemoResult(rows, samples, report)
+    return DemoResult(rows, samples, report, said)
 
 
 def _sample(trial: Trial) -> str:
@@ -79,11 +84,30 @@ def _sample(trial: Trial) -> str:
     return text
 
 
+def remark(rows: list[dict[str, Any]]) -> str:
+    """What the demo shows and what it does not, from the rows of its table."""
+    by_name = {row["variant"]: row for row in rows}
+    plain, ls = by_name["plain"], by_name["ls"]
+    if None in (plain["max_logit"], ls["max_logit"], plain["validation_loss"], ls["validation_loss"]):
+        return "Some logits or losses are not finite; the table says which."
+    logits = f"{plain['max_logit']:.1f} for plain and {ls['max_logit']:.1f} for ls"
+    losses = f"{ls['validation_loss']:.3f} for ls and {plain['validation_loss']:.3f} for plain"
+    speeds = f"{ls['tokens_per_second']:,.0f} and {plain['tokens_per_second']:,.0f} tokens/s"
+    cost = f"the validation loss ({losses}) and the cost ({speeds})"
+    if max(plain["max_logit"], ls["max_logit"]) >= EXPLODED:
+        return f"The largest |logit| reaches {logits}; compare also {cost}."
+    return (
+        f"At this size and length logits do not explode: the largest |logit| is {logits}. "
+        f"What the demo shows is {cost}. The explosion "
+        "needs the paper's model and longer training: see docs/results/explosion.md in the repository."
+    )
+
+
 def introduction(config: TrainConfig) -> str:
     """What is about to happen."""
     model = config.model
     return (
-        f"Training two models of {model.n_layers} layers, width {model.width}, {model.n_heads} heads, on rows of "
+        f"Training two models of {model.n_layers} layers, width {model.width}, {model.n_heads} heads, on sequences of "
         f"{config.length} tokens for {config.run.steps} steps:\n"
         f"  plain: every head sees all that came before\n"
         f"  ls:    {model.n_global} head does, the other {model.n_heads - (model.n_global or 0)} see "

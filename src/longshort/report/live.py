@@ -73,9 +73,9 @@ def _line(cells: Sequence[str]) -> str:
 
 def running_table(trials: Sequence[Trial], readers: dict[str, Reader]) -> Table:
     """Where each run stands."""
-    table = Table(title="training side by side", box=box.SIMPLE_HEAD)
-    for name in ("variant", "seed", "step", "loss", "validation loss", "max |logit|", "tokens/s", "left"):
-        table.add_column(name, justify="left" if name == "variant" else "right")
+    table = Table(title="training side by side", box=box.SIMPLE_HEAD, padding=0)
+    for name in ("variant", "seed", "step", "loss", "validation", "|logit|", "tokens/s", "left"):
+        table.add_column(name, justify="left" if name == "variant" else "right", no_wrap=True)
     for trial in trials:
         table.add_row(*_cells(trial, readers.get(str(trial.out))))
     return table
@@ -108,7 +108,7 @@ def result_table(rows: Sequence[dict[str, Any]]) -> Table:
         title=title,
         box=box.SIMPLE_HEAD,
         pad_edge=False,
-        collapse_padding=True,
+        padding=(0, 1, 0, 0),
         caption="means over seeds; spread: largest minus smallest loss; |logit|: the largest",
     )
     with_answers = any(row.get("accuracy") is not None for row in rows)
@@ -134,5 +134,5 @@ def _share(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Four digits; a value that is not finite is None in JSON and NaN in a record."""
-    return f"{value:.4g}" if value is not None and math.isfinite(value) else "not finite"
+    """Four digits; what is not finite is None in JSON and NaN in a record. Short: a table has 80 columns."""
+    return f"{value:.4g}" if value is not None and math.isfinite(value) else "nan"

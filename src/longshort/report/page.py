@@ -14,6 +14,7 @@ from urllib.parse import quote
 from longshort.files import check_replaceable, write_atomically
 from longshort.report import comparison, datasets, theme
 from longshort.report.charts import LOSSES, X_AXES, Charts, ReportError, drawing, with_data
+from longshort.report.differences import differences
 from longshort.report.pictures import vegalite, write_picture
 from longshort.runs import Run, Sample, load_runs
 
@@ -30,11 +31,11 @@ class ReportFiles:
 
 
 def write_report(
-    runs: Sequence[Path | str], out: Path | str, *, title: str | None = None, png: bool = True
+    runs: Sequence[Path | str], out: Path | str, *, title: str | None = None, png: bool = True, remark: str = ""
 ) -> ReportFiles:
     """Write the page about `runs` (run folders) to `out` and, with `png`, its charts to the folder `<out>-figures`.
 
-    The page needs nothing but itself: no network, no file beside it.
+    The page needs nothing but itself: no network, no file beside it. A `remark` follows its summary.
     """
     out = Path(out)
     check_page(out)
@@ -42,7 +43,7 @@ def write_report(
     drawing()
     data = datasets.build(loaded)
     title = title or _title(loaded)
-    html = write_atomically(out, render(loaded, data, title, out))
+    html = write_atomically(out, render(loaded, data, title, out, remark))
     pngs = write_pictures(loaded, data, out.with_name(f"{out.stem}-figures")) if png else ()
     return ReportFiles(html, tuple(pngs), comparison.notes(loaded))
 
@@ -68,7 +69,7 @@ def write_pictures(runs: Sequence[Run], data: datasets.Datasets, folder: Path) -
     return [write_picture(with_data(spec, data), folder / f"{name}.png") for name, spec in specs.items()]
 
 
-def render(runs: Sequence[Run], data: datasets.Datasets, title: str, out: Path) -> str:
+def render(runs: Sequence[Run], data: datasets.Datasets, title: str, out: Path, remark: str = "") -> str:
     import jinja2
 
     environment = jinja2.Environment(
@@ -88,6 +89,7 @@ def render(runs: Sequence[Run], data: datasets.Datasets, title: str, out: Path) 
         runs=runs,
         variants=variants,
         places={variant.name: i for i, variant in enumerate(variants)},
+        remark=remark,
         summary=comparison.summary(variants),
         table=[_table_row(variant, answers=answers) for variant in variants],
         answers=answers,
@@ -95,7 +97,7 @@ def render(runs: Sequence[Run], data: datasets.Datasets, title: str, out: Path) 
         data=data,
         unfinished=any(run.status != "finished" for run in runs),
         samples=[chosen for variant in variants if (chosen := _samples(variant)) is not None],
-        differences=comparison.differences(runs),
+        differences=differences(variants),
         configs=[(run, _yaml(run.config)) for run in runs],
         train_commands=[f"longshort train {shlex.quote(config_name(run))}" for run in runs],
         report_command=shlex.join(["longshort", "report", *(str(run.path) for run in runs), "--out", str(out)]),

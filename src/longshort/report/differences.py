@@ -1,0 +1,92 @@
+"""What differs between the variants of a report, in words: one row for each setting, one column for each variant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from longshort.report.comparison import Variant, flatten
+
+_NAMES = {
+    "data.batch_size": "sequences per batch",
+    "loss.z_loss": "weight of the z-loss",
+    "model.context": "context, in tokens",
+    "model.n_heads": "heads",
+    "model.n_layers": "layers",
+    "model.positions": "positions",
+    "model.qk_norm": "QK-norm",
+    "model.sigma_reparam": "sigma-reparametrization",
+    "model.smoothing": "smoothing, in keys",
+    "model.softcap": "softcap of the logits",
+    "model.width": "width",
+    "optimizer.lr": "learning rate",
+    "run.precision": "precision",
+    "run.steps": "steps",
+    "stability.clip": "gradient clipping",
+    "stability.qk_clip": "QK-clip threshold",
+}
+_SAID_ELSEWHERE = ("run.out", "run.variant", "run.seed", "run.name")
+_REACH = ("model.n_global", "model.window", "model.plan", "model.plan.windows", "model.plans")
+
+
+class Difference(NamedTuple):
+    """A setting and its value in each variant."""
+
+    name: str
+    key: str
+    values: list[str]
+
+
+def differences(variants: Sequence[Variant]) -> list[Difference]:
+    """The settings in which the variants differ; the reach of the heads comes first."""
+    reaches = [_joined(reach(run.header.plans) for run in variant.runs) for variant in variants]
+    flats = [[flatten(run.config) for run in variant.runs] for variant in variants]
+    keys = dict.fromkeys(key for runs in flats for flat in runs for key in flat)
+    rows = [Difference("reach of the heads", "model.plan", reaches)]
+    for key in keys:
+        if key not in (*_REACH, *_SAID_ELSEWHERE):
+            values = [_joined(_shown(flat.get(key)) for flat in runs) for runs in flats]
+            rows.append(Difference(_name(key), key, values))
+    return [row for row in rows if len(set(row.values)) > 1]
+
+
+def reach(plans: Sequence[Sequence[int | None]]) -> str:
+    """What the heads see.
+
+    >>> reach([[None, 16, 16, 16]] * 2)
+    '1 global, 3 with window 16'
+    >>> reach([[16, 16], [None, None]])
+    'layer 0: 2 with window 16; layer 1: 2 global'
+    """
+    layers: dict[str, list[int]] = {}
+    for layer, windows in enumerate(plans):
+        counts = {window: list(windows).count(window) for window in windows}
+        said = [f"{n} global" if window is None else f"{n} with window {window}" for window, n in counts.items()]
+        layers.setdefault(", ".join(said), []).append(layer)
+    if len(layers) == 1:
+        return next(iter(layers))
+    return "; ".join(
+        f"layer{'s' if len(places) > 1 else ''} {', '.join(map(str, places))}: {said}"
+        for said, places in layers.items()
+    )
+
+
+def _name(key: str) -> str:
+    section, _, last = key.rpartition(".")
+    return _NAMES.get(key) or f"{section.replace('.', ' ')}: {last.replace('_', ' ')}".lstrip(": ")
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "\N{EN DASH}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list):
+        return ", ".join(_shown(part) for part in value) or "\N{EN DASH}"
+    return str(value)
+
+
+def _joined(values: Any) -> str:
+    return " / ".join(dict.fromkeys(values))

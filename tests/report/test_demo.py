@@ -1,0 +1,29 @@
+"""What the demo says of its own numbers."""
+
+import pytest
+
+from longshort.report.demo import remark
+
+
+def rows(plain, ls, loss=2.3):
+    common = {"tokens_per_second": 1000.0}
+    return [
+        {"variant": "plain", "max_logit": plain, "validation_loss": loss, **common},
+        {"variant": "ls", "max_logit": ls, "validation_loss": 2.0, **common},
+    ]
+
+
+def test_remark_says_that_logits_do_not_explode_at_this_size_and_where_they_do():
+    said = remark(rows(13.9, 20.1))
+    assert "logits do not explode: the largest |logit| is 13.9 for plain and 20.1 for ls" in said
+    assert "validation loss (2.000 for ls and 2.300 for plain)" in said
+    assert "docs/results/explosion.md" in said
+
+
+def test_remark_of_logits_that_explode_does_not_say_otherwise():
+    assert "do not explode" not in remark(rows(812.0, 20.1))
+
+
+@pytest.mark.parametrize("given", [(None, 20.1), (13.9, None), (13.9, 20.1, None)])
+def test_remark_of_numbers_that_are_not_finite_compares_nothing(given):
+    assert remark(rows(*given)).startswith("Some logits or losses are not finite")

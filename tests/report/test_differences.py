@@ -1,0 +1,40 @@
+"""The table of what differs between variants."""
+
+from longshort.report import comparison
+from longshort.report.differences import differences
+from longshort.runs import load_runs
+
+from .synthetic import run_record, write_lines
+
+DASH = "\N{EN DASH}"
+
+
+def table(tmp_path, **models):
+    folders = []
+    for name, model in models.items():
+        for seed in (0, 1):
+            head = run_record(f"{name}-{seed}", variant=name, seed=seed, plans=model.pop("plans", None))
+            head["config"]["model"] = dict(model)
+            folders.append(write_lines(tmp_path / f"{name}-{seed}", [head]))
+    return [(row.name, row.key, row.values) for row in differences(comparison.group(load_runs(folders)))]
+
+
+def test_only_settings_that_differ_are_named_in_words_with_a_column_for_each_variant(tmp_path):
+    found = table(tmp_path, a={"d_model": 64, "qk_norm": None}, b={"d_model": 64, "qk_norm": "head", "extra": True})
+    assert found == [
+        ("QK-norm", "model.qk_norm", [DASH, "head"]),
+        ("model: extra", "model.extra", [DASH, "yes"]),
+    ]
+
+
+def test_reach_of_the_heads_is_one_row_and_its_keys_are_not(tmp_path):
+    folders = [
+        write_lines(tmp_path / name, [run_record(name, plans=[[*windows]] * 2, config={"model": {"window": w}})])
+        for name, windows, w in (("ls", (None, 16, 16, 16), 16), ("plain", (None,) * 4, None))
+    ]
+    (row,) = differences(comparison.group(load_runs(folders)))
+    assert (row.name, row.values) == ("reach of the heads", ["1 global, 3 with window 16", "4 global"])
+
+
+def test_runs_that_differ_by_seed_alone_have_no_rows(tmp_path):
+    assert table(tmp_path, a={"d_model": 64}) == []
