@@ -117,8 +117,8 @@ def _batch(rows: Rows, results: Results) -> list[str]:
 
 
 def _prefill(rows: Rows, results: Results) -> list[str]:
-    text = """The paper's 12-layer model, 1 global head and 11 with a window of 100, to the last hidden state, eager;
-plain heads by our kernel, by FlashAttention 2 and by cuDNN."""
+    text = """`paper-12l-768`, the paper's 12-layer model, with 1 global head and 11 of window 100, to the last
+hidden state, eager; plain heads by our kernel, by FlashAttention 2 and by cuDNN."""
     return ["## Prefill", text, _savings(rows)]
 
 

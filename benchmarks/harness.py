@@ -24,6 +24,7 @@ import torch
 from benchmarks.pages import Page, Results
 from benchmarks.timing import Sample, free
 from longshort.files import write_json
+from longshort.train.identity import git_revision
 
 OURS = "longshort"
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
@@ -175,6 +176,7 @@ class Recorder:
         fresh: Results = {
             "machine": machine(device),
             "command": self.command,
+            "commit": git_revision(),
             "device": device,
             "dtype": dtype,
             **about,

@@ -43,7 +43,10 @@ class Page:
         if not command.startswith(PROGRAM):
             head += f"That is how it was run. Today's command is\n\n    {self.command}\n\n"
         machine = ", ".join(f"{key} {value}" for key, value in results["machine"].items())
-        return f"{head}{machine}. {self.about(results)} Data: [{Path(data).name}]({data}).\n\n{self.tables(results)}\n"
+        return (
+            f"{head}{machine}. {self.about(results)} {_age(results.get('commit'))}"
+            f"Data: [{Path(data).name}]({data}).\n\n{self.tables(results)}\n"
+        )
 
     def write(self, results: Results, path: Path) -> Path:
         """The page of the results at `path`: in docs/results for those of this repository, else beside them."""
@@ -55,6 +58,15 @@ class Page:
         """The page of the committed results."""
         path = RESULTS / f"{self.name}.json"
         return self.write(json.loads(path.read_text(encoding="utf-8")), path)
+
+
+def _age(commit: str | None) -> str:
+    """How a reader finds what has changed in the kernels since; nothing for data that name no commit."""
+    if commit is None:
+        return ""
+    return (
+        f"Measured at commit {commit} or before: `git log {commit}.. -- src/longshort/ops` lists what changed since. "
+    )
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.engine import child, figures, measures, tables
+from experiments.engine import child, comparison, figures, measures, tables
 from experiments.engine.measures import Outcome, Row
 from experiments.engine.records import FAILS, HOLDS, PARTLY, Claim, Data, Experiment, Finding, Variants
 from experiments.engine.tables import shown
@@ -102,7 +102,7 @@ def _perplexities(row: Row) -> list[str]:
 
 
 def more(data: Data) -> str:
-    return tables.losses(data["rows"])
+    return tables.losses(data)
 
 
 def gains(data: Data) -> dict[float, float]:
@@ -129,7 +129,8 @@ def clean_text(data: Data) -> Finding | None:
     better, worse = (sum(sign * gain > MARGIN for gain in found.values()) for sign in (1, -1))
     words = ", ".join(f"{share:.0%} {gain:+.4f} nats" for share, gain in found.items())
     verdict = HOLDS if better == len(found) else PARTLY if better > worse else FAILS
-    return Finding(ours=f"gain on the base at {words}", verdict=verdict)
+    seeds = comparison.seeds_of(*(row for row in data["rows"] if row["corruption"] in found))
+    return Finding(ours=f"gain on the base at {words}", verdict=verdict, seeds=seeds)
 
 
 def figure(data: Data) -> Any:
@@ -151,8 +152,8 @@ def figure(data: Data) -> Any:
         ]
         axes: dict[str, Any] = {"x_title": "corrupted tokens, per cent", "y_title": "perplexity of clean text"}
         axes |= {"x": "share", "y": "perplexity", "names": [series(e) for e in EXPONENTS]}
-        panels.append(figures.lines(points, title=title, points=True, log=True, **axes))
-    return drawing().hconcat(*panels)
+        panels.append(figures.lines(points, title=title, points=True, log=True, ordered=True, width=225, **axes))
+    return drawing().hconcat(*panels).resolve_scale(y="shared")
 
 
 EXPERIMENT = Experiment(
@@ -165,7 +166,10 @@ EXPERIMENT = Experiment(
         "weight decay 0.1 in every variant. Temperatures are fitted on a validation batch that is not reported."
     ),
     cost="H200: about 8 minutes for one seed, six at a time; CPU --quick: two minutes",
-    caption="Perplexity of clean text against the share of corrupted training tokens, by exponent; a panel a reading.",
+    caption=(
+        "Perplexity of clean text against the share of corrupted training tokens, by exponent; a "
+        "panel for each reading, one seed."
+    ),
     claims={
         "clean-text": Claim(
             text="the e-exponentiated loss gives lower perplexity on clean text after training on corrupted text",

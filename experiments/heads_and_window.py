@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.engine import figures, measures, tables
+from experiments.engine import comparison, figures, measures, tables
 from experiments.engine.measures import Outcome, Row
 from experiments.engine.records import (
     FAILS,
@@ -27,7 +27,6 @@ from experiments.engine.records import (
     verdict_of,
 )
 from experiments.engine.tables import shown
-from experiments.window_rule import best_window, fit_window
 from longshort.heads import HeadPlan
 from longshort.train import TrainConfig
 from longshort.train.variants import with_plan
@@ -65,12 +64,10 @@ def _of_length(base: TrainConfig, length: int) -> TrainConfig:
 
 
 def collect(folder: Path) -> Data:
-    """The rows with their place in the grid, the best window of each length and width, and the rule through them."""
+    """The rows with their place in the grid."""
     data = measures.data_of(measures.outcomes(folder), folder, parts=_place, curve=None)
     data["rows"].sort(key=lambda row: _order(row["variant"]))
-    bests = _bests(data["rows"])
-    rule = fit_window([(b["length"], b["width"], b["window"]) for b in bests if not b["at_edge"]])
-    return data | {"best_windows": bests, "rule": None if rule is None else rule._asdict()}
+    return data
 
 
 def _place(variant: str, runs: Sequence[Outcome]) -> Row:
@@ -88,18 +85,16 @@ def _order(name: str) -> tuple[str, int, int]:
     return {"g": "0", "n": "1"}.get(name[0], "2"), int(first[1:]), int(window or 0)
 
 
-def _bests(rows: Sequence[Row]) -> list[Row]:
-    """The best window with one global head, for every length and width that was tried with three windows or more."""
-    found = []
-    for length, width in sorted({(row["length"], row["width"]) for row in rows}):
-        place = {"length": length, "width": width, "n_global": 1}
-        losses = {
-            r["window"]: r["final_loss"] for r in rows if r["window"] and all(r[k] == v for k, v in place.items())
-        }
-        best = best_window(losses)
-        if best is not None:
-            found.append({"length": length, "width": width, **best._asdict()})
-    return found
+def by_window(data: Data) -> dict[tuple[int, int], list[Row]]:
+    """The rows with one global head by length and width, each by its window, where three windows or more were tried;
+    a run that ended with no finite loss is left out.
+    """
+    found: dict[tuple[int, int], list[Row]] = {}
+    for row in data["rows"]:
+        if row["n_global"] == 1 and row["window"] and row["final_loss"] is not None:
+            found.setdefault((row["length"], row["width"]), []).append(row)
+    ordered = {place: sorted(rows, key=lambda row: int(row["window"])) for place, rows in sorted(found.items())}
+    return {place: rows for place, rows in ordered.items() if len(rows) > 2}
 
 
 def grid_of(data: Data) -> list[Row]:
@@ -115,68 +110,63 @@ def table(data: Data) -> str:
         row = cells.get((n_global, window)) or cells.get((n_global, None))
         return "not run" if row is None else f"{shown(row['final_perplexity'])} / {shown(row['max_logit'], 3)}"
 
-    header = ("global heads: final perplexity / max abs logit", *(f"window {w}" for w in WINDOWS))
-    counts = sorted({row["n_global"] for row in grid})
-    return tables.markdown(header, [(g, *(cell(g, w) for w in WINDOWS)) for g in counts])
+    header = ("global heads: final perplexity / max abs logit", "seeds", *(f"window {w}" for w in WINDOWS))
+    seeds = {
+        g: tables.span([len(row["seeds"]) for row in grid if row["n_global"] == g])
+        for g in sorted({g for g, _ in cells})
+    }
+    return tables.markdown(header, [(g, seeds[g], *(cell(g, w) for w in WINDOWS)) for g in seeds])
 
 
 def more(data: Data) -> str:
-    header = ("length", "width", "best window", "loss", "at the edge of what was tried")
-    lines = [
-        (b["length"], b["width"], f"{b['window']:.0f}", shown(b["loss"]), "yes" if b["at_edge"] else "no")
-        for b in data["best_windows"]
-    ]
-    rule = data["rule"]
-    fit = "No rule: fewer than two lengths have a best window inside those tried.\n"
-    if rule is not None:
-        fit = (
-            f"The fit through {rule['points']} of them: window = {rule['scale']:.3g} n^{rule['by_length']:.2f} "
-            f"d^{rule['by_width']:.2f}, off by a factor of {2 ** rule['error']:.2f} (RMS).\n"
-        )
-    return "\n".join([tables.markdown(header, lines), fit, tables.losses(data["rows"])])
+    header = ("length", "width", "seeds", "windows tried", "lowest at", "loss", "the next best", "nats above")
+    lines = []
+    for (length, width), rows in by_window(data).items():
+        best, second = sorted(rows, key=lambda row: float(row["final_loss"]))[:2]
+        seeds, tried = tables.span([len(row["seeds"]) for row in rows]), ", ".join(str(row["window"]) for row in rows)
+        above = f"{second['final_loss'] - best['final_loss']:.3f}"
+        lines.append((length, width, seeds, tried, best["window"], shown(best["final_loss"]), second["window"], above))
+    return f"With one global head:\n\n{tables.markdown(header, lines)}\n{tables.losses(data)}"
 
 
-def _losses(data: Data) -> dict[tuple[int, int | None], float]:
-    """Final losses of the grid by global heads and window, of cells with as many steps as any."""
+def _cells(data: Data) -> dict[tuple[int, int | None], Row]:
+    """The grid by global heads and window, of cells with as many steps as any."""
     grid = grid_of(data)
     most = max((max(r["steps"]) for r in grid), default=0)
-    return {
-        (r["n_global"], r["window"]): math.inf if r["final_loss"] is None else r["final_loss"]
-        for r in grid
-        if set(r["steps"]) == {most}
-    }
+    return {(r["n_global"], r["window"]): r for r in grid if set(r["steps"]) == {most}}
 
 
 def choice(data: Data) -> Finding | None:
-    losses = _losses(data)
-    if (1, 50) not in losses or len(losses) < 10 or min(losses.values()) == math.inf:
+    cells = _cells(data)
+    finite = [row for row in cells.values() if row["final_loss"] is not None]
+    if (1, 50) not in cells or len(cells) < 10 or not finite:
         return None
-    share = math.exp(min(losses[1, 50] - min(losses.values()), 700.0))
-    ours = f"{share - 1:.1%} above the best of {len(losses)} cells"
-    return Finding(ours=ours, verdict=HOLDS if share <= 1.02 else PARTLY if share <= 1.05 else FAILS)
+    mine, best = cells[1, 50], min(finite, key=lambda row: float(row["final_loss"]))
+    above = math.inf if mine["final_loss"] is None else math.exp(min(mine["final_loss"] - best["final_loss"], 700.0))
+    verdict = HOLDS if above <= 1.02 else PARTLY if above <= 1.05 else FAILS
+    ours = f"{above - 1:.1%} above the best of {len(cells)} cells"
+    return Finding(ours=ours, verdict=verdict, seeds=comparison.seeds_of(mine, best))
 
 
 def one(data: Data) -> Finding | None:
-    losses = _losses(data)
-    better = [losses[1, w] < losses[0, w] for w in WINDOWS if (0, w) in losses and (1, w) in losses]
-    if not better:
+    cells = _cells(data)
+    pairs = [(cells[1, w], cells[0, w]) for w in WINDOWS if (0, w) in cells and (1, w) in cells]
+    if not pairs:
         return None
-    ours = f"one global head is better than none at {sum(better)} of {len(better)} windows"
-    return Finding(ours=ours, verdict=verdict_of(better, of=len(WINDOWS)))
+    better = [comparison.is_lower(with_one, without) for with_one, without in pairs]
+    ours = f"one global head is better than none at {better.count(True)} of {len(better)} windows"
+    seeds = comparison.seeds_of(*(row for both in pairs for row in both))
+    return Finding(ours=ours, verdict=verdict_of(better, of=len(WINDOWS)), seeds=seeds)
 
 
 def above_the_best(data: Data) -> list[dict[str, Any]]:
-    """Perplexity with one global head by the window, a line for each length and width that has a best one."""
+    """Perplexity with one global head by the window, a line for each length and width."""
     points = []
-    for b in data["best_windows"]:
-        place = (b["length"], b["width"], 1)
-        same = [r for r in data["rows"] if r["window"] and (r["length"], r["width"], r["n_global"]) == place]
-        finite = [r for r in same if r["final_perplexity"] is not None]
-        lowest = min((r["final_perplexity"] for r in finite), default=math.inf)
-        series = f"n {b['length']}, d {b['width']}"
+    for (length, width), rows in by_window(data).items():
+        lowest = min(row["final_perplexity"] for row in rows)
         points += [
-            {"window": r["window"], "above": r["final_perplexity"] / lowest, "series": series, "detail": ""}
-            for r in sorted(finite, key=lambda r: int(r["window"]))
+            {"window": row["window"], "above": row["final_perplexity"] / lowest, "length": length, "width": width}
+            for row in rows
         ]
     return points
 
@@ -184,27 +174,40 @@ def above_the_best(data: Data) -> list[dict[str, Any]]:
 def figure(data: Data) -> Any:
     from longshort.report.charts import drawing
 
+    alt = drawing()
     cells = [
         {"g": row["n_global"], "w": w, "perplexity": row["final_perplexity"], "logit": row["max_logit"]}
         for row in grid_of(data)
         for w in (WINDOWS if row["window"] is None else (row["window"],))
     ]
-    common: dict[str, Any] = {"x": "w", "y": "g", "x_title": "window", "y_title": "global heads", "width": 330}
+    common: dict[str, Any] = {"x": "w", "y": "g", "x_title": "window", "y_title": "global heads", "width": 290}
     charts = [
         figures.heat(cells, value="perplexity", value_title="perplexity", text=".3~g", **common),
         figures.heat(cells, value="logit", value_title="max |logit|", text=".3~s", **common),
     ]
     points = above_the_best(data)
+    rows = [alt.hconcat(*charts).resolve_scale(color="independent")]
     if points:
-        axes: dict[str, Any] = {
-            "x": "window",
-            "y": "above",
-            "x_title": "window",
-            "y_title": "perplexity / the best one's",
-            "names": list(dict.fromkeys(point["series"] for point in points)),
+        width = grid_of(data)[0]["width"] if grid_of(data) else points[0]["width"]
+        length = max({p["length"] for p in points}, key=lambda n: len({p["width"] for p in points if p["length"] == n}))
+        chosen = {
+            "length": [p for p in points if p["width"] == width],
+            "width": [p for p in points if p["length"] == length],
         }
-        charts.append(figures.lines(points, log_x=True, points=True, **axes))
-    return drawing().hconcat(*charts).resolve_scale(color="independent", strokeDash="independent")
+        rows.append(
+            alt.hconcat(*(_by(key, found) for key, found in chosen.items() if found)).resolve_scale(color="independent")
+        )
+    return alt.vconcat(*rows).resolve_scale(color="independent")
+
+
+def _by(key: str, points: Sequence[dict[str, Any]]) -> Any:
+    """Perplexity by the window, a line for each length or each width."""
+    letter = {"length": "n", "width": "d"}[key]
+    values = sorted({point[key] for point in points})
+    lines = [point | {"series": f"{letter} {point[key]:,}", "detail": ""} for point in points]
+    axes: dict[str, Any] = {"x": "window", "x_title": "window", "y": "above", "y_title": "perplexity / the best one's"}
+    names = [f"{letter} {value:,}" for value in values]
+    return figures.lines(lines, names=names, ordered=True, log_x=True, points=True, width=330, **axes)
 
 
 EXPERIMENT = Experiment(
@@ -213,13 +216,12 @@ EXPERIMENT = Experiment(
     method=(
         "The author's model on sequences of 2,048 tokens, 32,768 tokens per step, 5 times the author's learning rate, "
         "short runs; 0 to 6 global heads by nine windows. Then sequences of 512 to 16,384 and half and twice the "
-        "width, with one global head, for the rule of thumb: the best window is the lowest point of a parabola in log "
-        "window."
+        "width, with one global head."
     ),
     cost="H200: about 30 minutes for one seed, eight at a time; CPU --quick: some minutes",
     caption=(
-        "Final perplexity (left) and largest |logit| (middle) by global heads and window; perplexity by the window, "
-        "relative to the best one, at every length n and width d (right)."
+        "Final perplexity and largest |logit| of the run by global heads and window (top); perplexity by the window, "
+        "relative to the best one tried, for the lengths n and the widths d (bottom). One seed."
     ),
     claims={
         "choice": Claim(

@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments import long_range
 from experiments.classifiers import BASE, POINT, QUICK_BASE, decayed, on_task, smoothed
-from experiments.engine import figures, measures, tables
+from experiments.engine import comparison, figures, measures, tables
 from experiments.engine.measures import Outcome, Row
 from experiments.engine.records import FAILS, HOLDS, PARTLY, Claim, Data, Experiment, Finding, Variants
 from experiments.engine.tables import percent
@@ -79,12 +79,14 @@ def grids(data: Data) -> dict[str, dict[tuple[float, int], float]]:
 def table(data: Data) -> str:
     parts = []
     for task, cells in grids(data).items():
+        rows = [row for row in data["rows"] if row["task"] == task]
+        seeds = {d: tables.span([len(r["seeds"]) for r in rows if r["decay"] == d]) for d in {r["decay"] for r in rows}}
         lines = [
-            (f"B {decay:g}", *(percent(cells.get((decay, width))) for width in WIDTHS))
+            (f"B {decay:g}", seeds[decay], *(percent(cells.get((decay, width))) for width in WIDTHS))
             for decay in DECAYS
             if any((decay, width) in cells for width in WIDTHS)
         ]
-        parts.append(tables.markdown((task, *(f"P {width}" for width in WIDTHS)), lines))
+        parts.append(tables.markdown((task, "seeds", *(f"P {width}" for width in WIDTHS)), lines))
     return "\n".join(parts)
 
 
@@ -101,7 +103,8 @@ def reported(data: Data) -> Finding | None:
         return None
     ours = ", ".join(f"{task}: {100 * gap:.1f} points below the best" for task, gap in behind.items())
     verdict = HOLDS if max(behind.values()) <= POINT else PARTLY if min(behind.values()) <= POINT else FAILS
-    return Finding(ours=ours, verdict=verdict)
+    compared = [row for row in data["rows"] if row["task"] in behind]
+    return Finding(ours=ours, verdict=verdict, seeds=comparison.seeds_of(*compared))
 
 
 def figure(data: Data) -> Any:
@@ -127,7 +130,7 @@ EXPERIMENT = Experiment(
         "([repeats](listops-repeats.json)). Variants such as `--variants '*-b0.001-*'` choose a row of the grid."
     ),
     cost="H200: about 10 minutes a seed, five at a time; CPU --quick: some minutes",
-    caption="Test accuracy by the largest decay B and the width P of the pooling; a panel for each task.",
+    caption="Test accuracy by the largest decay B and the width P of the pooling; a panel for each task; one seed.",
     claims={
         "reported": Claim(
             text="B 0.001 with P 5 (P 3 for CIFAR-10's pixels) is a good choice for LaS attention",

@@ -91,11 +91,18 @@ def _table(rows: Sequence[Row], about: str) -> str:
     if not rows:
         return "Not measured.\n"
     names = list(rows[0]["milliseconds"])
-    header = ("model", "n", *(f"{name}, ms" for name in names), *(f"saved against {n}" for n in names if n != "ls"))
+    header = (
+        "model",
+        "n",
+        "rounds",
+        *(f"{name}, ms" for name in names),
+        *(f"saved against {n}" for n in names if n != "ls"),
+    )
     lines = [
         (
             row["model"],
             row["n"],
+            ROUNDS,
             *(shown(ms, 4) for ms in row["milliseconds"].values()),
             *(f"{share:.0%}" for share in row["saved"].values()),
         )
@@ -105,11 +112,15 @@ def _table(rows: Sequence[Row], about: str) -> str:
 
 
 def judge(data: Data) -> Finding:
-    """By the saving against FlashAttention 2, the paper's peer."""
-    best = max(timed(data, EAGER), key=lambda row: float(row["saved"]["plain-flash"]))
-    saved = best["saved"]["plain-flash"]
-    ours = f"at most {saved:.0%} lower ({best['model']}, n {best['n']:,})"
-    return Finding(ours=ours, verdict=HOLDS if saved >= PAPER_SAVES else PARTLY if saved > 0.05 else FAILS)
+    """By the saving against FlashAttention 2, the paper's peer, in every cell."""
+    cells = sorted(timed(data, EAGER), key=lambda row: float(row["saved"]["plain-flash"]))
+    saved = [row["saved"]["plain-flash"] for row in cells]
+    faster = sum(share > 0 for share in saved)
+    ends = " to ".join(
+        f"{-100 * row['saved']['plain-flash']:+.0f} % ({row['model']}, n {row['n']:,})" for row in (cells[-1], cells[0])
+    )
+    verdict = HOLDS if faster == len(saved) and saved[-1] >= PAPER_SAVES else PARTLY if faster else FAILS
+    return Finding(ours=f"{ends}; lower in {faster} of {len(cells)} cells", verdict=verdict, seeds=())
 
 
 def figure(data: Data) -> Any:
@@ -119,15 +130,19 @@ def figure(data: Data) -> Any:
     for model in dict.fromkeys(row["model"] for row in data["rows"]):
         for timing in dict.fromkeys(row["timing"] for row in data["rows"]):
             points = [
-                {"series": variant, "detail": "", "n": row["n"], "ms": ms}
-                for row in data["rows"]
-                if (row["model"], row["timing"]) == (model, timing)
-                for variant, ms in row["milliseconds"].items()
+                {"series": row["variant"], "detail": "", "n": row["n"], **_rounds(row["milliseconds"])}
+                for row in data["measured"]
+                if (row["model"], row.get("timing", EAGER)) == (model, timing)
             ]
             axes: dict[str, Any] = {"x": "n", "y": "ms", "x_title": "n", "y_title": "forward pass, ms"}
             axes |= {"title": f"{model}, {timing}", "names": prefill.VARIANTS}
-            panels.append(figures.lines(points, log=True, log_x=True, points=True, width=260, **axes))
-    return drawing().concat(*panels, columns=2)
+            panels.append(figures.lines(points, log=True, log_x=True, points=True, width=330, **axes))
+    alt = drawing()
+    return alt.vconcat(*(alt.hconcat(*panels[i : i + 2]) for i in range(0, len(panels), 2)))
+
+
+def _rounds(times: Sequence[float]) -> Row:
+    return {"ms": statistics.median(times), "low": min(times), "high": max(times)}
 
 
 EXPERIMENT = Experiment(
@@ -139,12 +154,14 @@ EXPERIMENT = Experiment(
         "cuDNN (PyTorch's SDPA). The claim is judged by eager passes."
     ),
     cost="H200: about 3 minutes; CPU --quick: seconds",
-    caption="Milliseconds of one forward pass of 32,768 tokens against the length n, by model and way of timing.",
+    caption="Milliseconds of one forward pass of 32,768 tokens against the length n, by model and way of timing: "
+    "medians and ranges of three rounds.",
     claims={
         "latency": Claim(
             text="inference latency of the full forward pass, LS against FlashAttention 2",
             paper="up to 36 % lower (44 % in a later version)",
-            rule=f"largest saving over models and lengths: holds from {PAPER_SAVES:.0%}, partly above 5 %",
+            rule="eager passes of both models at all lengths: holds if LS takes less time in every cell and at least "
+            f"{PAPER_SAVES:.0%} less in one, partly if less in some",
             judge=judge,
         ),
     },

@@ -8,12 +8,12 @@ classifier is given one kind of attention after another, LS-attention among them
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.classifiers import BASE, KINDS, POINT, QUICK_BASE, on_task
-from experiments.engine import figures, measures, tables
+from experiments.engine import comparison, figures, measures, tables
 from experiments.engine.measures import Outcome, Row
 from experiments.engine.records import NOT_RUN, Claim, Data, Experiment, Finding, Variants, verdict_of
 from experiments.engine.tables import percent
@@ -122,7 +122,7 @@ def las(data: Data) -> Finding | None:
 def _is_ahead(data: Data, kind: str, *others: str) -> Finding | None:
     tasks = compared(data, kind, *others)
     ahead = [task for task, (mine, *theirs) in tasks.items() if mine > max(theirs) + POINT]
-    return _finding(f"{kind} ahead on", ahead, list(tasks))
+    return _finding(f"{kind} ahead on", ahead, list(tasks), _seeds(data, tasks, (kind, *others)))
 
 
 def windows(data: Data) -> Finding | None:
@@ -131,15 +131,20 @@ def windows(data: Data) -> Finding | None:
     pairs = [compared(data, "ls", "none"), compared(data, "ls-rotary", "rotary")]
     tasks = [task for task in by_task(data) if task in complete and any(task in pair for pair in pairs)]
     lost = {task for pair in pairs for task, (ls, plain) in pair.items() if ls < plain - POINT}
-    return _finding("no loss on", [task for task in tasks if task not in lost], tasks)
+    return _finding("no loss on", [task for task in tasks if task not in lost], tasks, _seeds(data, tasks, kinds))
 
 
-def _finding(what: str, good: Sequence[str], tasks: Sequence[str]) -> Finding | None:
+def _seeds(data: Data, tasks: Collection[str], kinds: Collection[str]) -> tuple[int, ...]:
+    return comparison.seeds_of(*(row for row in data["rows"] if row["task"] in tasks and row["kind"] in kinds))
+
+
+def _finding(what: str, good: Sequence[str], tasks: Sequence[str], seeds: tuple[int, ...]) -> Finding | None:
     if not tasks:
         return None
     ours = f"{what} {', '.join(good) or 'none'} of {', '.join(tasks)}"
     verdict = verdict_of([task in good for task in tasks], of=LEAST)
-    return Finding(ours=ours + (f" ({LEAST} learned tasks decide)" if verdict == NOT_RUN else ""), verdict=verdict)
+    ours += f" ({LEAST} learned tasks decide)" if verdict == NOT_RUN else ""
+    return Finding(ours=ours, verdict=verdict, seeds=seeds)
 
 
 def figure(data: Data) -> Any:

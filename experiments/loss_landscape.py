@@ -29,10 +29,10 @@ def collect(folder: Path) -> Data:
 
 
 def table(data: Data) -> str:
-    header = ("network", "loss", "data", "e", "lowest risk", "highest", "settled", "stuck", "never moved")
+    header = ("network", "loss", "data", "seed", "e", "lowest risk", "highest", "settled", "stuck", "never moved")
     lines = [
         (
-            *(row[key] for key in ("network", "base", "data")),
+            *(row[key] for key in ("network", "base", "data", "seed")),
             f"{row['e']:g}",
             f"{row['lowest']:.4f}",
             f"{row['highest']:.4f}",
@@ -62,7 +62,8 @@ def one_minimum(data: Data, *, networks: Sequence[str]) -> Finding | None:
     )
     control, judged = counts(data, networks, 1.0)
     verdict = verdict_of([stuck == 0 for stuck, _ in by_exponent.values()])
-    return Finding(ours=f"{words} (e 1: {control} of {judged})", verdict=verdict)
+    seeds = (len({row["seed"] for row in data["rows"]}),)
+    return Finding(ours=f"{words} (e 1: {control} of {judged})", verdict=verdict, seeds=seeds)
 
 
 def figure(data: Data) -> Any:
@@ -84,7 +85,7 @@ def figure(data: Data) -> Any:
             ]
             names = list(dict.fromkeys(point["series"] for point in points))
             axes: dict[str, Any] = {"x": "e", "y": key, "x_title": "e", "y_title": title, "names": names}
-            panels.append(figures.lines(points, points=True, title=kind, width=240, height=200, **axes))
+            panels.append(figures.lines(points, points=True, title=kind, width=300, height=190, **axes))
     alt = drawing()
     return alt.vconcat(alt.hconcat(*panels[:2]), alt.hconcat(*panels[2:]))
 
@@ -104,7 +105,7 @@ EXPERIMENT = Experiment(
     cost="CPU: about half an hour on one core; --quick: seconds",
     caption=(
         "The gap between the highest and the lowest risk (left) and the share of starts that are stuck (right) "
-        "against e, by network and base loss; a row for each kind of data."
+        "against e, by network and base loss; a row for each kind of data. One seed."
     ),
     claims={
         "one-layer": Claim(
@@ -115,8 +116,10 @@ EXPERIMENT = Experiment(
             judge=partial(one_minimum, networks=ONE_LAYER),
         ),
         "deep": Claim(
-            text="the same for deep linear networks at least as wide as input or output",
-            paper="the same statement, asked of deep networks",
+            text="the same for deep linear networks whose hidden layers are at least as wide as the input",
+            paper="asked by us, not stated there. What is proved for such networks (arXiv 1712.01473) is that local "
+            "minima, not all stationary points, are global, and of a loss that is convex and differentiable in the "
+            "scores; the transformed loss is neither",
             rule="the same rule, widths 6 and 12",
             judge=partial(one_minimum, networks=DEEP),
         ),

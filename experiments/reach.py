@@ -12,14 +12,14 @@ text, which the claims are about, since plans differ by hundredths of a nat.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from experiments.engine import child, figures, measures, tables
+from experiments.engine import child, comparison, figures, measures, tables
 from experiments.engine.base import PAPER, QUICK
 from experiments.engine.measures import Outcome, Row
 from experiments.engine.records import NOT_RUN, Claim, Data, Experiment, Finding, Variants, verdict_of
@@ -53,6 +53,8 @@ PLANS: dict[str, tuple[Layer, ...]] = {
 """The windows of every layer's heads; None is global."""
 MIXED = tuple(name for name in PLANS if name not in ("full", "all-local-w64"))
 OF_EIGHT = tuple(name for name, layers in PLANS.items() if sum(layer.count(None) for layer in layers) == HEADS)
+STRONG = ("ls1-w64", "full", "ladder", "one-full-8", "one-full-2", "all-local-w64")
+"""Drawn in colours over the steps; the other plans are grey."""
 LEAST_SEEDS = 3
 """With two, an interval mostly says whether two differences happen to be alike."""
 BUCKET = 64
@@ -144,14 +146,22 @@ def ordered(data: Data) -> list[Row]:
 
 def table(data: Data) -> str:
     rows, seeds = measures.by_name(data), data["provenance"]["seeds"]
-    header = ("plan", "global heads of 64", "keys, % of full", *(f"loss, seed {seed}" for seed in seeds), "mean")
+    header = (
+        "plan",
+        "seeds",
+        "global heads of 64",
+        "keys, % of full",
+        *(f"loss, seed {seed}" for seed in seeds),
+        "mean",
+    )
     lines = []
     for row in ordered(data):
-        losses = measures.losses_by_seed(row)
-        found = measures.paired(row, rows["full"]) if "full" in rows and row["variant"] != "full" else None
+        losses = comparison.losses_by_seed(row)
+        found = comparison.paired(row, rows["full"]) if "full" in rows and row["variant"] != "full" else None
         lines.append(
             (
                 row["variant"],
+                len(row["seeds"]),
                 row["n_global"],
                 f"{100 * row['keys']:.1f}",
                 *(f"{losses[seed]:.4f}" if seed in losses else "" for seed in seeds),
@@ -168,10 +178,11 @@ def _interval(found: Row) -> str:
 
 
 def more(data: Data) -> str:
-    header = ("plan", f"first {BUCKET} positions", "second half of the positions", "max abs logit", "diverged")
+    header = ("plan", "seeds", f"first {BUCKET} positions", "second half of the positions", "max abs logit", "diverged")
     lines = [
         (
             row["variant"],
+            len(row["seeds"]),
             *(", ".join(f"{loss:.4f}" for loss in row.get(key, ())) for key in ("first_positions", "second_half")),
             tables.shown(row["max_logit"], 3),
             row["diverged"],
@@ -184,45 +195,45 @@ def more(data: Data) -> str:
 def _against(data: Data, name: str, others: Sequence[str]) -> dict[str, Row]:
     """`name` less each of the others, where both have run with two seeds or more."""
     rows = measures.by_name(data)
-    found = {other: measures.paired(rows[name], rows[other]) for other in others if {name, other} <= rows.keys()}
+    found = {other: comparison.paired(rows[name], rows[other]) for other in others if {name, other} <= rows.keys()}
     return {other: pair for other, pair in found.items() if pair is not None}
 
 
-def _judged(pairs: Mapping[str, Row], expected: int, is_so: Callable[[Row], bool], words: str) -> Finding | None:
-    """In how many comparisons it is so; two seeds decide nothing."""
+def _judged(pairs: Mapping[str, Row], expected: int, words: str, *, lower: bool) -> Finding | None:
+    """In how many comparisons the first plan has the lower loss, or the higher one; two seeds decide nothing."""
     if len(pairs) < expected:
         return None
-    good = [name for name, pair in pairs.items() if is_so(pair)]
-    seeds = min(len(pair["differences"]) for pair in pairs.values())
-    ours = f"{words} {', '.join(good) or 'none'} of {', '.join(pairs)}; {seeds} seeds"
-    if seeds < LEAST_SEEDS:
-        return Finding(ours=f"{ours} ({LEAST_SEEDS} decide)", verdict=NOT_RUN)
-    return Finding(ours=ours, verdict=verdict_of([name in good for name in pairs]))
+    cases = {name: _is(pair, lower=lower) for name, pair in pairs.items()}
+    good, against, open_ = ([n for n, case in cases.items() if case is value] for value in (True, False, None))
+    parts = {words: good, "the other way round": against, "undecided": open_}
+    ours = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
+    seeds = tuple(len(pair["differences"]) for pair in pairs.values())
+    if min(seeds) < LEAST_SEEDS:
+        return Finding(ours=f"{ours} ({LEAST_SEEDS} seeds decide)", verdict=NOT_RUN, seeds=seeds)
+    return Finding(ours=ours, verdict=verdict_of(list(cases.values())), seeds=seeds)
 
 
-def is_above(pair: Row) -> bool:
-    return bool(pair["interval"][0] > 0)
-
-
-def is_below(pair: Row) -> bool:
-    return bool(pair["interval"][1] < 0)
+def _is(pair: Row, *, lower: bool) -> bool | None:
+    """None where the interval holds 0."""
+    low, high = pair["interval"]
+    return lower if high < 0 else not lower if low > 0 else None
 
 
 def mixed(data: Data) -> Finding | None:
-    return _judged(_against(data, "full", MIXED), len(MIXED), is_above, "full is behind")
+    return _judged(_against(data, "full", MIXED), len(MIXED), "full is behind", lower=False)
 
 
 def head_wise(data: Data) -> Finding | None:
-    return _judged(_against(data, "full", ("ls1-w64",)), 1, is_above, "full is behind")
+    return _judged(_against(data, "full", ("ls1-w64",)), 1, "full is behind", lower=False)
 
 
 def ladder(data: Data) -> Finding | None:
     others = tuple(name for name in OF_EIGHT if name != "ladder")
-    return _judged(_against(data, "ladder", others), len(others), is_below, "the ladder is ahead of")
+    return _judged(_against(data, "ladder", others), len(others), "the ladder is ahead of", lower=True)
 
 
 def needs_global(data: Data) -> Finding | None:
-    return _judged(_against(data, "full", ("all-local-w64",)), 1, is_below, "full is ahead of")
+    return _judged(_against(data, "full", ("all-local-w64",)), 1, "full is ahead of", lower=True)
 
 
 def figure(data: Data) -> Any:
@@ -234,28 +245,36 @@ def figure(data: Data) -> Any:
     points = [
         {"plan": row["variant"], "loss": loss, "seed": str(seed)}
         for row in data["rows"]
-        for seed, loss in measures.losses_by_seed(row).items()
+        for seed, loss in comparison.losses_by_seed(row).items()
     ]
     means = [{"plan": row["variant"], "loss": row["final_loss"]} for row in data["rows"]]
     x = alt.X("loss:Q", title="final validation loss", scale=alt.Scale(zero=False))
     y = alt.Y("plan:N", title=None, sort=order)
-    dots = frame(points).mark_point(filled=True, size=45).encode(x=x, y=y, color=alt.Color("seed:N", title="seed"))
+    dots = frame(points).mark_point(filled=True, size=45).encode(x=x, y=y, color=alt.value("#5c6066"))
     ticks = frame(means).mark_tick(thickness=2, size=16).encode(x=x, y=y)
-    drawn = [curve for curve in data["curves"] if curve["seed"] == min(data["provenance"]["seeds"])]
     losses = [
-        {"series": curve["variant"], "detail": "", "step": step, "loss": loss}
-        for curve in drawn
+        {
+            "series": curve["variant"] if curve["variant"] in STRONG else figures.OTHERS,
+            "detail": f"{curve['variant']} {curve['seed']}",
+            "step": step,
+            "loss": loss,
+        }
+        for curve in data["curves"]
+        if curve["variant"] in STRONG or curve["seed"] == min(data["provenance"]["seeds"])
         for step, loss in curve["validation"]
         if step > 400
     ]
     axes: dict[str, Any] = {"x": "step", "x_title": "step", "y": "loss", "y_title": "validation loss, part of the text"}
-    over_steps = figures.lines(losses, names=order, width=360, height=300, **axes)
-    return alt.hconcat((ticks + dots).properties(width=360, height=300), over_steps).resolve_scale(
+    over_steps = figures.lines(losses, names=[*STRONG, figures.OTHERS], width=340, height=270, **axes)
+    return alt.hconcat((ticks + dots).properties(width=300, height=270), over_steps).resolve_scale(
         color="independent", strokeDash="independent"
     )
 
 
-_RULE = "ahead: the paired 95 % interval of the difference over seeds excludes 0, three seeds or more"
+_RULE = (
+    "ahead: the paired 95 % interval of the difference over seeds excludes 0, three seeds or more; undecided where it "
+    "does not"
+)
 EXPERIMENT = Experiment(
     name="reach",
     question="Which plan of reaches has the lowest loss at 8 global heads of 64?",
@@ -271,8 +290,8 @@ EXPERIMENT = Experiment(
     ),
     cost="H200: about 10 minutes a seed, nine at a time under MPS; CPU --quick: a minute",
     caption=(
-        "Final loss of each plan, a dot for each seed and a bar at their mean (left); validation loss over steps, "
-        "first seed (right)."
+        "Final loss of each plan, a dot for each seed and a bar at their mean (left); validation loss over steps, mean "
+        "and range over seeds of six plans and the first seed of the others, in grey (right)."
     ),
     claims={
         "mixed": Claim(

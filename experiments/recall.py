@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.engine import figures, measures, tables
+from experiments.engine import comparison, figures, measures, tables
 from experiments.engine.base import ON_TASKS, QUICK_ON_TASKS
 from experiments.engine.measures import Outcome, Row
 from experiments.engine.records import Claim, Data, Experiment, Finding, Variants, verdict_of
@@ -125,7 +125,9 @@ def _finding(data: Data, is_so: Any) -> Finding | None:
         return None
     shown = {task: ", ".join(percent(shares[n]) for n in (0, 1, HEADS)) for task, shares in measured.items()}
     ours = "; ".join(f"{task}: {shares} with 0, 1, {HEADS} global heads" for task, shares in shown.items())
-    return Finding(ours=ours, verdict=verdict_of([is_so(shares) for shares in measured.values()]))
+    rows = [row for row in data["rows"] if row["n_global"] in (0, 1, HEADS)]
+    verdict = verdict_of([is_so(shares) for shares in measured.values()])
+    return Finding(ours=ours, verdict=verdict, seeds=comparison.seeds_of(*rows))
 
 
 def figure(data: Data) -> Any:
@@ -135,7 +137,7 @@ def figure(data: Data) -> Any:
         {"series": row["task"], "detail": "", "n_global": row["n_global"], "accuracy": row["accuracy"]}
         for row in data["rows"]
     ]
-    shared: dict[str, Any] = {"y": "accuracy", "share": True, "height": 240}
+    shared: dict[str, Any] = {"y": "accuracy", "share": True, "width": 215, "height": 200}
     axes: dict[str, Any] = {"x": "n_global", "x_title": f"global heads of {HEADS}", "y_title": "right answers, test"}
     panels = [figures.lines(points, names=tuple(TASKS), points=True, title="after the last step", **axes, **shared)]
     axes = {"x": "step", "x_title": "step", "y_title": "right answers, validation"}
@@ -148,7 +150,7 @@ def figure(data: Data) -> Any:
         ]
         names = [_heads(n) for n in sorted({curve["n_global"] for curve in curves})]
         if steps:
-            panels.append(figures.lines(steps, names=names, title=task, **axes, **shared))
+            panels.append(figures.lines(steps, names=names, ordered=True, title=task, **axes, **shared))
     return drawing().hconcat(*panels).resolve_scale(color="independent")
 
 
@@ -167,7 +169,7 @@ EXPERIMENT = Experiment(
         "shorter sequence at most, an eighth of the longer one."
     ),
     cost="H200: about 5 minutes a seed, five at a time; CPU --quick: a minute",
-    caption="Right answers against the number of global heads (left), and of each number over the steps.",
+    caption="Right answers against the number of global heads (left), and of each number over the steps; one seed.",
     claims={
         "enough": Claim(
             text="one global head a layer is enough for sparse, far dependencies",

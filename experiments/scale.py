@@ -6,24 +6,32 @@ a model of GPT-2 small's shape, for as many steps as the GPU time allows.
 
 from __future__ import annotations
 
-from experiments.endurance import CAPTION, collect, figure, pair, speed_table, table, variants
-from experiments.engine import measures
+from experiments.endurance import CAPTION, collect, figure, pair, speed_table, variants
+from experiments.engine import comparison, measures, tables
 from experiments.engine.records import Claim, Data, Experiment, Finding, verdict_of
 from experiments.engine.tables import shown
 
 
 def larger(data: Data) -> Finding | None:
     both = pair(data)
-    if both is None or not measures.equal_steps(*both):
+    if both is None or not comparison.equal_steps(*both):
         return None
     plain, ls = both
-    ours = f"perplexity {shown(ls['final_perplexity'])} against {shown(plain['final_perplexity'])}, largest |logit| "
-    ours += f"{shown(ls['max_logit'], 3)} against {shown(plain['max_logit'], 3)}, in {max(plain['steps']):,} steps"
-    lower = [
-        measures.final_perplexity(ls) < measures.final_perplexity(plain),
-        measures.peak(ls) < measures.peak(plain),
-    ]
-    return Finding(ours=ours, verdict=verdict_of(lower))
+    ours = f"perplexity {shown(ls['final_perplexity'])} against {shown(plain['final_perplexity'])} and largest |logit| "
+    ours += f"{shown(ls['max_logit'], 3)} against {shown(plain['max_logit'], 3)} after {max(plain['steps']):,} steps"
+    lower = [comparison.is_lower(ls, plain), comparison.peak(ls) < comparison.peak(plain)]
+    return Finding(ours=ours, verdict=verdict_of(lower), seeds=comparison.seeds_of(ls, plain))
+
+
+def table(data: Data) -> str:
+    return f"{tables.losses(data)}\n{gaps_table(data)}"
+
+
+def gaps_table(data: Data) -> str:
+    """Step by step: whether the gap is still opening at the last one."""
+    seeds = min((len(row["seeds"]) for row in data["rows"]), default=0)
+    lines = [(step, seeds, f"{gap:.3f}") for step, gap in measures.gaps(data, "ls", "plain").items()]
+    return tables.markdown(("step", "seeds", "LS ahead of plain by (nats of validation loss)"), lines)
 
 
 EXPERIMENT = Experiment(

@@ -8,14 +8,15 @@ time, they are also compared after equal time: steps times the time of a step's 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.engine import figures, measures, tables
+from experiments.engine import comparison, figures, measures, tables
 from experiments.engine.measures import Outcome, Row
-from experiments.engine.records import FAILS, HOLDS, PARTLY, Claim, Data, Experiment, Finding, Variants
+from experiments.engine.records import FAILS, HOLDS, PARTLY, Claim, Data, Experiment, Finding, Variants, verdict_of
 from experiments.engine.tables import shown
 from longshort.train import TrainConfig
 from longshort.train.variants import VARIANTS
@@ -24,6 +25,8 @@ NAMES = (
     *("plain", "plain-flash", "plain-fp32", "qk-norm-head", "qk-norm-width", "qk-norm-plain", "softcap"),
     *("sigma-reparam", "qk-clip", "z-loss", "adagc", "all-local", "layer-wise", "ls"),
 )
+STRONG = ("ls", "plain", "layer-wise", "all-local", "qk-norm-head", "qk-clip")
+"""Drawn in colours; the others are grey, since no panel has more than six lines."""
 TARGETS = (150.0, 100.0, 80.0, 60.0, 50.0, 45.0, 40.0)
 """Perplexities whose time is measured, where a variant reaches them."""
 
@@ -43,29 +46,34 @@ def variants(base: TrainConfig) -> Variants:
 
 
 def collect(folder: Path) -> Data:
-    """Perplexity at equal steps, at equal time, and time to fixed perplexities."""
+    """Perplexity at equal steps, the time that all variants have, and the time to fixed perplexities."""
     found = measures.outcomes(folder)
     grouped, seconds = measures.by_variant(found, NAMES), measures.step_seconds(folder)
     data = measures.data_of(found, folder, NAMES)
     timed = [row for row in whole(data["rows"]) if row["variant"] in seconds]
-    budget = min((max(row["steps"]) * seconds[row["variant"]] for row in timed), default=None)
     for row in data["rows"]:
         runs, step = grouped[row["variant"]], seconds.get(row["variant"])
         row["step_seconds"] = step
-        row["perplexity_at_equal_time"] = None if step is None or budget is None else perplexity_at(runs, budget / step)
         row["seconds_to"] = {f"{target:g}": seconds_to(runs, target, step) for target in TARGETS}
+    budget = min((max(row["steps"]) * seconds[row["variant"]] for row in timed), default=None)
     return data | {"time_budget_seconds": budget}
 
 
-def perplexity_at(runs: Sequence[Outcome], step: float) -> float | None:
-    """Perplexity, of the mean loss over seeds, at the last evaluation up to a step; None before the first, where a
-    loss is not finite, and where a run did not come so far.
+def at_equal_time(data: Data, row: Row) -> list[float]:
+    """The validation loss of each seed when the time is up, interpolated between evaluations; none where a seed was not
+    evaluated before it or did not come so far, or a loss is not finite.
     """
-    step += 1e-9 * step  # a step that is a time divided by a step's time may miss its own number
-    losses = [[e.loss for e in outcome.run.evaluations if e.step <= step][-1:] for outcome in runs]
-    known = [loss[0] for loss in losses if loss and math.isfinite(loss[0])]
-    came = known and len(known) == len(losses) and all(outcome.run.last_step >= math.floor(step) for outcome in runs)
-    return measures.perplexity(sum(known) / len(known)) if came else None
+    found = []
+    for run in (run for run in data["curves"] if run["variant"] == row["variant"]):
+        step = data["time_budget_seconds"] / row["step_seconds"]
+        steps, losses = zip(*run["validation"], strict=True)
+        after = bisect_left(steps, step * (1 - 1e-9))  # a step from a division by its own time may miss its number
+        near = [loss for loss in losses[max(after - 1, 0) : after + 1] if loss is not None]
+        if not 0 < after < len(steps) or len(near) < 2:
+            return []
+        share = (step - steps[after - 1]) / (steps[after] - steps[after - 1])
+        found.append(near[0] + share * (near[1] - near[0]))
+    return found
 
 
 def seconds_to(runs: Sequence[Outcome], perplexity: float, step_seconds: float | None) -> float | None:
@@ -85,7 +93,7 @@ def whole(rows: Sequence[Row]) -> list[Row]:
 
 
 def table(data: Data) -> str:
-    return tables.losses(data["rows"])
+    return tables.losses(data)
 
 
 def time_table(data: Data) -> str:
@@ -95,21 +103,25 @@ def time_table(data: Data) -> str:
     lines = [
         (
             row["variant"],
-            *(("",) * 2 if row["step_seconds"] is None else (shown(1e3 * row["step_seconds"], 3), _at_equal_time(row))),
-            *("" if s is None else f"{s:.0f}" for s in row["seconds_to"].values()),
+            len(row["seeds"]),
+            *(("",) * 3 if row["step_seconds"] is None else (shown(1e3 * row["step_seconds"], 3), *_timed(data, row))),
+            *("" if s is None else f"{s:.1f}" for s in row["seconds_to"].values()),
         )
         for row in data["rows"]
     ]
+    header = ("variant", "seeds", "ms per step", "perplexity at equal time", "of the first seed")
     return (
-        f"Equal GPU time: {budget:.0f} s of steps; a step is the time of its kernels. Seconds to a perplexity:\n\n"
-    ) + tables.markdown(
-        ("variant", "ms per step", "perplexity at equal time", *(f"to {target:g}" for target in TARGETS)), lines
-    )
+        f"Equal GPU time: {budget:.1f} s of steps, where the perplexity is interpolated between evaluations; a step is "
+        "the time of its kernels. On the right, seconds to the first evaluation at or below a perplexity:\n\n"
+    ) + tables.markdown((*header, *(f"to {target:g}" for target in TARGETS)), lines)
 
 
-def _at_equal_time(row: Row) -> str:
-    value = row["perplexity_at_equal_time"]
-    return "no finite evaluation then" if value is None else shown(value)
+def _timed(data: Data, row: Row) -> tuple[str, str]:
+    losses = at_equal_time(data, row)
+    if not losses:
+        return "no finite evaluation then", ""
+    mean, first = (measures.perplexity(loss) for loss in (sum(losses) / len(losses), losses[0]))
+    return shown(mean), shown(first)
 
 
 def quality(data: Data) -> Finding | None:
@@ -125,22 +137,40 @@ def _ratio(data: Data, other: str, words: str, *, holds: float, partly: float) -
     rows = {row["variant"]: row for row in whole(data["rows"])}
     if not {"ls", other} <= rows.keys():
         return None
-    mine, theirs = (rows[name]["final_perplexity"] for name in ("ls", other))
-    share = math.inf if mine is None else 0.0 if theirs is None else mine / theirs
-    verdict = HOLDS if share <= holds else PARTLY if share < partly else FAILS
-    return Finding(ours=f"{shown(mine)} against {shown(theirs)} ({words})", verdict=verdict)
+    ls, theirs = rows["ls"], rows[other]
+    ours = f"{shown(ls['final_perplexity'])} against {shown(theirs['final_perplexity'])} ({words})"
+    if (found := comparison.paired(ls, theirs)) is not None:
+        low, high = (math.exp(end) for end in found["interval"])
+        ours += f", {low:.2f} to {high:.2f} of it (95 %, paired)"
+    verdict = comparison.by_ratio(ls, theirs, holds=holds, partly=partly)
+    return Finding(ours=ours, verdict=verdict, seeds=comparison.seeds_of(ls, theirs))
+
+
+def layers(data: Data) -> Finding | None:
+    """Over the seeds that both have: the means of different seeds are not to be compared."""
+    rows = {row["variant"]: row for row in whole(data["rows"])}
+    if not {"ls", "layer-wise"} <= rows.keys():
+        return None
+    ls, other = rows["ls"], rows["layer-wise"]
+    own, theirs = (comparison.losses_by_seed(row) for row in (ls, other))
+    seeds = sorted(own.keys() & theirs.keys())
+    if not seeds:
+        return None
+    words = [f"{math.exp(own[s]):.1f} against {math.exp(theirs[s]):.1f} at seed {s}" for s in seeds]
+    mine, others = (
+        {"seeds": seeds, "final_losses": [x[s] for s in seeds], "final_loss": x[seeds[0]]} for x in (own, theirs)
+    )
+    verdict = verdict_of([comparison.is_lower(mine, others)])
+    return Finding(ours=", ".join(words), verdict=verdict, seeds=comparison.seeds_of(ls, other))
 
 
 def logits(data: Data) -> Finding | None:
     rows = measures.by_name(data)
-    if not {"ls", "plain"} <= rows.keys():
-        return None
-    mine, theirs = measures.peak(rows["ls"]), measures.peak(rows["plain"])
-    ours = f"{shown(rows['ls']['max_logit'], 3)} against {shown(rows['plain']['max_logit'], 3)}"
-    return Finding(ours=ours, verdict=HOLDS if mine < 50 and theirs > 200 else PARTLY if mine < theirs / 2 else FAILS)
+    return comparison.logits_against(rows["ls"], rows["plain"]) if {"ls", "plain"} <= rows.keys() else None
 
 
 def time(data: Data) -> Finding | None:
+    """Against plain attention in IEEE fp32; what bf16 takes to the same perplexity is said beside it."""
     rows = measures.by_name(data)
     if not {"ls", "plain-fp32"} <= rows.keys():
         return None
@@ -148,31 +178,50 @@ def time(data: Data) -> Finding | None:
     reached = [target for target in mine if mine[target] is not None and theirs[target] is not None]
     if not reached:
         return None
-    fast, slow = mine[reached[-1]], theirs[reached[-1]]
-    share = fast / slow
-    ours = f"{fast:.0f} s against {slow:.0f} s of plain fp32 to perplexity {reached[-1]}: 1/{1 / share:.1f}"
-    return Finding(ours=ours, verdict=HOLDS if share <= 0.1 else PARTLY if share <= 0.5 else FAILS)
+    target = reached[-1]
+    share = mine[target] / theirs[target]
+    ours = (
+        f"{mine[target]:.1f} s to perplexity {target}, {theirs[target]:.0f} s of plain in IEEE fp32: 1/{1 / share:.0f}"
+    )
+    if "plain" in rows and (half := rows["plain"]["seconds_to"][target]) is not None:
+        ours += f"; {half:.1f} s of plain in bf16: 1/{half / mine[target]:.1f}"
+    verdict = HOLDS if share <= 0.1 else PARTLY if share <= 0.5 else FAILS
+    return Finding(ours=ours, verdict=verdict, seeds=comparison.seeds_of(rows["ls"], rows["plain-fp32"]))
 
 
 def figure(data: Data) -> Any:
     from longshort.report.charts import drawing
 
     names = [row["variant"] for row in data["rows"]]
-    over_steps = figures.over_steps(data, names, width=330, height=300)
+    named = [*STRONG, figures.OTHERS]
+    strong = data | {"curves": [_aside(curve) for curve in data["curves"]]}
+    over_steps = figures.over_steps(strong, named, width=340, height=240)
     seconds = {row["variant"]: row["step_seconds"] for row in data["rows"] if row["step_seconds"] is not None}
     fastest = min(seconds.values(), default=0.0)
     # fp32 would make the axis of time twenty times as long, and is left out of it.
     drawn = [c for c in data["curves"] if seconds.get(c["variant"], math.inf) < 4 * fastest]
+    alt = drawing()
     if not drawn:
-        return over_steps
+        return alt.hconcat(*over_steps)
     timed = [
         point | {"seconds": point["step"] * seconds[curve["variant"]]}
         for curve in drawn
-        for point in figures.points([curve])[0]
+        for point in figures.points([_aside(curve)])[0]
     ]
-    axes: dict[str, Any] = {"x": "seconds", "x_title": "GPU seconds", "y": "perplexity", "names": names, "log": True}
-    over_time = figures.lines(timed, y_title="validation perplexity", width=330, height=300, **axes)
-    return drawing().hconcat(over_time, over_steps)
+    axes: dict[str, Any] = {"x": "seconds", "x_title": "GPU seconds", "y": "perplexity", "names": named, "log": True}
+    over_time = figures.lines(timed, y_title="validation perplexity", width=340, height=240, **axes)
+    ends = figures.dots(data["rows"], names, x_title="final perplexity", width=340, height=240)
+    top, bottom = alt.hconcat(over_steps[0], over_time).resolve_scale(y="shared"), alt.hconcat(over_steps[1], ends)
+    return alt.vconcat(top, bottom.resolve_scale(color="independent", strokeDash="independent")).resolve_scale(
+        color="independent", strokeDash="independent"
+    )
+
+
+def _aside(curve: Row) -> Row:
+    """The same, grey where it would be one line too many."""
+    if curve["variant"] in STRONG:
+        return curve
+    return curve | {"variant": figures.OTHERS, "seed": f"{curve['variant']} {curve['seed']}"}
 
 
 EXPERIMENT = Experiment(
@@ -187,14 +236,16 @@ EXPERIMENT = Experiment(
     ),
     cost="H200: about 12 minutes a seed, seven at a time, and 4 for --time-steps; CPU --quick: two minutes",
     caption=(
-        "Validation perplexity over GPU time (left, without fp32) and over steps (middle), and the largest |logit| "
-        "over steps (right)."
+        "Validation perplexity over steps and over GPU time (without fp32), largest |logit| over steps, and the final "
+        "perplexity of every variant, a dot for each seed. Bands and thin lines are seeds; plain-fp32 has 1,000 steps, "
+        "the others 2,400. Variants that are not named are grey."
     ),
     claims={
         "quality": Claim(
             text="LS-attention against QK-norm: perplexity",
             paper="about 38 vs about 112 (nearly 2/5)",
-            rule="final perplexities at equal steps: holds if LS is at most 0.5 of QK-norm (head), partly below 0.98",
+            rule="final perplexities at equal steps, the whole paired interval: holds if LS is at most 0.5 of QK-norm "
+            "(head), partly below 0.98",
             judge=quality,
         ),
         "time": Claim(
@@ -204,16 +255,24 @@ EXPERIMENT = Experiment(
             judge=time,
         ),
         "logits": Claim(
-            text="largest |logit|, LS against plain",
+            text="largest |logit| in a short run, LS against plain",
             paper="< 50 vs > 200",
-            rule="holds if LS < 50 and plain > 200; partly if LS is below half of plain",
+            rule=f"{comparison.LOGITS_RULE}: holds if both, partly if one",
             judge=logits,
         ),
         "global": Claim(
             text="without a global head perplexity is worse",
             paper="about 36 -> about 42",
-            rule="final perplexities at equal steps: holds if LS is at most 0.93 of all-local, partly below 0.995",
+            rule="final perplexities at equal steps, the whole paired interval: holds if LS is at most 0.93 of "
+            "all-local, partly below 0.995",
             judge=needs_global,
+        ),
+        "layers": Claim(
+            text="LS-attention is ahead of windows layer by layer, which have twice as many global heads here",
+            paper="does not compare with them",
+            rule="final losses at equal steps over the seeds that both have: holds if LS is lower, the whole paired "
+            "interval; written after the runs",
+            judge=layers,
         ),
     },
     collect=collect,

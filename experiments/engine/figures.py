@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from experiments.engine.comparison import losses_by_seed
 from experiments.engine.measures import perplexity
 from longshort.report.charts import drawing, log_ticks
 from longshort.report.figures import frame
 from longshort.report.theme import DASHES, LIGHT, method_styles
 
 SIZE = 250
-"""Pixels of one panel's width."""
+"""Pixels of one panel's width; a figure of more than about 900 would be scaled down by the page that shows it."""
 MOST_TICKS = 8
+OTHERS = "others"
+"""The series of lines that are grey: no panel has more than six in colours."""
+_POWERS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def lines(
@@ -21,24 +25,25 @@ def lines(
     x: str,
     y: str,
     x_title: str,
-    y_title: str,
+    y_title: str | None,
     names: Sequence[str],
     log: bool = False,
     log_x: bool = False,
     share: bool = False,
     points: bool = False,
+    ordered: bool = False,
     title: str = "",
     width: int = SIZE,
     height: int = 200,
 ) -> Any:
-    """One line for each `series` (with `detail` apart, such as seeds); a row without a finite `y` leaves a gap. The
-    axis of a share goes from 0 to 100 %.
+    """One line for each `series`; a row without a finite `y` leaves a gap. Where all seeds (`detail`) of a series have
+    the same `x`, the line is their mean, with bars (`points`) or a band from the lowest to the highest, or from `low`
+    to `high` where rows have them; else each seed has a thin line. The axis of a share goes from 0 to 100 %. Names that
+    are steps of one quantity are `ordered`, and coloured from light to dark.
     """
     alt = drawing()
-    styles = method_styles(names, LIGHT)
-    dashes = [style.dash for style in styles]
-    colors = alt.Scale(domain=list(names), range=[style.color for style in styles])
-    legend = alt.Legend(title=None, orient="right", symbolType="stroke")
+    colors, dashes = _styles(names, ordered=ordered)
+    legend = alt.Legend(title=None, orient="bottom", symbolType="stroke", columns=_columns(names, width))
     whole = {"scale": alt.Scale(domain=[0, 1]), "axis": alt.Axis(format=".0%", tickCount=5)}
     encoding = {
         "x": alt.X(f"{x}:Q", title=x_title, scale=_scale(log_x), axis=_axis(rows, x, log_x)),
@@ -47,14 +52,66 @@ def lines(
             title=y_title,
             **(whole if share else {"scale": _scale(log, nice=not log), "axis": _axis(rows, y, log)}),
         ),
-        "color": alt.Color("series:N", scale=colors, legend=legend),
-        "detail": "detail:N",
+        "color": alt.Color("series:N", scale=alt.Scale(domain=list(names), range=colors), legend=legend),
     }
+    spread, means, single = _summed(rows, x, y)
+    marks = dict(encoding, detail="detail:N")
     if any(dash != DASHES[0] for dash in dashes):
         scale = alt.Scale(domain=list(names), range=dashes)
-        encoding["strokeDash"] = alt.StrokeDash("series:N", scale=scale, legend=legend)
-    chart = frame(rows).mark_line(point={"size": 30} if points else False, strokeWidth=1.8).encode(**encoding)
+        marks["strokeDash"] = alt.StrokeDash("series:N", scale=scale, legend=legend)
+    layers = []
+    if spread:
+        ends = {"x": encoding["x"], "y": alt.Y("low:Q", title=y_title), "y2": alt.Y2("high:Q")}
+        inked = {"scale": alt.Scale(domain=list(names), range=colors), "legend": None}
+        if points:
+            bars = frame(spread).mark_rule(strokeWidth=1.4).encode(stroke=alt.Stroke("series:N", **inked), **ends)
+        else:
+            bars = frame(spread).mark_area(opacity=0.22).encode(fill=alt.Fill("series:N", **inked), **ends)
+        layers.append(bars)
+    layers.append(frame(means).mark_line(point={"size": 30} if points else False, strokeWidth=1.8).encode(**marks))
+    if single:
+        layers.append(frame(single).mark_line(strokeWidth=1.0, opacity=0.8).encode(**marks))
+    chart = layers[0] if len(layers) == 1 else alt.layer(*layers)
     return chart.properties(width=width, height=height, title=title)
+
+
+def _columns(names: Sequence[str], width: int) -> int:
+    """As many names side by side as fit below a panel of this width."""
+    return max(2, int(1.3 * width // (7 * max(map(len, names), default=1) + 34)))
+
+
+def _styles(names: Sequence[str], *, ordered: bool) -> tuple[list[str], list[list[int]]]:
+    if ordered:
+        ramp = LIGHT["ramp"][2:]
+        steps = [ramp[round(i * (len(ramp) - 1) / max(len(names) - 1, 1))] for i in range(len(names))]
+        return steps, [DASHES[0]] * len(names)
+    styles = method_styles(names, LIGHT)
+    colors = [LIGHT["aside"] if n == OTHERS else style.color for n, style in zip(names, styles, strict=True)]
+    return colors, [DASHES[0] if n == OTHERS else style.dash for n, style in zip(names, styles, strict=True)]
+
+
+def _summed(rows: Sequence[dict[str, Any]], x: str, y: str) -> tuple[list[dict[str, Any]], ...]:
+    """What a band or bars span, the means, and the lines of single seeds."""
+    by_series: dict[str, dict[Any, list[dict[str, Any]]]] = {}
+    for row in rows:
+        by_series.setdefault(row["series"], {}).setdefault(row[x], []).append(row)
+    spread: list[dict[str, Any]] = []
+    means: list[dict[str, Any]] = []
+    single: list[dict[str, Any]] = []
+    for series, places in by_series.items():
+        seeds = {row["detail"] for found in places.values() for row in found}
+        if series == OTHERS or any(len(found) != len(seeds) for found in places.values()):
+            (means if len(seeds) == 1 else single).extend(row for found in places.values() for row in found)
+            continue
+        for place, found in places.items():
+            values = [row[y] for row in found]
+            finite = [value for value in values if value is not None]
+            mean = sum(finite) / len(finite) if len(finite) == len(values) else None
+            means.append({**found[0], "detail": "", x: place, y: mean})
+            ends = (found[0].get("low"), found[0].get("high")) if len(found) == 1 else (min(finite), max(finite))
+            if mean is not None and ends[0] is not None:
+                spread.append({**found[0], "detail": "", x: place, "low": ends[0], "high": ends[1]})
+    return spread, means, single
 
 
 def points(
@@ -70,14 +127,14 @@ def points(
     return perplexities, logits
 
 
-def over_steps(data: dict[str, Any], names: Sequence[str], *, width: int, height: int) -> Any:
-    """Both, side by side."""
+def over_steps(data: dict[str, Any], names: Sequence[str], *, width: int, height: int) -> list[Any]:
+    """Both, to stand side by side."""
     common: dict[str, Any] = {"x": "step", "x_title": "step", "names": names, "log": True}
     perplexities, logits = points(data["curves"])
-    return drawing().hconcat(
+    return [
         lines(perplexities, y="perplexity", y_title="validation perplexity", width=width, height=height, **common),
         lines(logits, y="logit", y_title="max |logit|", width=width, height=height, **common),
-    )
+    ]
 
 
 def heat(
@@ -136,6 +193,27 @@ def heads(curves: Iterable[dict[str, Any]], *, size: int) -> list[Any]:
     return panels
 
 
+def dots(rows: Sequence[dict[str, Any]], names: Sequence[str], *, x_title: str, width: int, height: int) -> Any:
+    """The final perplexity of each variant, a dot for each seed, the lowest on top."""
+    alt = drawing()
+    best = sorted((row for row in rows if row["final_perplexity"] is not None), key=lambda row: row["final_perplexity"])
+    found = [
+        {"variant": row["variant"], "perplexity": perplexity(loss), "seed": seed}
+        for row in best
+        for seed, loss in losses_by_seed(row).items()
+    ]
+    x = alt.X("perplexity:Q", title=x_title, scale=_scale(True), axis=_axis(found, "perplexity", True))
+    y = alt.Y("variant:N", title=None, sort=[row["variant"] for row in best], axis=alt.Axis(labelOverlap=False))
+    scale = alt.Scale(domain=list(names), range=[style.color for style in method_styles(names, LIGHT)])
+    color = alt.Color("variant:N", scale=scale, legend=None)
+    return (
+        frame(found)
+        .mark_point(filled=True, size=45)
+        .encode(x=x, y=y, color=color)
+        .properties(width=width, height=height)
+    )
+
+
 def _order(rows: Sequence[dict[str, Any]], field: str) -> list[Any]:
     """The values of an axis of cells."""
     values = list(dict.fromkeys(row[field] for row in rows))
@@ -146,10 +224,36 @@ def _axis(rows: Sequence[dict[str, Any]], field: str, log: bool) -> Any:
     """Ticks at the values themselves where they are few, else at round numbers; on a log scale no lines between."""
     numbers = sorted({row[field] for row in rows if row[field] is not None})
     if not log or not numbers:
-        return drawing().Axis(format="~s", tickCount=5)
+        return drawing().Axis(format=",~f", tickCount=5)
     few = len(numbers) <= MOST_TICKS and all(isinstance(n, int) or n < 0.1 for n in numbers)
     ticks = numbers if few else log_ticks(numbers[0], numbers[-1] * 1.001, (1, 2, 5))
-    return drawing().Axis(format="~g", values=ticks)
+    if numbers[-1] / numbers[0] > 1e4:
+        ticks = log_ticks(numbers[0], numbers[-1] * 1.001, (1,))
+    return drawing().Axis(values=_spread(ticks), labelExpr=_by_value(_spread(ticks)))
+
+
+def _spread(ticks: Sequence[float]) -> list[float]:
+    """At most `MOST_TICKS` of them."""
+    return list(ticks)[:: -(-len(ticks) // MOST_TICKS)]
+
+
+def _by_value(ticks: Sequence[float]) -> str:
+    """An expression of Vega that gives each tick its label."""
+    cases = [f"abs(datum.value / {tick!r} - 1) < 1e-6 ? '{tick_label(tick)}'" for tick in ticks]
+    return " : ".join([*cases, "datum.label"])
+
+
+def tick_label(value: float) -> str:
+    """A number on an axis: a power of ten where its zeros would have to be counted.
+
+    >>> tick_label(2000.0), tick_label(1e6), tick_label(3e-4), tick_label(0.05)
+    ('2,000', '10⁶', '3·10⁻⁴', '0.05')
+    """
+    if 0.01 <= abs(value) < 1e5:
+        return f"{value:,.6g}"
+    digit, _, power = f"{value:.0e}".partition("e")
+    tens = "10" + str(int(power)).translate(_POWERS)
+    return tens if digit == "1" else f"{digit}·{tens}"
 
 
 def _scale(log: bool, *, nice: bool = False) -> Any:

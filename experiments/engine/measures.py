@@ -108,6 +108,9 @@ def loss_row(variant: str, runs: Sequence[Outcome]) -> Row:
         "final_perplexity": perplexity(loss),
         "best_perplexity": perplexity(_mean(bests)),
         "max_logit": max((p for p in peaks if p is not None and math.isfinite(p)), default=None),
+        "max_logits": [
+            _finite(p or math.nan) if o.run.logits_are_finite else None for o, p in zip(runs, peaks, strict=True)
+        ],
         "logits_lost": sum(not outcome.run.logits_are_finite for outcome in runs),
         "diverged": sum(outcome.diverged for outcome in runs),
         "spikes": sum(outcome.spikes for outcome in runs),
@@ -217,51 +220,44 @@ def perplexity(loss: float | None) -> float | None:
     return None if loss is None else math.exp(min(loss, 700.0))
 
 
-def equal_steps(*rows: Row) -> bool:
-    """Did all runs of these variants take equally many steps?"""
-    return len({step for row in rows for step in row["steps"]}) <= 1
+def last_logits(data: Data) -> dict[str, list[float]]:
+    """The largest |logit| of all heads at the last step that was read, by variant and seed, where it is finite."""
+    found: dict[str, list[float]] = {}
+    for run in data.get("curves", ()):
+        heads = [value for layer in run.get("last_logits", ()) for value in layer if value is not None]
+        if heads:
+            found.setdefault(run["variant"], []).append(max(heads))
+    return found
 
 
-def peak(row: Row) -> float:
-    """The largest |logit| of a variant, for a verdict: what is not finite is larger than anything."""
-    return math.inf if row["logits_lost"] or row["max_logit"] is None else float(row["max_logit"])
-
-
-def final_perplexity(row: Row) -> float:
-    """The final perplexity of a variant, for a verdict: what is not finite is larger than anything."""
-    return math.inf if row["final_perplexity"] is None else float(row["final_perplexity"])
-
-
-def losses_by_seed(row: Row) -> dict[int, float]:
-    """Final losses that are finite, by seed; data of earlier versions have them of variants with one seed alone.
-
-    >>> losses_by_seed({"seeds": [0, 1], "final_losses": [4.0, None]})
-    {0: 4.0}
-    >>> losses_by_seed({"seeds": [3], "final_loss": 5.0})
-    {3: 5.0}
+def gaps(data: Data, mine: str, theirs: str) -> dict[int, float]:
+    """By how many nats the validation loss of the second variant is above the first's, step by step: the mean over the
+    seeds that both have, at the steps at which all of them were evaluated.
     """
-    finals = row["final_losses"] if "final_losses" in row else [row["final_loss"]] * (len(row["seeds"]) == 1)
-    return {seed: loss for seed, loss in zip(row["seeds"], finals, strict=False) if loss is not None}
+    losses: dict[str, dict[int, dict[int, float]]] = {mine: {}, theirs: {}}
+    for run in data.get("curves", ()):
+        if run["variant"] in losses:
+            finite = {step: loss for step, loss in run["validation"] if loss is not None}
+            losses[run["variant"]][run["seed"]] = finite
+    seeds = losses[mine].keys() & losses[theirs].keys()
+    runs = [run[seed] for run in losses.values() for seed in seeds]
+    steps = sorted(set.intersection(*(set(run) for run in runs))) if runs else []
+    return {step: statistics.fmean(losses[theirs][s][step] - losses[mine][s][step] for s in seeds) for step in steps}
 
 
-_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Student's t at 97.5 % for 1, 2, ... degrees of freedom."""
-
-
-def paired(mine: Row, theirs: Row) -> Row | None:
-    """Differences of final losses seed by seed, their mean and its 95 % interval; None with fewer than two seeds.
-
-    >>> found = paired({"seeds": [0, 1], "final_losses": [3.5, 3.4]}, {"seeds": [1, 0], "final_losses": [3.5, 3.6]})
-    >>> [round(number, 6) for number in (found["mean"], *found["interval"])]
-    [-0.1, -0.1, -0.1]
-    """
-    own, others = losses_by_seed(mine), losses_by_seed(theirs)
-    differences = [own[seed] - others[seed] for seed in sorted(own.keys() & others.keys())]
-    if len(differences) < 2:
-        return None
-    mean, spread = statistics.fmean(differences), statistics.stdev(differences)
-    half = _T95[min(len(differences) - 1, len(_T95)) - 1] * spread / math.sqrt(len(differences))
-    return {"differences": differences, "mean": mean, "interval": (mean - half, mean + half)}
+def completed(data: Data) -> Data:
+    """The data with losses and logits seed by seed, which those of earlier versions have in their curves alone."""
+    runs: dict[str, dict[int, Row]] = {}
+    for run in data.get("curves", ()):
+        runs.setdefault(run["variant"], {})[run["seed"]] = run
+    for row in data["rows"]:
+        found = runs.get(row.get("variant", ""), {})
+        own = [found[seed] for seed in row.get("seeds", ()) if seed in found]
+        if len(own) < 2 or len(own) < len(row["seeds"]) or "final_loss" not in row:
+            continue
+        row.setdefault("final_losses", [run["validation"][-1][1] for run in own])
+        row.setdefault("max_logits", [_largest([value for _, value in run["logits"]]) for run in own])
+    return data
 
 
 def by_name(data: Data) -> dict[str, Row]:
@@ -285,6 +281,11 @@ def renamed(value: Any) -> Any:
     if isinstance(value, dict):
         return {_OLD_KEYS.get(key, key): renamed(inner) for key, inner in value.items()}
     return [renamed(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    """None if there is none, or one is not finite."""
+    return max((v for v in values if v is not None), default=None) if None not in values else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.engine.measures import read_json, renamed
-from experiments.engine.records import NOT_RUN, Data, Experiment
-from experiments.engine.tables import cells
+from experiments.engine.measures import completed, read_json, renamed
+from experiments.engine.records import NOT_RUN, Data, Experiment, Finding
+from experiments.engine.tables import cells, span
 from longshort.files import write_atomically, write_json
 from longshort.report.figures import picture
 from longshort.runs import RunError
@@ -22,6 +22,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 PAGES = Path(__file__).parents[2] / "docs" / "results"
 START, END = "<!-- claims: written by python -m experiments --build -->", "<!-- end of claims -->"
 INDEX = "README.md"
+CLAIMS_HEADER = "| claim | paper | ours | seeds | verdict | rule |"
 _OF_THE_DAY = ("--minutes", "--out", "--pack")
 """Options of a recorded command that say nothing of what was run."""
 
@@ -41,7 +42,7 @@ def save(experiment: Experiment, data: Data) -> Path:
 def load(experiment: Experiment) -> Data | None:
     """The published data of an experiment; None where there are none."""
     path = _data_file(experiment)
-    found: Data | None = renamed(read_json(path)) if path.is_file() else None
+    found: Data | None = completed(renamed(read_json(path))) if path.is_file() else None
     return found
 
 
@@ -75,7 +76,7 @@ def page(experiment: Experiment, data: Data, reading: str) -> str:
         experiment.caption,
         experiment.table(data),
         "## Claims",
-        "\n".join(["| claim | paper | ours | rule |", "|---|---|---|---|", *_claims(experiment, findings)]),
+        "\n".join([CLAIMS_HEADER, "|---|---|---|---:|---|---|", *_claims(experiment, findings)]),
         "## Reading",
         reading.strip(),
         *(() if experiment.more is None else ("## More numbers", experiment.more(data))),
@@ -115,9 +116,13 @@ def _claims(experiment: Experiment, findings: Mapping[str, Any]) -> list[str]:
     rows = []
     for key, claim in experiment.claims.items():
         found = findings.get(key)
-        ours = NOT_RUN if found is None else f"{found.ours}: **{found.verdict}**"
-        rows.append(cells(claim.text, claim.paper, ours, claim.rule))
+        ours, seeds, verdict = ("", "", NOT_RUN) if found is None else (found.ours, _seeds(found), found.verdict)
+        rows.append(cells(claim.text, claim.paper, ours, seeds, f"**{verdict}**", claim.rule))
     return rows
+
+
+def _seeds(found: Finding) -> str:
+    return span(found.seeds) if found.seeds else "none"
 
 
 def _fact(value: Any) -> str:
@@ -130,7 +135,7 @@ def _fact(value: Any) -> str:
 
 def claims_table(experiments: Iterable[Experiment]) -> str:
     """One row per claim: the paper's number, ours, the verdict; from the data that lie in the folder."""
-    lines = ["| claim | paper | ours | verdict | figure | command |", "|---|---|---|---|---|---|"]
+    lines = ["| claim | paper | ours | seeds | verdict | figure | command |", "|---|---|---|---:|---|---|---|"]
     for experiment in experiments:
         data = load(experiment)
         findings = {} if data is None else experiment.findings(data)
@@ -138,8 +143,8 @@ def claims_table(experiments: Iterable[Experiment]) -> str:
         command = f"`python -m experiments {experiment.name}`"
         for key, claim in experiment.claims.items():
             found = findings.get(key)
-            ours, verdict = ("", NOT_RUN) if found is None else (found.ours, found.verdict)
-            lines.append(cells(claim.text, claim.paper, ours, verdict, link, command))
+            ours, seeds, verdict = ("", "", NOT_RUN) if found is None else (found.ours, _seeds(found), found.verdict)
+            lines.append(cells(claim.text, claim.paper, ours, seeds, verdict, link, command))
     return "\n".join(lines)
 
 

@@ -6,13 +6,16 @@ Everything that is shown is a pure function of the data, which `collect` reads o
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from longshort.train import TrainConfig
 
-HOLDS, PARTLY, FAILS, NOT_RUN = "holds", "holds partly", "does not hold", "not run yet"
+HOLDS, PARTLY, FAILS = "holds", "holds partly", "does not hold"
+UNDECIDED, NOT_RUN = "undecided", "not run yet"
+ONCE = {HOLDS: "seen once", PARTLY: "seen once, in part", FAILS: "not seen, one seed"}
+"""What a verdict becomes where a variant that it rests on has a single seed."""
 
 Data = dict[str, Any]
 """Every number of an experiment, ready for JSON: `provenance`, `rows`, and what else its table and figure need."""
@@ -21,19 +24,20 @@ Variants = dict[str, TrainConfig]
 """The configurations of a sweep by the name of the variant; seed and folder are set later."""
 
 
-def verdict_of(cases: Collection[bool], *, of: int | None = None) -> str:
-    """Of a claim that was tested in several cases: it holds in all, in some, or in none.
+def verdict_of(cases: Collection[bool | None], *, of: int | None = None) -> str:
+    """The verdict on a claim that was tested in several cases: it holds in all of them, in some, or in none.
 
-    Where fewer have run than the rule asks for (`of`), it may already hold partly, and is open otherwise.
+    None is a case that its seeds do not decide. Where fewer cases have run than the rule asks for (`of`), the claim may
+    already hold partly, and is open otherwise.
 
-    >>> verdict_of([True, False]), verdict_of([True, True], of=3)
-    ('holds partly', 'not run yet')
+    >>> verdict_of([True, False]), verdict_of([True, True], of=3), verdict_of([False, None])
+    ('holds partly', 'not run yet', 'undecided')
     """
     if any(cases) and not all(cases):
         return PARTLY
     if not cases or len(cases) < (of or 0):
         return NOT_RUN
-    return HOLDS if all(cases) else FAILS
+    return HOLDS if all(cases) else UNDECIDED if None in cases else FAILS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +46,17 @@ class Finding:
 
     ours: str
     verdict: str
-    """HOLDS, PARTLY, FAILS or NOT_RUN."""
+    """HOLDS, PARTLY, FAILS, UNDECIDED or NOT_RUN, as the rule alone has it."""
+    seeds: tuple[int, ...]
+    """How many seeds each variant has that was compared; empty for measurements that have none, such as timings."""
+
+    def by_seeds(self) -> Finding:
+        """The same with what one seed may say: a claim holds, or does not, with two seeds or more on every side.
+
+        >>> Finding(ours="1 against 2", verdict=HOLDS, seeds=(3, 1)).by_seeds().verdict
+        'seen once'
+        """
+        return replace(self, verdict=ONCE.get(self.verdict, self.verdict)) if 1 in self.seeds else self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,4 +139,4 @@ class Experiment:
     def findings(self, data: Data) -> dict[str, Finding]:
         """What the data decide, by the key of the claim; a claim that they leave open is absent."""
         judged = {key: claim.judge(data) for key, claim in self.claims.items()}
-        return {key: found for key, found in judged.items() if found is not None}
+        return {key: found.by_seeds() for key, found in judged.items() if found is not None}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
-Row = dict[str, Any]
+from experiments.engine import measures
+from experiments.engine.measures import Row
+from experiments.engine.records import Data
 
 
 def shown(value: float | None, digits: int = 4) -> str:
@@ -36,24 +37,27 @@ def cells(*texts: str) -> str:
     return f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |"
 
 
-def losses(rows: Iterable[Row]) -> str:
-    """Perplexities, logits and what went wrong, one line per variant."""
-    header = ("variant", "seeds", "steps", "final perplexity", "spread (loss)", "best perplexity", "max abs logit")
+def losses(data: Data) -> str:
+    """Perplexities, logits and what went wrong, one line per variant; the last logits where the data hold curves."""
+    last = measures.last_logits(data)
+    header = ("variant", "seeds", "steps", "final perplexity", "spread (loss)", "best perplexity")
+    logit = ("max abs logit, whole run", "at the last step") if last else ("max abs logit, whole run",)
     return markdown(
-        (*header, "diverged", "spikes"),
+        (*header, *logit, "diverged", "spikes"),
         [
             (
                 r["variant"],
                 len(r["seeds"]),
-                _span(r["steps"]),
+                span(r["steps"]),
                 shown(r["final_perplexity"]),
                 shown(r["spread"], 2) if len(r["seeds"]) > 1 else "",
                 shown(r["best_perplexity"]),
                 _logit(r),
+                *((shown(max(last[r["variant"]]), 3) if last.get(r["variant"]) else "not measured",) if last else ()),
                 r["diverged"],
                 r["spikes"],
             )
-            for r in rows
+            for r in data["rows"]
         ],
     )
 
@@ -64,13 +68,37 @@ def _logit(row: Row) -> str:
     return shown(row["max_logit"], 3) + (" and not finite" if row["logits_lost"] else "")
 
 
-def _span(steps: Sequence[int]) -> str:
-    return str(max(steps)) if len(set(steps)) == 1 else f"{min(steps)} to {max(steps)}"
+def span(numbers: Sequence[int]) -> str:
+    """
+    >>> span([1500, 1500]), span([3, 1])
+    ('1500', '1 to 3')
+    """
+    return str(max(numbers)) if len(set(numbers)) == 1 else f"{min(numbers)} to {max(numbers)}"
+
+
+def gaps(data: Data, pairs: Mapping[str, tuple[str, str]]) -> str:
+    """How far the first variant of each pair is ahead of the second, at its widest and at the end."""
+    rows, lines = measures.by_name(data), []
+    for name, (mine, theirs) in pairs.items():
+        if found := measures.gaps(data, mine, theirs):
+            widest, last = max(found, key=lambda step: found[step]), max(found)
+            seeds = len({*rows[mine]["seeds"]} & {*rows[theirs]["seeds"]})
+            lines.append((name, seeds, f"{found[widest]:.3f}", widest, f"{found[last]:.3f}", last))
+    header = ("LS ahead of plain by (nats)", "seeds", "at its widest", "at step", "at the end", "at step")
+    return markdown(header, lines)
 
 
 def accuracies(rows: Iterable[Row]) -> str:
     """Right answers of the test split, one line per variant."""
-    header = ("variant", "seeds", "steps", "test accuracy", "lowest and highest", "validation loss", "max abs logit")
+    header = (
+        "variant",
+        "seeds",
+        "steps",
+        "test accuracy",
+        "lowest and highest",
+        "validation loss",
+        "max abs logit, whole run",
+    )
     return markdown(
         header,
         [

@@ -7,8 +7,8 @@ import pytest
 
 from experiments import load, reach
 from experiments.engine import child
-from experiments.engine.measures import paired
-from experiments.engine.records import FAILS, HOLDS, NOT_RUN, PARTLY, Options
+from experiments.engine.comparison import paired
+from experiments.engine.records import FAILS, HOLDS, NOT_RUN, PARTLY, UNDECIDED, Options
 from experiments.engine.sweep import plan_sweep
 
 from .made_up import planned
@@ -44,14 +44,15 @@ def test_a_plan_is_ahead_where_the_interval_of_its_differences_excludes_zero():
     assert {key: found.verdict for key, found in findings.items()} == dict.fromkeys(findings, HOLDS)
     findings = decided(ladder=0.05)
     verdicts = {key: found.verdict for key, found in findings.items()}
-    assert verdicts == {"mixed": PARTLY, "head-wise": FAILS, "ladder": HOLDS, "local": FAILS}
-    assert findings["mixed"].ours.startswith("full is behind ladder of ls1-w64, ls2-w64")
+    assert verdicts == {"mixed": PARTLY, "head-wise": UNDECIDED, "ladder": HOLDS, "local": UNDECIDED}
+    assert findings["mixed"].ours.startswith("full is behind: ladder; undecided: ls1-w64, ls2-w64")
+    assert decided(ls1_w64=-0.05)["head-wise"].verdict == FAILS
 
 
 def test_two_seeds_decide_nothing():
     findings = decided(seeds=2, ladder=0.05)
     assert {found.verdict for found in findings.values()} == {NOT_RUN}
-    assert all(found.ours.endswith("2 seeds (3 decide)") for found in findings.values())
+    assert all(found.ours.endswith("(3 seeds decide)") for found in findings.values())
     assert decided(seeds=1) == {}
 
 
@@ -72,5 +73,5 @@ def test_a_run_is_also_judged_by_the_whole_validation_text(corpus, tmp_path):
     data = load("reach").collect(tmp_path)
     (row,) = data["rows"]
     assert row["final_losses"] == [found["loss"]] and row["n_global"] == 8
-    assert "| ladder | 8 |" in load("reach").table(data) and "| ladder |" in load("reach").more(data)
+    assert "| ladder | 1 | 8 |" in load("reach").table(data) and "| ladder |" in load("reach").more(data)
     load("reach").figure(data).to_dict()

@@ -63,7 +63,7 @@ def test_results_of_label_noise_are_shown_with_mean_and_spread(tmp_path):
     experiment = load("label-noise")
     data = experiment.collect(made_up_noise(tmp_path))
     table = experiment.table(data)
-    assert "| e 0.5 | 75.2 ± 0.2 |" in table and "| cross-entropy, stopped early | 70.2 ± 0.2 |" in table
+    assert "| e 0.5 | 5 | 75.2 ± 0.2 |" in table and "| cross-entropy, stopped early | 5 | 70.2 ± 0.2 |" in table
     experiment.figure(data).to_dict()
 
 

@@ -137,7 +137,7 @@ def test_the_quick_version_trains_and_tests(name, variants, tmp_path, monkeypatc
 
 def test_what_recall_decides(tmp_path):
     experiment = load("recall")
-    data = experiment.collect(made_up_sweep(experiment, tmp_path, steps=20))
+    data = experiment.collect(made_up_sweep(experiment, tmp_path, steps=20, seeds=(0, 1)))
     findings = experiment.findings(data)
     # Made up: five points more with each global head.
     assert findings["enough"].verdict == FAILS and findings["needed"].verdict == HOLDS
@@ -146,11 +146,11 @@ def test_what_recall_decides(tmp_path):
 
 
 def accuracies(tasks):
-    """Data of long-range: a share for seed 0, or shares by seed, for each task and kind."""
+    """Data of long-range: a share for two seeds, or shares by seed, for each task and kind."""
     rows = []
     for task, kinds in tasks.items():
         for kind, shares in kinds.items():
-            by_seed = shares if isinstance(shares, dict) else {0: shares}
+            by_seed = shares if isinstance(shares, dict) else {0: shares, 1: shares}
             values = list(by_seed.values())
             row = {"task": task, "kind": kind, "accuracy": sum(values) / len(values)}
             rows.append(row | {"seeds": list(by_seed), "accuracies": values})
@@ -199,8 +199,8 @@ def test_variants_are_compared_over_the_seeds_that_all_of_them_have():
 def test_tasks_that_no_variant_has_learned_decide_nothing():
     guessed = {"none": 0.51, "alibi": 0.5, "decay": 0.5, "ls": 0.5, "rotary": 0.5, "ls-rotary": 0.5}
     assert decided({"pathfinder": guessed}) == {}
-    rows = [{"task": "recall", "accuracy": 0.9, "n_global": n} for n in (0, 1, 8)]
-    guesses = [{"task": "passkey", "n_global": n, "accuracy": 0.12} for n in (0, 1, 8)]
+    rows = [{"task": "recall", "accuracy": 0.9, "n_global": n, "seeds": [0]} for n in (0, 1, 8)]
+    guesses = [{"task": "passkey", "n_global": n, "accuracy": 0.12, "seeds": [0]} for n in (0, 1, 8)]
     assert recall.enough({"rows": rows + guesses}) is None
     assert recall.enough({"rows": rows + [row | {"accuracy": 0.9} for row in guesses]}).verdict == HOLDS
 

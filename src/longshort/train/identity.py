@@ -43,7 +43,7 @@ def run_description(config: TrainConfig, model: nn.Module, world: World) -> dict
         "world_size": world.size,
         "threads": torch.get_num_threads(),
         "versions": {"longshort": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        "git": _git_revision(),
+        "git": git_revision(),
         "parameters": sum(p.numel() for p in model.parameters()),
         "layers": config.model.n_layers,
         "heads": config.model.n_heads,
@@ -142,7 +142,7 @@ def check_nothing_is_lost(out: Path) -> None:
         )
 
 
-def _git_revision() -> str | None:
+def git_revision() -> str | None:
     """Revision of the code that runs, where it is a checkout."""
     try:
         answer = subprocess.run(
