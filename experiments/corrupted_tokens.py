@@ -139,9 +139,8 @@ def figure(data: Data) -> Any:
     def series(exponent: float) -> str:
         return "base" if exponent == 1 else f"e {exponent:g}"
 
-    panels = []
-    for key, title in READINGS.items():
-        points = [
+    by_reading = {
+        title: [
             {
                 "series": series(row["exponent"]),
                 "detail": "",
@@ -150,8 +149,13 @@ def figure(data: Data) -> Any:
             }
             for row in data["rows"]
         ]
+        for key, title in READINGS.items()
+    }
+    every = [point for points in by_reading.values() for point in points]
+    panels = []
+    for title, points in by_reading.items():
         axes: dict[str, Any] = {"x_title": "corrupted tokens, per cent", "y_title": "perplexity of clean text"}
-        axes |= {"x": "share", "y": "perplexity", "names": [series(e) for e in EXPONENTS]}
+        axes |= {"x": "share", "y": "perplexity", "names": [series(e) for e in EXPONENTS], "beside": every}
         panels.append(figures.lines(points, title=title, points=True, log=True, ordered=True, width=225, **axes))
     return drawing().hconcat(*panels).resolve_scale(y="shared")
 

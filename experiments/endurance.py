@@ -124,7 +124,7 @@ def figure(data: Data) -> Any:
 
     alt = drawing()
     names = [row["variant"] for row in data["rows"]]
-    curves = alt.hconcat(*figures.over_steps(data, names, width=340, height=230))
+    curves = alt.hconcat(*figures.over_steps(data, names, width=340, height=230, each_seed=True))
     panels = figures.heads(data["curves"], size=130)
     if not panels:
         return curves
@@ -133,7 +133,7 @@ def figure(data: Data) -> Any:
 
 
 CAPTION = (
-    "Validation perplexity and largest |logit| over steps: means and ranges over seeds, or a line for each seed. "
+    "Validation perplexity and largest |logit| over steps: a line for each seed. "
     "Below, the |logit| of every head at the last step, first seed."
 )
 EXPERIMENT = Experiment(

@@ -63,6 +63,7 @@ def figure(data: Data) -> Any:
     from longshort.report.charts import drawing
 
     alt = drawing()
+    every_loss, every_logit = figures.points(data["curves"])
     tops: list[Any] = []
     bottoms: list[Any] = []
     for encoding in ENCODINGS:
@@ -79,11 +80,10 @@ def figure(data: Data) -> Any:
         }
         losses, logits = figures.points(curves, series=lambda variant: variant.partition("-")[0])
         first = not tops
-        tops.append(
-            figures.lines(logits, y="logit", y_title="max |logit|" if first else None, title=encoding, **common)
-        )
+        top: dict[str, Any] = {"y": "logit", "y_title": "max |logit|" if first else None, "beside": every_logit}
+        tops.append(figures.lines(logits, title=encoding, **top, **common))
         named: dict[str, Any] = {"y": "perplexity", "y_title": "validation perplexity" if first else None}
-        bottoms.append(figures.lines(losses, **named, **common))
+        bottoms.append(figures.lines(losses, beside=every_loss, **named, **common))
     return alt.vconcat(*(alt.hconcat(*panels).resolve_scale(x="shared", y="shared") for panels in (tops, bottoms)))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments.engine.comparison import losses_by_seed
 from experiments.engine.measures import perplexity
-from longshort.report.charts import drawing, log_ticks
+from longshort.report.charts import drawing, labelled, log_ticks
 from longshort.report.figures import frame
 from longshort.report.theme import DASHES, LIGHT, method_styles
 
@@ -16,7 +16,6 @@ SIZE = 250
 MOST_TICKS = 8
 OTHERS = "others"
 """The series of lines that are grey: no panel has more than six in colours."""
-_POWERS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def lines(
@@ -32,41 +31,44 @@ def lines(
     share: bool = False,
     points: bool = False,
     ordered: bool = False,
+    each_seed: bool = False,
+    beside: Sequence[dict[str, Any]] = (),
     title: str = "",
     width: int = SIZE,
     height: int = 200,
 ) -> Any:
     """One line for each `series`; a row without a finite `y` leaves a gap. Where all seeds (`detail`) of a series have
     the same `x`, the line is their mean, with bars (`points`) or a band from the lowest to the highest, or from `low`
-    to `high` where rows have them; else each seed has a thin line. The axis of a share goes from 0 to 100 %. Names that
-    are steps of one quantity are `ordered`, and coloured from light to dark.
+    to `high` where rows have them; else, and with `each_seed`, each seed has a thin line. The axis of a share goes from
+    0 to 100 %. Names that are steps of one quantity are `ordered`, and coloured from light to dark. Panels
+    that share their y axis name each other's rows (`beside`), and so have the same ticks.
     """
     alt = drawing()
     colors, dashes = _styles(names, ordered=ordered)
-    legend = alt.Legend(title=None, orient="bottom", symbolType="stroke", columns=_columns(names, width))
+    legend = alt.Legend(
+        title=None, orient="bottom", symbolType="stroke", symbolOpacity=1, columns=_columns(names, width)
+    )
     whole = {"scale": alt.Scale(domain=[0, 1]), "axis": alt.Axis(format=".0%", tickCount=5)}
     encoding = {
         "x": alt.X(f"{x}:Q", title=x_title, scale=_scale(log_x), axis=_axis(rows, x, log_x)),
         "y": alt.Y(
             f"{y}:Q",
             title=y_title,
-            **(whole if share else {"scale": _scale(log, nice=not log), "axis": _axis(rows, y, log)}),
+            **(whole if share else {"scale": _scale(log, nice=not log), "axis": _axis([*rows, *beside], y, log)}),
         ),
         "color": alt.Color("series:N", scale=alt.Scale(domain=list(names), range=colors), legend=legend),
     }
-    spread, means, single = _summed(rows, x, y)
+    spread, means, single = _summed(rows, x, y, each_seed=each_seed)
     marks = dict(encoding, detail="detail:N")
     if any(dash != DASHES[0] for dash in dashes):
         scale = alt.Scale(domain=list(names), range=dashes)
         marks["strokeDash"] = alt.StrokeDash("series:N", scale=scale, legend=legend)
     layers = []
     if spread:
-        ends = {"x": encoding["x"], "y": alt.Y("low:Q", title=y_title), "y2": alt.Y2("high:Q")}
-        inked = {"scale": alt.Scale(domain=list(names), range=colors), "legend": None}
-        if points:
-            bars = frame(spread).mark_rule(strokeWidth=1.4).encode(stroke=alt.Stroke("series:N", **inked), **ends)
-        else:
-            bars = frame(spread).mark_area(opacity=0.22).encode(fill=alt.Fill("series:N", **inked), **ends)
+        ends = {**encoding, "y": alt.Y("low:Q", title=y_title), "y2": alt.Y2("high:Q")}
+        marked = frame(spread)
+        bars = marked.mark_rule(strokeWidth=1.4) if points else marked.mark_area(opacity=0.22)
+        bars = bars.encode(**ends)
         layers.append(bars)
     layers.append(frame(means).mark_line(point={"size": 30} if points else False, strokeWidth=1.8).encode(**marks))
     if single:
@@ -90,7 +92,7 @@ def _styles(names: Sequence[str], *, ordered: bool) -> tuple[list[str], list[lis
     return colors, [DASHES[0] if n == OTHERS else style.dash for n, style in zip(names, styles, strict=True)]
 
 
-def _summed(rows: Sequence[dict[str, Any]], x: str, y: str) -> tuple[list[dict[str, Any]], ...]:
+def _summed(rows: Sequence[dict[str, Any]], x: str, y: str, *, each_seed: bool) -> tuple[list[dict[str, Any]], ...]:
     """What a band or bars span, the means, and the lines of single seeds."""
     by_series: dict[str, dict[Any, list[dict[str, Any]]]] = {}
     for row in rows:
@@ -100,7 +102,7 @@ def _summed(rows: Sequence[dict[str, Any]], x: str, y: str) -> tuple[list[dict[s
     single: list[dict[str, Any]] = []
     for series, places in by_series.items():
         seeds = {row["detail"] for found in places.values() for row in found}
-        if series == OTHERS or any(len(found) != len(seeds) for found in places.values()):
+        if each_seed or series == OTHERS or any(len(found) != len(seeds) for found in places.values()):
             (means if len(seeds) == 1 else single).extend(row for found in places.values() for row in found)
             continue
         for place, found in places.items():
@@ -127,9 +129,11 @@ def points(
     return perplexities, logits
 
 
-def over_steps(data: dict[str, Any], names: Sequence[str], *, width: int, height: int) -> list[Any]:
+def over_steps(
+    data: dict[str, Any], names: Sequence[str], *, width: int, height: int, each_seed: bool = False
+) -> list[Any]:
     """Both, to stand side by side."""
-    common: dict[str, Any] = {"x": "step", "x_title": "step", "names": names, "log": True}
+    common: dict[str, Any] = {"x": "step", "x_title": "step", "names": names, "log": True, "each_seed": each_seed}
     perplexities, logits = points(data["curves"])
     return [
         lines(perplexities, y="perplexity", y_title="validation perplexity", width=width, height=height, **common),
@@ -180,14 +184,15 @@ def heat(
 def heads(curves: Iterable[dict[str, Any]], *, size: int) -> list[Any]:
     """The last |logit| of every head, a panel for each variant's first seed; their colours are to be shared."""
     axes: dict[str, Any] = {"x": "head", "y": "layer", "x_title": "head", "y_title": "layer"}
-    panels = []
+    panels, seen = [], set()
     for curve in curves:
         cells = [
             {"layer": layer, "head": head, "logit": value}
             for layer, values in enumerate(curve["last_logits"])
             for head, value in enumerate(values)
         ]
-        if curve["seed"] == 0 and cells:
+        if curve["variant"] not in seen and cells:
+            seen.add(curve["variant"])
             about = {"value": "logit", "value_title": "max |logit|, at the end", "title": curve["variant"]}
             panels.append(heat(cells, **about, **axes, width=size, height=size))
     return panels
@@ -229,31 +234,12 @@ def _axis(rows: Sequence[dict[str, Any]], field: str, log: bool) -> Any:
     ticks = numbers if few else log_ticks(numbers[0], numbers[-1] * 1.001, (1, 2, 5))
     if numbers[-1] / numbers[0] > 1e4:
         ticks = log_ticks(numbers[0], numbers[-1] * 1.001, (1,))
-    return drawing().Axis(values=_spread(ticks), labelExpr=_by_value(_spread(ticks)))
+    return drawing().Axis(**labelled(_spread(ticks)))
 
 
 def _spread(ticks: Sequence[float]) -> list[float]:
     """At most `MOST_TICKS` of them."""
     return list(ticks)[:: -(-len(ticks) // MOST_TICKS)]
-
-
-def _by_value(ticks: Sequence[float]) -> str:
-    """An expression of Vega that gives each tick its label."""
-    cases = [f"abs(datum.value / {tick!r} - 1) < 1e-6 ? '{tick_label(tick)}'" for tick in ticks]
-    return " : ".join([*cases, "datum.label"])
-
-
-def tick_label(value: float) -> str:
-    """A number on an axis: a power of ten where its zeros would have to be counted.
-
-    >>> tick_label(2000.0), tick_label(1e6), tick_label(3e-4), tick_label(0.05)
-    ('2,000', '10⁶', '3·10⁻⁴', '0.05')
-    """
-    if 0.01 <= abs(value) < 1e5:
-        return f"{value:,.6g}"
-    digit, _, power = f"{value:.0e}".partition("e")
-    tens = "10" + str(int(power)).translate(_POWERS)
-    return tens if digit == "1" else f"{digit}·{tens}"
 
 
 def _scale(log: bool, *, nice: bool = False) -> Any:

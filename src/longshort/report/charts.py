@@ -76,20 +76,29 @@ def log_ticks(low: float, high: float, digits: Sequence[float]) -> list[float]:
 
 def log_axis(low: float, high: float, digits: Sequence[float]) -> dict[str, Any]:
     """Ticks of a log axis and their labels, for `altair.Axis`."""
-    values = log_ticks(low, high, digits)
-    labels = json.dumps([power_label(value) for value in values], ensure_ascii=False)
-    return {"values": values, "labelExpr": f"{labels}[indexof({json.dumps(values)}, datum.value)]"}
+    return labelled(log_ticks(low, high, digits))
 
 
-def power_label(value: float) -> str:
-    """A number as an axis shows it: as a power of ten where it is long.
+def labelled(ticks: Sequence[float]) -> dict[str, Any]:
+    """These ticks and their labels, for `altair.Axis`."""
+    labels = json.dumps(tick_labels(ticks), ensure_ascii=False)
+    return {"values": list(ticks), "labelExpr": f"{labels}[indexof({json.dumps(list(ticks))}, datum.value)]"}
 
-    >>> [power_label(value) for value in (0.5, 70, 5000, 1e4, 2e6, 1e-5)]
-    ['0.5', '70', '5,000', '10⁴', '2·10⁶', '10⁻⁵']
+
+def tick_labels(ticks: Sequence[float]) -> list[str]:
+    """Numbers as an axis shows them: powers of ten where zeros would have to be counted.
+
+    >>> tick_labels([0.5, 70, 10_000, 20_000]), tick_labels([1000, 1e4, 2e6, 1e-5]), tick_labels([8192, 131_072])
+    (['0.5', '70', '10,000', '20,000'], ['1,000', '10⁴', '2·10⁶', '10⁻⁵'], ['8,192', '131,072'])
     """
-    if 1e-3 <= value < 1e4:
-        return f"{value:,.12g}"
+    long = 1e4 if max(ticks, default=0) >= 1e5 else 1e5
+    return [_power(tick) if tick >= long or tick < 1e-3 else f"{tick:,.12g}" for tick in ticks]
+
+
+def _power(value: float) -> str:
     digits, _, exponent = f"{value:e}".partition("e")
+    if len(f"{float(digits):g}") > 3:
+        return f"{value:,.12g}"
     power = "10" + str(int(exponent)).translate(_SUPERSCRIPTS)
     return power if float(digits) == 1 else f"{float(digits):g}·{power}"
 
