@@ -22,7 +22,6 @@ source_suffix = {".md": "markdown"}
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
-suppress_warnings = ["myst.header"]
 
 python_use_unqualified_type_names = True
 add_module_names = False
