@@ -51,9 +51,10 @@ layers: $(INSTALLED) ## import-linter: imports run downwards, no cycles
 	@echo "== layers: lint-imports"
 	@$(BIN)/lint-imports --no-logo
 
+# --write-all: Sphinx would leave a page that has not changed with the navigation of an earlier build.
 docs: $(INSTALLED) ## the site, in build/docs: every page and link checked, the reference generated
 	@echo "== docs: sphinx-build, strict"
-	@$(BIN)/python -m sphinx --jobs auto --quiet --fail-on-warning --nitpicky docs build/docs
+	@$(BIN)/python -m sphinx --jobs auto --write-all --quiet --fail-on-warning --nitpicky docs build/docs
 	@echo "build/docs/index.html"
 
 pytest: compiler $(INSTALLED) ## the tests alone; JOBS=n sets the number of processes

@@ -22,7 +22,6 @@ source_suffix = {".md": "markdown"}
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
-suppress_warnings = ["myst.header"]
 
 python_use_unqualified_type_names = True
 add_module_names = False
@@ -37,6 +36,7 @@ html_css_files = ["site.css"]
 html_math_renderer = "mathml"
 html_copy_source = False
 html_show_sourcelink = False
+html_context = {"default_mode": "auto"}
 html_theme_options = {
     "logo": {"text": "longshort"},
     "navbar_align": "left",

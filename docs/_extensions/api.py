@@ -5,7 +5,7 @@ the site. Docstrings are Markdown, as the pages are.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,15 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 
 class _Api(SphinxDirective):
+    """The names in `first` lead; the others follow in the package's own order."""
+
     required_arguments = 1
+    option_spec = {"first": str.split}  # noqa: RUF012
 
     def run(self) -> list[nodes.Node]:
-        lines = list(package(self.arguments[0]))
-        for file in {target.filepath for _, target in exported(self.arguments[0])}:
+        name = self.arguments[0]
+        lines = list(package(name, self.options.get("first", [])))
+        for file in {_found(name).filepath} | {target.filepath for _, target in exported(name)}:
             self.env.note_dependency(str(file))
         container = nodes.container()
         self.state.nested_parse(StringList(lines), 0, container)
@@ -60,14 +64,15 @@ def exported(name: str) -> list[tuple[str, Any]]:
     return [(n, t) for n, t in shown if t.path not in known and (t.docstring or not t.is_attribute)]
 
 
-def package(name: str) -> Iterator[str]:
+def package(name: str, first: Sequence[str] = ()) -> Iterator[str]:
     """The package's own docstring and each of its names, as Markdown with Sphinx's directives for Python objects."""
     found = _found(name)
     yield from (f"```{{py:module}} {name}", "```", "")
     if found is not _source():
         yield from (*to_markdown(found.docstring), "")
-    for title, target in exported(name):
-        yield from _described(title, target)
+    names = dict(exported(name))
+    for title in dict.fromkeys([*first, *names]):
+        yield from _described(title, names[title])
 
 
 def _described(name: str, target: Any) -> Iterator[str]:

@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from docutils import nodes
-from docutils.parsers.rst import Directive
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from .api import SOURCE
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -22,7 +24,7 @@ def verbs() -> Iterator[str]:
     from longshort.cli import app
 
     group = typer.main.get_command(app)
-    top = group.make_context("longshort", [], resilient_parsing=True, max_content_width=90, terminal_width=90)
+    top = group.make_context("longshort", [], resilient_parsing=True, max_content_width=80, terminal_width=80)
     for name, verb in group.commands.items():
         if verb.hidden:
             continue
@@ -35,18 +37,20 @@ def config_keys() -> Iterator[str]:
     from longshort.train.keys import config_keys
 
     for section, keys in groupby(config_keys(), key=lambda key: key.name.partition(".")[0]):
-        yield from (f"## {section}", "", "| key | default | type and range | meaning |", "|---|---|---|---|")
+        yield from (f"## {section}", "", "| key | default | meaning | type and range |", "|---|---|---|---|")
         for key in keys:
             type_and_range = f"{key.type}; {key.range}" if key.range else key.type
-            cells = (f"`{key.name}`", key.default, type_and_range, key.meaning)
+            cells = (f"`{key.name}`", key.default, key.meaning, type_and_range)
             yield f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
         yield ""
 
 
-class _Generated(Directive):
-    """Markdown from a function, parsed as if it stood on the page."""
+class _Generated(SphinxDirective):
+    """Markdown from a function, parsed as if it stood on the page, and again when the package has changed."""
 
     def run(self) -> list[nodes.Node]:
+        for file in SOURCE.rglob("*.py"):
+            self.env.note_dependency(str(file))
         container = nodes.container()
         self.state.nested_parse(StringList(list(self.lines())), 0, container, match_titles=True)
         return container.children

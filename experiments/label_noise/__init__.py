@@ -97,7 +97,7 @@ def _table(result: Result, rows: Sequence[Row]) -> str:
                 )
             )
     title = f"{result['dataset']}, {result['model']}: test accuracy in per cent"
-    return f"### {title} (mean ± standard deviation)\n\n{tables.markdown(('loss', 'seeds', *names), lines)}"
+    return f"## {title} (mean ± standard deviation)\n\n{tables.markdown(('loss', 'seeds', *names), lines)}"
 
 
 def accuracies(result: Result, loss: str, condition: str, key: str) -> list[float] | None:

@@ -38,6 +38,17 @@ def test_a_cell_of_the_configuration_page_does_not_break_its_table(generated):
     assert all(line.count("|") == 5 for line in generated.config_keys() if line.startswith("| "))
 
 
+def test_an_api_page_has_every_public_name_and_starts_with_those_asked_for(generated):
+    from _extensions import api
+
+    import longshort
+
+    heads = [line.split()[1] for line in api.package("longshort", ["HeadPlan"]) if line.startswith("`" * 7 + "{")]
+    names = [head.partition("(")[0] for head in heads]
+    assert names[0] == "HeadPlan"
+    assert sorted(names) == sorted(longshort.__all__)
+
+
 def test_the_drawing_of_the_masks_is_that_of_the_plans(monkeypatch):
     monkeypatch.syspath_prepend(str(DOCS / "_extensions"))
     import masks
