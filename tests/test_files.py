@@ -64,9 +64,9 @@ def test_what_is_no_file_is_not_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     for name in ("pipe", "folder"):
-        with pytest.raises(OSError, match=f"{name} is not a file"):
+        with pytest.raises(OSError, match=f"{name}: not a file"):
             files.write_atomically(tmp_path / name, "x")
-        with pytest.raises(ValueError, match=f"{name} is not a file"):
+        with pytest.raises(ValueError, match=f"{name}: not a file"):
             files.check_replaceable(tmp_path / name, "mark")
     assert (tmp_path / "pipe").is_fifo() and len(list(tmp_path.iterdir())) == 2
 
@@ -76,7 +76,7 @@ def test_a_file_is_replaceable_if_it_holds_the_mark(tmp_path):
     (tmp_path / "ours").write_text("with the mark")
     files.check_replaceable(tmp_path / "ours", "mark")
     (tmp_path / "theirs").write_bytes(b"precious \xff")
-    with pytest.raises(ValueError, match="theirs exists already and is something else"):
+    with pytest.raises(ValueError, match="theirs: already exists and is not one of our files"):
         files.check_replaceable(tmp_path / "theirs", "mark")
 
 
@@ -110,7 +110,7 @@ def test_a_new_folder_never_takes_the_place_of_another(tmp_path, kind):
         (tmp_path / "folder").write_text("precious")
     else:
         (tmp_path / "folder").symlink_to("/dev/null" if kind == "link" else tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="exists already"), files.new_folder(tmp_path / "folder"):
+    with pytest.raises(ValueError, match="already exists"), files.new_folder(tmp_path / "folder"):
         raise AssertionError("the block must not run")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
@@ -134,7 +134,7 @@ def test_a_folder_is_one_process_s_alone_until_it_ends_however_it_ends(tmp_path)
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(ValueError, match=f"another process is at work in {tmp_path}"), files.alone_in(tmp_path):
+        with pytest.raises(ValueError, match=f"{tmp_path}: in use by another process"), files.alone_in(tmp_path):
             raise AssertionError("the block must not run")
     finally:
         holder.kill()

@@ -1,4 +1,4 @@
-"""Files and folders that are either whole or not there."""
+"""Writes files and folders so that they are either complete or absent."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _SEAL = ', "crc32": "'
 
 
 def write_atomically(path: Path, content: str | bytes) -> Path:
-    """Write to a temporary neighbour, flush it to disk, then rename: a reader never meets half a file."""
-    if path.exists() and not path.is_file():  # to rename over /dev/null would remove it
-        raise OSError(f"{path} is not a file")
+    """Write to a temporary file beside `path`, flush it to disk, then rename it: a reader never sees half a file."""
+    if path.exists() and not path.is_file():  # renaming over /dev/null would remove it
+        raise OSError(f"{path}: not a file; give the name of a file to write")
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -39,23 +39,23 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
 
 
 def give_usual_mode(path: Path) -> None:
-    """Give a file the mode that a plain `open` would: some writers choose 0600, which keeps others from reading it."""
+    """Give a file the mode that a plain `open` would: some writers use 0600, which other users cannot read."""
     os.chmod(path, 0o666 & ~_umask())
 
 
 def check_replaceable(path: Path, mark: str) -> None:
-    """Raise where `path` is a user's own: what is written under such a name here always holds `mark`.
+    """Raise if `path` is a user's own file: files that we write under such a name always contain `mark`.
 
-    To be called before the work that ends in writing it.
+    Call it before the work whose result goes there.
     """
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is not a file: give the name of one that is written")
+        raise ValueError(f"{path}: not a file; give the name of a file to write")
     if path.is_file() and mark.encode() not in path.read_bytes():
-        raise ValueError(f"{path} exists already and is something else: give another name, or move it away")
+        raise ValueError(f"{path}: already exists and is not one of our files; give another name, or move it away")
 
 
 def parse_json(text: str, **options: Any) -> Any:
-    """`json.loads`; text that is nested too deeply is no JSON either, a ValueError."""
+    """`json.loads`; text that is nested too deeply is a ValueError as well."""
     try:
         return json.loads(text, **options)
     except RecursionError:
@@ -63,16 +63,16 @@ def parse_json(text: str, **options: Any) -> Any:
 
 
 def write_json(path: Path, data: Any) -> Path:
-    """Indented JSON with a final newline, atomically. NaN and infinity are refused: they are not JSON."""
+    """Write indented JSON with a final newline, atomically. NaN and infinity are errors, since JSON has neither."""
     return write_atomically(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
 
 
 class Damaged(ValueError):
-    """Text that is not what was written."""
+    """Text that has changed since it was written."""
 
 
 def sealed(data: dict[str, Any], *, indent: int | None = None) -> str:
-    """JSON with a checksum of the text as its last member, by which `unsealed` knows that nothing has changed.
+    """JSON with a checksum of the text as its last member, by which `unsealed` detects changes.
 
     >>> sealed({"step": 3})
     '{"step": 3, "crc32": "d3a4e216"}'
@@ -82,7 +82,7 @@ def sealed(data: dict[str, Any], *, indent: int | None = None) -> str:
 
 
 def unsealed(text: str) -> Any:
-    """Read JSON; an error if `sealed` wrote it and it has changed since. What has no seal is taken as it is.
+    """Read JSON; an error if `sealed` wrote it and it has changed since. JSON without a checksum is accepted.
 
     >>> unsealed('{"step": 7, "crc32": "d3a4e216"}')
     Traceback (most recent call last):
@@ -99,24 +99,24 @@ def unsealed(text: str) -> Any:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A draft beside `path` to write into, which gets that name when the block ends and vanishes if the block fails.
+    """A draft folder beside `path`, renamed to `path` when the block ends and removed if the block fails.
 
-    A path that exists is an error, unless it is an empty folder: nothing is overwritten.
+    An existing path is an error unless it is an empty folder: nothing is overwritten.
     """
     if os.path.lexists(path) and (path.is_symlink() or not path.is_dir() or any(path.iterdir())):
-        raise ValueError(f"{path} exists already: give the name of a folder that does not")
+        raise ValueError(f"{path}: already exists; give the name of a new folder")
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
     try:
         yield draft
         for inside in (draft, *draft.rglob("*")):
-            # What mkdtemp and safetensors make, others could not read.
+            # mkdtemp and safetensors create files that other users cannot read.
             inside.chmod((0o777 if inside.is_dir() else 0o666) & ~_umask())
             if inside.is_file():
                 with inside.open("rb+") as handle:
                     os.fsync(handle.fileno())
         if path.is_dir():
-            path.rmdir()  # empty when the block began; if no longer, this fails
+            path.rmdir()  # it was empty when the block began; fails if it no longer is
         draft.rename(path)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
@@ -125,16 +125,16 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """For the time of the block no other process has this folder; one that comes second gets an error at once.
+    """Lock the folder for the duration of the block; a second process gets an error at once.
 
-    The lock ends with the process that holds it. Where files cannot be locked, nobody is kept out.
+    The lock ends with the process that holds it. Where files cannot be locked, it has no effect.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise ValueError(f"another process is at work in {folder}: wait until it ends, or choose another") from None
+        raise ValueError(f"{folder}: in use by another process; wait until it ends, or choose another folder") from None
     except (OSError, NotImplementedError):
         pass
     try:

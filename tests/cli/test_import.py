@@ -116,7 +116,7 @@ def test_a_folder_that_holds_a_run_or_anything_else_is_left_alone(imported, tmp_
     for folder in (imported, tmp_path / "notes"):
         shown = run("import", tmp_path / "gpt2", "--out", folder)
         assert shown.exit_code == 1
-        assert f"{folder} exists already" in shown.stderr
+        assert f"{folder}: already exists" in shown.stderr
     assert (tmp_path / "notes" / "config.yaml").read_text() == "precious"
 
 

@@ -80,7 +80,7 @@ def test_evaluate_replaces_its_own_numbers_and_nothing_else(trained, tmp_path):
         assert run("evaluate", trained, "--limit", 1, "--out", tmp_path / "numbers.json").exit_code == 0
     before = (trained / "metrics.jsonl").read_bytes()
     shown = run("evaluate", trained, "--limit", 1, "--out", trained / "metrics.jsonl")
-    assert_one_line_error(shown, "metrics.jsonl exists already and is something else")
+    assert_one_line_error(shown, "metrics.jsonl: already exists")
     assert (trained / "metrics.jsonl").read_bytes() == before
 
 
@@ -137,7 +137,7 @@ def test_a_state_that_is_no_state_is_one_line(verb, state, tmp_path):
 
 @pytest.mark.parametrize("verb", ["evaluate", "generate"])
 def test_a_folder_without_a_checkpoint_is_one_line(verb, tmp_path):
-    assert_one_line_error(run(verb, tmp_path), str(tmp_path), "no whole checkpoint")
+    assert_one_line_error(run(verb, tmp_path), str(tmp_path), "no complete checkpoint")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_comparison_does_not_start_where_its_results_would_replace_a_users_own
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).write_text("precious")
     shown = run(verb, *([yaml_file] if verb == "compare" else []), "--out", tmp_path / "out")
-    assert_one_line_error(shown, f"{name} exists already and is something else")
+    assert_one_line_error(shown, f"{name}: already exists and is not one of our files")
     assert [(path.name, path.read_text()) for path in (tmp_path / "out").iterdir()] == [(name, "precious")]
 
 

@@ -83,13 +83,13 @@ def test_a_folder_is_never_overwritten(trained, exported):
     shown = CliRunner().invoke(app, ["export", str(trained), str(exported)])
     assert shown.exit_code == 1
     (line,) = shown.stderr.strip().splitlines()
-    assert line.startswith("error: ") and "exists already" in line
+    assert line.startswith("error: ") and "already exists" in line
     assert {path.name: path.stat().st_mtime_ns for path in exported.iterdir()} == before
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["nowhere", "out"], "holds no whole checkpoint"), (["x", "y", "--format", "gguf"], "'gguf'")],
+    [(["nowhere", "out"], "holds no complete checkpoint"), (["x", "y", "--format", "gguf"], "'gguf'")],
 )
 def test_bad_arguments_end_in_one_line(tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)

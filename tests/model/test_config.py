@@ -123,7 +123,7 @@ def test_config_is_frozen_hashable_and_keyword_only() -> None:
         ({"z_loss": -1e-4}, "z_loss must be a number from 0 to 1e.30, got -0.0001"),
         (
             {"z_loss": 1e-4, "loss": LossSettings(z_loss=1e-3)},
-            "z_loss=0.0001 and loss.z_loss=0.001 are one setting: give loss.z_loss alone",
+            "z_loss=0.0001 and loss.z_loss=0.001 set the same thing; give loss.z_loss alone",
         ),
         ({"dropout": 1.0}, "dropout must be a number from 0 up to, not including, 1, got 1.0"),
         ({"bias": "no"}, "bias must be True or False, got 'no'"),

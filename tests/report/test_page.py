@@ -108,7 +108,7 @@ def test_text_of_runs_is_escaped(html):
 
 
 def test_torn_line_is_said_on_the_page_and_to_the_caller(report, html):
-    assert "the last line is torn" in html
+    assert "the last line is incomplete" in html
     assert "bare" in report.files.notes[0]
 
 
@@ -225,7 +225,7 @@ def test_a_page_is_replaced_and_a_users_own_file_is_not(tmp_path):
     for theirs in (folder / "metrics.jsonl", page):
         theirs.write_text(theirs.read_text().replace("data-variant", "precious"))
         before = theirs.read_bytes()
-        with pytest.raises(ValueError, match="exists already and is something else"):
+        with pytest.raises(ValueError, match="already exists and is not one of our files"):
             write_report([folder], theirs, png=False)
         assert theirs.read_bytes() == before
 

@@ -40,7 +40,7 @@ def test_logits_are_the_larger_of_both_ends_and_keep_nan(tmp_path):
 def test_torn_last_line_is_left_out_and_said(tmp_path):
     run = load_run(write_lines(tmp_path, [run_record(), train_record(1, 2.0)], torn='{"kind":"train","st'))
     assert run.train["step"].tolist() == [1]
-    assert "line 3" in run.notes[0] and "torn" in run.notes[0]
+    assert "line 3" in run.notes[0] and "incomplete" in run.notes[0]
 
 
 def test_a_resume_replaces_the_steps_that_are_done_again(tmp_path):
@@ -94,12 +94,12 @@ def test_unknown_kinds_are_passed_over(tmp_path):
 
 BAD = {
     "not JSON": ["{oops", "line 2: not JSON"],
-    "not an object": ["[1]", "line 2: expected an object"],
+    "not an object": ["[1]", "line 2: must be an object"],
     "missing key": [json.dumps({"kind": "train", "step": 1}), "line 2: the train record has no 'tokens'"],
-    "wrong type": [json.dumps(train_record(1, 2.0) | {"loss": "low"}), "line 2: 'loss' is 'low'; expected float"],
-    "null step": [json.dumps(eval_record(1, 2.0) | {"step": None}), "line 2: 'step' is 'None'; expected int"],
-    "shape": [json.dumps(train_record(1, 2.0, **logits_of(1.0, layers=3))), "3 x 4; expected 2 layers x 4 heads"],
-    "ragged": [json.dumps(train_record(1, 2.0, logit_max=[[1], [1, 2]], logit_min=[])), "'logit_max' is not a list"],
+    "wrong type": [json.dumps(train_record(1, 2.0) | {"loss": "low"}), "line 2: 'loss' must be float, got 'low'"],
+    "null step": [json.dumps(eval_record(1, 2.0) | {"step": None}), "line 2: 'step' must be int, got 'None'"],
+    "shape": [json.dumps(train_record(1, 2.0, **logits_of(1.0, layers=3))), "must be 2 layers x 4 heads, got 3 x 4"],
+    "ragged": [json.dumps(train_record(1, 2.0, logit_max=[[1], [1, 2]], logit_min=[])), "'logit_max' must be a list"],
     "one end": [json.dumps(train_record(1, 2.0, logit_max=logits_of(1.0)["logit_max"])), "has no 'logit_min'"],
     "second run": [json.dumps(run_record()), "line 2: a second run record"],
 }
@@ -120,9 +120,9 @@ def test_bad_line_is_one_error_with_file_and_line(tmp_path, case):
     ("records", "message"),
     [
         ([], "holds no record"),
-        ([train_record(1, 2.0)], "line 1: a train record came first"),
-        ([run_record(format=2)], "format is 2; this version reads format 1"),
-        ([run_record(plans=[[None]])], "'plans' does not give 4 heads for each of 2 layers"),
+        ([train_record(1, 2.0)], "line 1: a train record before the run record"),
+        ([run_record(format=2)], "format 2, but this version reads only format 1"),
+        ([run_record(plans=[[None]])], "'plans' must list 4 heads for each of 2 layers"),
     ],
 )
 def test_bad_description_is_named(tmp_path, records, message):
@@ -132,7 +132,7 @@ def test_bad_description_is_named(tmp_path, records, message):
 
 def test_folder_of_runs_is_told_from_a_run(tmp_path):
     write_lines(tmp_path / "one", [run_record()])
-    with pytest.raises(RunError, match="there are runs inside it"):
+    with pytest.raises(RunError, match="it holds runs, so name them"):
         load_run(tmp_path)
 
 

@@ -42,6 +42,6 @@ def test_the_time_is_told_once_after_the_first_steps():
     forecast({"a": reader(4, 4.0), "b": reader(None, 0)})
     assert said == []
     forecast({"a": reader(10, 10.0), "b": reader(10, 20.0), "c": reader(None, 0)})
-    assert said == ["all runs together take about 50 minutes"]  # 3,980 steps of 1.5 s, two at a time
+    assert said == ["all runs together will take about 50 minutes"]  # 3,980 steps of 1.5 s, two at a time
     forecast({"a": reader(20, 20.0)})
     assert len(said) == 1

@@ -127,7 +127,7 @@ def damage(path, name):
 def test_one_flipped_bit_is_noticed(tmp_path, name):
     path = save(tmp_path, 1)
     damage(path, name)
-    with pytest.raises(CheckpointError, match=f"{name} is damaged or missing"):
+    with pytest.raises(CheckpointError, match=f"{name}: damaged or missing"):
         load_checkpoint(path)
 
 
@@ -147,18 +147,16 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_message(tmp_path, harm):
         (path / "state.json").unlink()
     said = []
     assert newest_checkpoint(tmp_path, said.append).step == 1
-    assert len(said) == 1 and re.search(
-        r"step-00000002.*damaged or missing.*; trying the checkpoint before it$", said[0]
-    )
+    assert len(said) == 1 and re.search(r"step-00000002.*damaged or missing.*; trying the one before it$", said[0])
 
 
 def test_of_damaged_checkpoints_the_first_promises_none_before_it(tmp_path, caplog):
     for step in (1, 2):
         damage(save(tmp_path, step), "model.safetensors")
-    with pytest.raises(CheckpointError, match="holds no whole checkpoint"):
+    with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
         load_checkpoint(tmp_path)
     ends = [message.rpartition("; ")[2] for message in caplog.messages]
-    assert ends == ["trying the checkpoint before it", "there is none before it"]
+    assert ends == ["trying the one before it", "there is no earlier one"]
 
 
 @pytest.mark.filterwarnings("error")
@@ -178,7 +176,7 @@ def test_a_newer_format_is_not_passed_over_as_damaged(tmp_path):
     save(tmp_path, 1)
     path = save(tmp_path, 2)
     (path / "state.json").write_text(json.dumps({"format": 2, "other": "keys"}))
-    with pytest.raises(CheckpointError, match="has format 2; this version reads format 1"):
+    with pytest.raises(CheckpointError, match="format 2, but this version reads only format 1"):
         newest_checkpoint(tmp_path)
 
 
@@ -199,7 +197,7 @@ def test_a_state_that_is_not_one_is_damage(tmp_path, state):
 
 
 def test_a_folder_without_a_whole_checkpoint_is_an_error_that_says_so(tmp_path):
-    with pytest.raises(CheckpointError, match="holds no whole checkpoint"):
+    with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
         load_checkpoint(tmp_path)
     assert newest_checkpoint(tmp_path / "nowhere") is None
 
@@ -208,7 +206,7 @@ def test_another_format_is_refused_by_number(tmp_path):
     path = save(tmp_path, 1)
     state = unsealed((path / "state.json").read_text()) | {"format": 99}
     (path / "state.json").write_text(sealed(state))
-    with pytest.raises(CheckpointError, match="has format 99; this version reads format 1"):
+    with pytest.raises(CheckpointError, match="format 99, but this version reads only format 1"):
         load_checkpoint(path)
 
 
@@ -267,7 +265,7 @@ def test_a_changed_digit_of_the_state_is_noticed(tmp_path):
     path = save(tmp_path, 3)
     text = (path / "state.json").read_text()
     (path / "state.json").write_text(text.replace('"a": 3', '"a": 2'))
-    with pytest.raises(CheckpointError, match=r"state.json is damaged or missing: its checksum differs"):
+    with pytest.raises(CheckpointError, match=r"state.json: damaged or missing \(its checksum differs"):
         load_checkpoint(path)
 
 

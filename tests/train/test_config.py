@@ -82,7 +82,10 @@ def test_null_unsets_what_may_be_unset():
         ("run.steps=true", "run.steps must be int, got True"),
         ("run.steps=", "run.steps must be int, got None"),
         ("run.compile=1", "run.compile must be bool, got 1"),
-        ("run.cuda_graphs=true", "run.cuda_graphs needs run.compile=true and run.accumulate=1, got run.compile=false"),
+        (
+            "run.cuda_graphs=true",
+            "run.cuda_graphs must come with run.compile=true and run.accumulate=1, got run.compile=false",
+        ),
         ("optimizer.lr=fast", "optimizer.lr must be float, got 'fast'"),
         ("optimizer.lr=true", "optimizer.lr must be float, got True"),
         ("optimizer.lr=[1]", "optimizer.lr must be float"),
@@ -111,7 +114,7 @@ def test_null_unsets_what_may_be_unset():
         ("steps=3", "an override must be section.key=value, got 'steps=3'; did you mean run.steps=3?"),
         ("zzz=3", "an override must be section.key=value, got 'zzz=3'"),
         ("run.=3", "an override must be section.key=value"),
-        ("run.steps=[", "the value of run.steps is not YAML"),
+        ("run.steps=[", "run.steps must be valid YAML"),
     ],
 )
 def test_a_wrong_override_is_an_error_that_names_it(override, message):
@@ -179,9 +182,9 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("model: {preset: tiny}\nrun: {steps: 3}\nrun: {steps: 4}", "the key 'run' is given twice"),
         ("model: {preset: tiny}\nrun: {steps: 3, seed: 1, steps: 4}", "the key 'steps' is given twice"),
         ("model: " + "[" * 5000, "nested too deeply"),
-        ("model: {preset: tiny}\nrun: {steps: !!int ''}", "is not YAML"),
-        ("model: {preset: tiny}\nrun: {steps: !!timestamp x}", "is not YAML"),
-        ("model: {preset: tiny}\nrun: {out: 2020-99-99}", "is not YAML"),
+        ("model: {preset: tiny}\nrun: {steps: !!int ''}", "not valid YAML"),
+        ("model: {preset: tiny}\nrun: {steps: !!timestamp x}", "not valid YAML"),
+        ("model: {preset: tiny}\nrun: {out: 2020-99-99}", "not valid YAML"),
         ("model: {preset: [1]}", "model.preset must be one of"),
         ("model: {preset: tiny, loss: {1: 2}}", "loss has no key 1"),
         ("model: {preset: tiny, plan: {1: 2, a: 3}}", "a plan has the keys windows, decays and slopes, got 1, a"),
@@ -202,7 +205,7 @@ def test_a_merge_may_be_overridden_and_is_no_key_given_twice(tmp_path):
 
 def test_a_file_that_is_not_text_is_named(tmp_path):
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x01")
-    with pytest.raises(ConfigError, match=f"the configuration {tmp_path / 'binary.yaml'} is not text in UTF-8"):
+    with pytest.raises(ConfigError, match=f"{tmp_path / 'binary.yaml'}: not text in UTF-8"):
         TrainConfig.load(tmp_path / "binary.yaml")
 
 
@@ -215,7 +218,7 @@ def test_a_file_that_is_not_text_is_named(tmp_path):
         ("model: {preset: tiny}\nloss: 0", "loss must hold key: value pairs, got 0"),
         ("- 1", "must hold key: value pairs"),
         ("", "must hold key: value pairs, got None"),
-        ("model: {preset: tiny", "is not YAML"),
+        ("model: {preset: tiny", "not valid YAML"),
         ("model: {preset: tiny}\nmodle: {}", "no section 'modle'; did you mean model?"),
     ],
 )
@@ -300,7 +303,7 @@ def test_a_vocabulary_that_is_given_is_left_alone_and_its_data_unread():
 
 def test_a_preset_is_read_without_its_data_and_a_bare_shape_is_not():
     assert loaded({"preset": "tiny"}, data={"path": "nowhere"})[0].model.vocab_size == 257
-    with pytest.raises(ConfigError, match=r"model.vocab_size is not given, and the data does not tell it: nowhere"):
+    with pytest.raises(ConfigError, match=r"model.vocab_size is not given and cannot be read from the data: nowhere"):
         loaded(SHAPE, data={"path": "nowhere"})
 
 
@@ -333,8 +336,8 @@ def test_older_spellings_of_the_loss_are_taken_from_files_and_the_command_line(t
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"z_loss": 1e-4}, "model.z_loss=0.0001 and loss.z_loss=0.001 are one setting: give loss.z_loss alone"),
-        ({"loss": {"z_loss": 1e-4}}, "model.loss.z_loss=0.0001 and loss.z_loss=0.001 are one setting"),
+        ({"z_loss": 1e-4}, "model.z_loss=0.0001 and loss.z_loss=0.001 set the same thing; give loss.z_loss alone"),
+        ({"loss": {"z_loss": 1e-4}}, "model.loss.z_loss=0.0001 and loss.z_loss=0.001 set the same thing"),
         ({"loss": 0.5}, "model.loss must hold key: value pairs, got 0.5"),
     ],
 )

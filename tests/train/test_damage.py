@@ -54,7 +54,7 @@ def test_a_log_that_was_cut_short_is_noticed_when_the_run_is_resumed(finished, c
     (out / METRICS).write_text("".join(lines[:11]))
     told = Told()
     train(tiny_config(corpus, out, "run.steps=31"), told)
-    assert any(f"{METRICS} lacks 20 of the 30 steps so far, from 11 to 30" in text for text in told.messages)
+    assert any("it lacks 20 of the 30 steps so far, from 11 to 30" in text for text in told.messages)
 
 
 def test_the_log_of_another_run_is_refused_when_the_run_is_resumed(finished, corpus, tmp_path):
@@ -62,7 +62,7 @@ def test_the_log_of_another_run_is_refused_when_the_run_is_resumed(finished, cor
     other = train(tiny_config(corpus, tmp_path / "other", "run.steps=2", "run.seed=1")).out
     shutil.copyfile(other / METRICS, out / METRICS)
     before = (out / METRICS).read_bytes()
-    with pytest.raises(ValueError, match=r"is of a run with run.seed=1, the checkpoints beside it"):
+    with pytest.raises(ValueError, match=r"from a run with run.seed=1, but the checkpoints beside it"):
         train(tiny_config(corpus, out, "run.steps=31"))
     assert (out / METRICS).read_bytes() == before
 

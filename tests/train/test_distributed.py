@@ -66,5 +66,5 @@ def test_a_device_of_no_kind_is_named(name):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has it")
 def test_a_device_that_is_not_there_is_an_error():
-    with pytest.raises(ValueError, match="'cuda' was asked for and torch sees no CUDA GPU"):
+    with pytest.raises(ValueError, match="PyTorch finds no CUDA GPU, got 'cuda'"):
         choose_device("cuda")

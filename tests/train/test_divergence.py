@@ -97,7 +97,7 @@ def test_a_rate_far_too_high_ends_the_command_with_one_line(corpus, tmp_path):
     (tmp_path / "c.yaml").write_text(json.dumps(tiny_config(corpus, tmp_path / "run").to_dict()))
     result = CliRunner().invoke(app, ["train", str(tmp_path / "c.yaml"), "optimizer.lr=1e30"])
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: the run diverged at step 2: no head's logits had grown before it; try an ")
+    assert result.stderr.startswith("error: the run diverged at step 2: no head's logits grew before that; try an ")
     assert result.stderr.count("\n") == 1
 
 
@@ -121,7 +121,7 @@ def test_weights_that_are_not_finite_are_refused(lost_checkpoint, tmp_path, verb
     arguments = [verb[0], str(lost_checkpoint), *(str(tmp_path / "exported") for _ in verb[1:])]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 1 and result.stdout == ""
-    assert "step-00000009 has weights that are not finite (" in result.stderr
+    assert "step-00000009: weights are not finite (" in result.stderr
     assert not (tmp_path / "exported").exists()
 
 
@@ -166,6 +166,6 @@ def test_a_run_that_was_moved_says_that_it_diverged_all_the_same(corpus, tmp_pat
             if record["kind"] == "train" and record["step"] == BAD:
                 (tmp_path / "run").rename(tmp_path / "moved")
 
-    with pytest.raises(TrainingStopped, match="its record cannot be read"):
+    with pytest.raises(TrainingStopped, match="its log cannot be read"):
         train(tiny_config(corpus, tmp_path / "run", "run.save_every=0"), Mover())
     assert records(tmp_path / "moved", "end")[0]["status"] == "diverged"

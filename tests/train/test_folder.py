@@ -25,7 +25,7 @@ OTHERS = {
     "an export": (EXPORT, "config.json, model.safetensors, tokenizer.json"),
     "notes for metrics": ({METRICS: "precious notes\n"}, f"{METRICS}, line 1: not JSON"),
     "one line of notes": ({METRICS: "precious notes"}, f"{METRICS}, line 1: not JSON"),
-    "another program's metrics": ({METRICS: '{"epoch": 1}\n{"epoch": 2}\n'}, f"{METRICS}, line 1: expected an object"),
+    "another program's metrics": ({METRICS: '{"epoch": 1}\n{"epoch": 2}\n'}, f"{METRICS}, line 1: must be an object"),
     "a newer version's run": ({METRICS: '{"kind": "run", "format": 2}\n'}, "'format': 2"),
     "a file for checkpoints": ({"checkpoints": "notes"}, "checkpoints, which is not a folder"),
     "a file for a checkpoint": ({"checkpoints/step-00000002": "x"}, "step-00000002, which is not a folder"),

@@ -36,11 +36,11 @@ def test_a_run_from_before_a_key_existed_does_not_go_on_with_another_value(tmp_p
 @pytest.mark.parametrize(
     ("overrides", "remedy"),
     [
-        ([], r"data\.path=data: make data with its .*: longshort data TEXT --out FOLDER --tokenizer .*run$"),
-        (["data.path=new"], r"data\.path=new: set data\.path=data again, or make data with its tokenizer"),
+        ([], r"data\.path=data; prepare the data with .*: longshort data TEXT --out FOLDER --tokenizer .*run$"),
+        (["data.path=new"], r"data\.path=new; set data\.path=data again, or prepare the data with"),
         (
             ["data.path=null", "task.name=listops", "model.context=2000"],
-            r"other examples than the task listops gives here: choose another",
+            r"other examples than the task listops gives here; choose another",
         ),
     ],
 )

@@ -67,8 +67,8 @@ def test_a_run_that_cannot_fit_is_refused_with_what_would(monkeypatch):
     with pytest.raises(ConfigError) as caught:
         check_memory(config_of("data.batch_size=100000"), ALONE)
     text = str(caught.value)
-    assert "takes at least" in text and "data.batch_size=100000 sequences of 512 tokens" in text and "1.0 GiB" in text
-    fits = [part for part in text.split(": ")[-1].split() if "=" in part]
+    assert "needs at least" in text and "data.batch_size=100000 sequences of 512 tokens" in text and "1.0 GiB" in text
+    fits = [part for part in text.split("; ")[-1].split() if "=" in part]
     assert [part.partition("=")[0] for part in fits] == ["data.batch_size", "run.accumulate"]
     for change in fits:
         check_memory(config_of("data.batch_size=100000").with_overrides([change]), ALONE)
@@ -147,14 +147,14 @@ def test_a_resumed_run_is_only_told_of_what_it_may_change(tmp_path, monkeypatch)
     (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
     recomputed = config.with_overrides(["run.checkpoint_activations=true"])
     leave(monkeypatch, need_of(recomputed, ALONE).total)
-    with pytest.raises(ConfigError, match=r"free: run\.checkpoint_activations=true would take less$"):
+    with pytest.raises(ConfigError, match=r"free; run\.checkpoint_activations=true would need less$"):
         check_memory(config, ALONE)
     leave(monkeypatch, 1000)
-    with pytest.raises(ConfigError, match=r"free: nothing that a resumed run may change would make it fit$"):
+    with pytest.raises(ConfigError, match=r"free; no setting that a resumed run may change would make it fit$"):
         check_memory(config, ALONE)
     leave(monkeypatch, None)
     with (
-        pytest.raises(ConfigError, match=r"full; run\.checkpoint_activations=true or a smaller loss\.chunk takes less"),
+        pytest.raises(ConfigError, match=r"full; run\.checkpoint_activations=true or a smaller loss\.chunk needs less"),
         within_memory(config, ALONE),
     ):
         raise MemoryError

@@ -98,7 +98,7 @@ def test_a_classifier_is_loaded_as_such_and_refused_as_a_language_model(tmp_path
     train(config(tmp_path, "run.steps=1"))
     model, _ = load_trained(tmp_path)
     assert isinstance(model, SequenceClassifier) and not model.training
-    with pytest.raises(CheckpointError, match="holds a classifier of the task listops, which writes no text"):
+    with pytest.raises(CheckpointError, match="a classifier of the task listops, which writes no text"):
         load_model(tmp_path)
 
 
@@ -130,7 +130,7 @@ def test_a_task_is_given_by_its_name(given):
     [
         (["task=list-ops"], "task.name must be one of listops, pathfinder, text, .* got 'list-ops'"),
         (["task.norm=group"], "task.norm must be one of layer, batch, got 'group'"),
-        (["task.lenght=3"], "task has no key 'lenght'; the nearest is 'length'"),
+        (["task.lenght=3"], r"task has no key 'lenght'; did you mean task.length\?"),
         (["task.pairs=3"], "listops has no setting 'pairs'"),
         (["data.length=16"], "data.length must not be set with a task"),
         (["data.corruption=0.2"], "data.corruption must not be set with a task"),

@@ -147,7 +147,7 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before_and_no_more(f
     (tmp_path / "run" / "checkpoints" / "step-00000020" / "model.safetensors").write_bytes(b"rubbish")
     told = Told()
     train(config, told)
-    assert "step-00000020/model.safetensors is damaged or missing" in told.messages[0]
+    assert "step-00000020/model.safetensors: damaged or missing" in told.messages[0]
     assert [record["step"] for record in records(tmp_path / "run", "resume")] == [10]
     assert losses(tmp_path / "run") == losses(finished)
 
@@ -166,7 +166,7 @@ def test_a_run_of_which_every_checkpoint_is_damaged_is_not_started_anew_over_the
     (tmp_path / "run" / METRICS).write_text("")
     weights = tmp_path / "run" / "checkpoints" / "step-00000003" / "model.safetensors"
     weights.write_bytes(b"rubbish")
-    with pytest.raises(ConfigError, match="holds no whole checkpoint to resume from"):
+    with pytest.raises(ConfigError, match="no complete checkpoint to resume from"):
         train(config)
     assert weights.read_bytes() == b"rubbish"
 
@@ -195,7 +195,7 @@ def test_a_run_that_is_moved_while_it_trains_goes_on_in_both_places(corpus, tmp_
     monkeypatch.setattr(Trainer, "_step", moved)
     train(tiny_config(corpus, tmp_path / "run", "run.steps=20"), told)
     monkeypatch.undo()
-    assert "run lost its log (was it moved?); step 20 is in it" in told.messages[-1]
+    assert "run is gone (was it moved?); step 20 is in it" in told.messages[-1]
     assert (tmp_path / "run" / "tokenizer.json").is_file()
     for name in ("run", "moved"):
         train(tiny_config(corpus, tmp_path / name, "run.steps=21"))
@@ -403,13 +403,13 @@ def test_a_record_whose_checkpoints_are_gone_is_not_written_over(finished, corpu
     out.mkdir()
     shutil.copyfile(finished / METRICS, out / METRICS)
     before = (out / METRICS).read_bytes()
-    with pytest.raises(ConfigError, match=r"record of a run up to step 30, and no whole checkpoint"):
+    with pytest.raises(ConfigError, match=r"log of a run up to step 30, but no complete checkpoint"):
         train(tiny_config(corpus, out))
     assert (out / METRICS).read_bytes() == before
 
 
 def test_two_processes_do_not_train_in_one_folder(corpus, tmp_path):
-    with alone_in(tmp_path / "run"), pytest.raises(ValueError, match="another process is at work in"):
+    with alone_in(tmp_path / "run"), pytest.raises(ValueError, match="in use by another process"):
         train(tiny_config(corpus, tmp_path / "run"))
     assert not (tmp_path / "run" / METRICS).exists()
 

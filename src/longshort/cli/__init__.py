@@ -21,7 +21,7 @@ app = typer.Typer(
     cls=OneLineGroup,
     invoke_without_command=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # its panels would take longer to import than all the rest
+    rich_markup_mode=None,  # its panels take longer to import than everything else
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

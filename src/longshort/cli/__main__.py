@@ -1,4 +1,4 @@
-"""The same as `python -m longshort`, under the name by which torchrun was told of it before."""
+"""The same as `python -m longshort`, under the module name that older torchrun commands use."""
 
 from longshort.cli import app
 

@@ -15,7 +15,7 @@ def compare(
     overrides: Annotated[list[str] | None, typer.Argument(help=OVERRIDES_HELP)] = None,
     variants: Annotated[str, typer.Option(help="Comma-separated names from the list below, or `all`.")] = "plain,ls",
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, from run.seed on.")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; CPU threads are shared out among them.")] = 2,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; they share the CPU threads.")] = 2,
     out: Annotated[Path, typer.Option(help="Folder for the runs, the table and the report.")] = Path("runs/compare"),
 ) -> None:
     """Train attention variants on the same data, seeds and steps. Ends in a table and a report. Resumable.
@@ -37,7 +37,7 @@ def compare(
     from longshort.train.variants import EXPERIMENTAL, VARIANTS
 
     if any(override.startswith("run.out=") for override in overrides or []):
-        raise ConfigError("run.out must not be set, since a comparison has many runs: use --out FOLDER")
+        raise ConfigError("run.out must not be set, since a comparison has many runs; use --out FOLDER")
     console, settings = Console(), TrainConfig.load(config, overrides or [], typer.echo)
     every = [name for name in VARIANTS if name not in EXPERIMENTAL]
     names = every if variants == "all" else [name.strip() for name in variants.split(",")]

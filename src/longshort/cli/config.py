@@ -27,4 +27,4 @@ def config(
     elif name is None:
         typer.echo(starting_file(preset))
     else:
-        raise ConfigError(f"give a section or key, or --preset, got {name!r} and --preset {preset}")
+        raise ConfigError(f"NAME and --preset must not both be given, got {name!r} and --preset {preset}")

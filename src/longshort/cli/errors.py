@@ -12,11 +12,11 @@ import typer
 from typer.core import TyperGroup
 
 _LONGEST = 1000
-"""Characters of a line: a value that is quoted in it may be of any length."""
+"""Most characters of a line, since a value quoted in it may have any length."""
 _BROKEN_PIPE = 141
-"""What a shell gives a program that SIGPIPE ended."""
+"""The exit code that a shell reports for a program ended by SIGPIPE."""
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""Click's: typer has a click of its own in some versions, and takes that of others in others."""
+"""Click's UsageError: some versions of typer bundle their own click, others import the installed one."""
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def one_line_errors() -> Iterator[None]:
 
 
 class OneLineGroup(TyperGroup):
-    """The verbs; options and arguments that they do not take end in one line too."""
+    """The verbs, with one-line errors for wrong options and arguments too."""
 
     def make_context(self, *args: Any, **options: Any) -> Any:
         with _one_line_usage():
@@ -70,7 +70,7 @@ def _reason(error: Exception) -> str | None:
         case ValueError() | OSError():
             return str(error)
         case RuntimeError() | MemoryError():
-            # Imported only now: with them comes torch.
+            # Imported only now, since they load torch.
             from longshort.train import TrainingStopped
             from longshort.train.memory import shortage
             from longshort.train.processes import RunFailed
@@ -80,6 +80,6 @@ def _reason(error: Exception) -> str | None:
 
 
 def _drop_output() -> None:
-    """Nobody reads on: what is still in the buffer must not fail again when Python closes it."""
+    """Discard output that nobody reads: a full buffer must not fail again when Python closes it."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -45,7 +45,7 @@ def evaluate(
             limit=limit,
             bucket=bucket,
             device=device,
-            progress=lambda done: status.update(f"evaluating: {done} windows or rows"),
+            progress=lambda done: status.update(f"evaluating: {done} windows or examples"),
         )
     console.print(evaluation_table(result))
     if out is not None:

@@ -1,4 +1,4 @@
-"""Help of verbs that ends in a list: which names there are is looked up only when someone asks."""
+"""Help texts that end in a list of names, which is looked up only when the help is shown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typer.core import TyperCommand
 
 
 class ConfigCommand(TyperCommand):
-    """`longshort config`: the names that --preset takes; without a name it is answered with them too."""
+    """`longshort config`: lists the names that --preset takes, also if --preset is given without one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, [*args, ""] if args[-1:] == ["--preset"] else args)
@@ -21,7 +21,7 @@ class ConfigCommand(TyperCommand):
 
 
 class CompareCommand(TyperCommand):
-    """`longshort compare`: every variant with what it is."""
+    """`longshort compare`: lists every variant with its description."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         from longshort.train.variants import VARIANTS, described

@@ -46,7 +46,7 @@ def import_(
     )
     typer.echo(f"{made.model.n_parameters():,} parameters, {made.model.config.layer_plans[0]}")
     typer.echo(
-        f"wrote {made.checkpoint}\nwrote {made.config}: longshort train {made.config} data.path=... starts from it"
+        f"wrote {made.checkpoint}\nwrote {made.config}; to train from it: longshort train {made.config} data.path=..."
     )
     if made.tokenizer is None:
-        typer.echo("no tokenizer: generate, export and train need one, which import takes with --tokenizer", err=True)
+        typer.echo("no tokenizer found; generate, export and train need one: import again with --tokenizer", err=True)

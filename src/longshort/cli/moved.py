@@ -1,4 +1,4 @@
-"""Verbs that are commands of a checkout now: each ends with one line that says so."""
+"""Verbs that moved to a checkout of the repository: each ends with one line that says so."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NoReturn
 import typer
 
 ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""So that the line comes whatever options follow."""
+"""Accepts any options, so that the line is printed whatever they are."""
 
 
 def reproduce() -> None:

@@ -1,7 +1,7 @@
 """The self-check behind `longshort check`: does this installation compute what the definition says?
 
-Every fast backend is held against the float64 reference on outputs, gradients, log-sum-exps and logit statistics; the
-model must run forward and backward and have the size the paper gives. Small shapes: the whole check takes seconds.
+Every fast backend is compared with the float64 reference on outputs, gradients, log-sum-exps and logit statistics; the
+model must run forward and backward and have the size that the paper gives. Shapes are small, so it takes seconds.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from longshort.ops import attention
 
 BACKENDS = ("blocked", "auto")
 FLOAT32_ERROR = 2e-5
-"""Allowed distance from the float64 reference, relative to the largest entry; twenty times what one rounding gives."""
+"""Allowed distance from the float64 reference, relative to the largest entry: twenty times one rounding error."""
 PAPER_6M_PARAMETERS = 6_496_704
-"""Of the author's 6-layer model, the position table not counted (arXiv 2505.15548)."""
+"""Of the author's 6-layer model, without the position table (arXiv 2505.15548)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +36,9 @@ class Check:
     subject: str
     """What was checked."""
     name: str
-    """What it was checked for."""
+    """Which of its properties was checked."""
     error: float
-    """Largest deviation found; infinite where a number was NaN or an exception was raised."""
+    """Largest deviation found; infinite if a number was NaN or an exception was raised."""
     allowed: float
     """Largest deviation that passes."""
     seconds: float
@@ -53,20 +53,20 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCase:
-    """One call of the op. T queries against S keys, D wide."""
+    """One call of the op: T queries and S keys of D features."""
 
     name: str
-    """What this case is about."""
+    """What this case covers."""
     plan: HeadPlan
     """Reach of each query head."""
     n_kv_heads: int | None = None
-    """None: one KV head per query head."""
+    """If None, one KV head per query head."""
     queries: int = 257
     """T; odd, so that no block size divides it."""
     keys: int = 257
     """S."""
     options: dict[str, Any]
-    """Further keywords of `attention`."""
+    """Further keyword arguments of `attention`."""
 
 
 def run_checks() -> Iterator[Check]:
@@ -79,7 +79,7 @@ def run_checks() -> Iterator[Check]:
 
 
 def attention_cases() -> list[AttentionCase]:
-    """The features of the op, one case each.
+    """One case for each feature of the op.
 
     >>> [case.plan.n_heads for case in attention_cases()]
     [6, 6, 6, 6, 6, 6, 6]
@@ -149,7 +149,7 @@ def _op_results(case: AttentionCase, backend: str, dtype: torch.dtype) -> dict[s
 
 
 def _distance(found: Tensor, expected: Tensor) -> float:
-    """Largest difference over the largest finite entry; equal infinities are no difference, NaN is an infinite one."""
+    """Largest difference relative to the largest finite entry; equal infinities count as 0, NaN as infinite."""
     expected = expected.double()
     difference = (found.double() - expected).abs().masked_fill(found.double() == expected, 0.0)
     scale = expected[expected.isfinite()].abs().max().clamp(min=1.0)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-CONFIG_HELP = "YAML file, or the name of a configuration of the package, such as tiny; a file of that name wins."
+CONFIG_HELP = "YAML file, or the name of a configuration of the package, such as tiny; an existing file comes first."
 OVERRIDES_HELP = "section.key=value ..., or task=NAME; `longshort config` lists the keys."
 
 
@@ -19,13 +19,13 @@ def train(
 
     Example: longshort train tiny data.path=data/mine optimizer.lr=3e-3 run.out=runs/mine
 
-    On examples with answers instead of text: longshort train recall
+    On a task instead of text: longshort train recall
     """
     from longshort.train import TrainConfig
     from longshort.train import train as run_training
     from longshort.train.progress import ConsoleReporter
 
-    speaks = os.environ.get("RANK", "0") == "0"  # one of torchrun's processes
+    speaks = os.environ.get("RANK", "0") == "0"  # under torchrun, only rank 0 prints
     settings = TrainConfig.load(config, overrides or [], typer.echo if speaks else lambda text: None)
     result = run_training(settings, ConsoleReporter())
     if speaks:

@@ -221,7 +221,7 @@ def _with_one_loss(values: Mapping[str, Any]) -> dict[str, Any]:
         default, own = getattr(LossSettings(), name), getattr(loss, name)
         value = values.get(alias, default)
         if value != default and own not in (default, value):
-            raise ValueError(f"{alias}={value!r} and loss.{name}={own!r} are one setting: give loss.{name} alone")
+            raise ValueError(f"{alias}={value!r} and loss.{name}={own!r} set the same thing; give loss.{name} alone")
         loss = loss if value == default else replace(loss, **{name: value})
     return {name: value for name, value in values.items() if name not in LOSS_ALIASES} | {"loss": loss}
 

@@ -1,4 +1,4 @@
-"""The record of a run: `metrics.jsonl`, written by one `RunLog` and read in one way by whoever looks at runs."""
+"""The log of a run: `metrics.jsonl`, written by one `RunLog`, and the one reader that everything else uses."""
 
 from longshort.runs.log import METRICS, RunLog, read_log
 from longshort.runs.reading import Reader, Run, find_runs, finished, load_run, load_runs

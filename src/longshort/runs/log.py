@@ -1,7 +1,7 @@
-"""Writing the record of a run: `metrics.jsonl`, one JSON object per line, and copies to TensorBoard and W&B.
+"""Writes the log of a run: `metrics.jsonl`, one JSON object per line, with copies to TensorBoard and W&B.
 
-The first line says what the run is (kind "run"); then come "train", "eval", "spike", "resume", "sample" and "end". JSON
-has no NaN or infinity: non-finite numbers are written as null.
+The first line describes the run (kind "run"); then come "train", "eval", "spike", "resume", "sample" and "end". JSON
+has no NaN or infinity, so non-finite numbers are written as null.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from longshort.runs.records import FORMAT, Line, RunError
 METRICS = "metrics.jsonl"
 _BEGINNING = b'{"kind": "run"'
 _LOOKED_AT = 16
-"""Lines among which the first that is not empty is looked for."""
+"""How many lines are searched for the first that is not empty."""
 
 
 class Sink(Protocol):
-    """Somewhere else that numbers go."""
+    """Another destination for the numbers."""
 
     def write(self, record: dict[str, Any]) -> None: ...
 
@@ -31,7 +31,7 @@ class Sink(Protocol):
 
 
 class RunLog:
-    """Appends records to the run's file, flushed line by line, and hands them to the other sinks."""
+    """Appends records to the run's file, flushed line by line, and passes them to the other sinks."""
 
     def __init__(self, folder: Path, sinks: list[Sink] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ class RunLog:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing stands in the file, neither from now nor from earlier."""
+        """Whether the file holds nothing, from this process or an earlier one."""
         return self._file.tell() == 0
 
     def write(self, kind: str, **values: Any) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class RunLog:
         return record
 
     def rewind(self, step: int, *, dropped: Sequence[int] = ()) -> None:
-        """See `rewind_log`; the other sinks, which cannot forget, stay as they are."""
+        """See `rewind_log`; the other sinks cannot be rewound."""
         self._file.close()
         rewind_log(self._folder, step, dropped=dropped)
         self._file = (self._folder / METRICS).open("a", encoding="utf-8")
@@ -68,7 +68,7 @@ class RunLog:
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """All whole records of a run; a torn last line, left by a crash, is dropped."""
+    """All complete records of a run; an incomplete last line, left by a crash, is dropped."""
     file = folder / METRICS
     *whole, torn = file.read_text(encoding="utf-8", errors="replace").split("\n")
     lines = [Line.parse(file, number, text).data for number, text in enumerate(whole, 1) if text.strip()]
@@ -81,7 +81,7 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
 def begins_with_a_run(folder: Path) -> bool:
     """True if the log begins with the run's description, False if it has no record yet; anything else is an error.
 
-    One without a record is empty, or a crash cut its first line short.
+    A log without a record is empty, or a crash cut its first line short.
     """
     with (folder / METRICS).open("rb") as file:
         lines = [line for line in islice(file, _LOOKED_AT) if line.strip(b"\0\n ")]
@@ -98,17 +98,17 @@ def begins_with_a_run(folder: Path) -> bool:
         return False
     if record["kind"] != "run" or record.get("format") != FORMAT:
         found = {key: record.get(key) for key in ("kind", "format")}
-        raise RunError(f"{folder / METRICS}, line 1: {found}; expected the kind 'run' of format {FORMAT}")
+        raise RunError(f"{folder / METRICS}, line 1: must have the kind 'run' and format {FORMAT}, got {found}")
     return True
 
 
 def rewind_log(
     folder: Path, step: int, *, dropped: Sequence[int] = (), records: Sequence[dict[str, Any]] | None = None
 ) -> None:
-    """Drop what was recorded after `step`, before those steps are taken again.
+    """Drop everything recorded after `step`, before those steps are repeated.
 
-    Spikes of the `dropped` batches stay: those batches will not be met again to record them anew. `records` are those
-    of the log, where the caller has read them.
+    Spikes of the `dropped` batches stay, since those batches will not come again. `records` are those of the log, if
+    the caller has already read them.
     """
     if not (folder / METRICS).exists():
         return
@@ -161,7 +161,7 @@ class WandbSink:
 
 
 def _scalars(record: dict[str, Any]) -> dict[str, float]:
-    """The plain numbers of a train or eval record, with the largest |logit| of all heads among them."""
+    """The plain numbers of a train or eval record, and the largest |logit| over all heads."""
     if record["kind"] not in ("train", "eval"):
         return {}
     scalars = {k: v for k, v in record.items() if isinstance(v, int | float) and k != "step"}
@@ -171,7 +171,7 @@ def _scalars(record: dict[str, Any]) -> dict[str, float]:
 
 
 def largest_logit(record: dict[str, Any]) -> float | None:
-    """Largest |logit| over all heads of a train record; None where it has none or a head's is not finite."""
+    """Largest |logit| over all heads of a train record; None if it has none or one is not finite."""
     if not record.get("logit_max"):
         return None
     values = [v for name in ("logit_max", "logit_min") for row in record[name] for v in row]

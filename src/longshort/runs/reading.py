@@ -1,7 +1,7 @@
-"""Reading a run folder: `metrics.jsonl` becomes one `Run`, or one error that names the file and the line.
+"""Reads a run folder: `metrics.jsonl` becomes one `Run`, or one error that names the file and the line.
 
-A `Reader` can also follow a file that grows. Metrics are append-only, so a resumed or rolled-back run holds some steps
-twice: what was written last is what counts.
+A `Reader` can also follow a growing file. Metrics are append-only, so the log of a resumed or rolled-back run may hold
+some steps twice: the last record counts.
 
 Shape letters: N recorded steps, L layers, H heads.
 """
@@ -27,15 +27,15 @@ TAIL = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What one training run recorded, and what it reached.
+    """What one training run recorded, and its results.
 
-    Of what it reached, a value is None where it was not measured and NaN where it was not finite.
+    A result is None if it was not measured and NaN if it was not finite.
     """
 
     path: Path
     header: Header
     label: str
-    """The name, made unique among the runs of a report."""
+    """The run's name, made unique among the runs of a report."""
     train: dict[str, np.ndarray]
     """The `COLUMNS` of the training steps, each (N,)."""
     logit_steps: np.ndarray
@@ -46,9 +46,9 @@ class Run:
     samples: tuple[Sample, ...]
     resumes: tuple[int, ...]
     end: End | None
-    """None where no end was recorded, or the run was resumed since."""
+    """None if no end was recorded or the run was resumed since."""
     notes: tuple[str, ...]
-    """What a reader of the report should know about the file."""
+    """Remarks about the file for readers of the report."""
 
     @property
     def name(self) -> str:
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def variant(self) -> str:
-        """What is compared; runs of one variant differ by seed. `config["run"]["variant"]`, or else the name."""
+        """What is compared: `config["run"]["variant"]`, or else the name. Runs of one variant differ by seed."""
         section = self.config.get("run")
         variant = section.get("variant") if isinstance(section, dict) else None
         return str(variant or self.name)
@@ -82,7 +82,7 @@ class Run:
 
     @property
     def diverged_at(self) -> int | None:
-        """The first step since which nothing was finite; None for a run that is, or is again."""
+        """The step from which on nothing was finite; None for a run that is finite, or is again."""
         if self.end is not None and self.end.since is not None:
             return self.end.since
         finite = np.isfinite(self.train["loss"])
@@ -92,7 +92,7 @@ class Run:
         return int(self.train["step"][first])
 
     def is_finished(self, steps: int) -> bool:
-        """Did it take so many steps, or more, or diverge, and end of itself?"""
+        """Whether it ended on its own, after at least this many steps or by diverging."""
         return finished(self.end, steps)
 
     @property
@@ -101,7 +101,7 @@ class Run:
         return int(max(steps, default=0))
 
     def at_steps(self, steps: Any, column: str) -> np.ndarray:
-        """Tokens or seconds at which the run reached `steps`, between the recorded ones by interpolation."""
+        """Tokens or seconds at which the run reached `steps`, interpolated between recorded steps."""
         if not len(self.train["step"]):
             return np.full(len(steps), np.nan)
         return np.interp(steps, self.train["step"], self.train[column])
@@ -130,7 +130,7 @@ class Run:
 
     @property
     def training_loss(self) -> float | None:
-        """Mean over the last `TAIL` of the steps; NaN if the run ended on a loss that is not finite."""
+        """Mean over the last `TAIL` of the steps; NaN if the run ended on a non-finite loss."""
         losses = self.train["loss"]
         if not len(losses):
             return None
@@ -140,7 +140,7 @@ class Run:
 
     @property
     def largest_logit(self) -> float | None:
-        """The largest finite |logit| of any head at any step; `logits_are_finite` says whether there were others."""
+        """The largest finite |logit| of any head at any step; `logits_are_finite` says whether all were finite."""
         if not self.logits_NLH.size:
             return None
         finite = self.logits_NLH[np.isfinite(self.logits_NLH)]
@@ -152,15 +152,15 @@ class Run:
 
     @property
     def speed(self) -> float | None:
-        """Median tokens per second: the first steps, which compile and warm up, count for no more than others."""
+        """Median tokens per second, so that the first steps, which compile and warm up, carry no extra weight."""
         rates = self.train["tokens_per_second"]
         return float(np.median(rates)) if len(rates) else None
 
 
 def finished(end: End | None, steps: int) -> bool:
-    """The one answer to whether nothing is left to do, as for a run that diverged.
+    """Whether nothing is left to do; a run that diverged is finished. This is the only place that decides it.
 
-    An end that is an earlier call's, of fewer steps, does not count.
+    An end recorded by an earlier call with fewer steps does not count.
     """
     return end is not None and (end.status == "diverged" or (end.status == "finished" and end.step >= steps))
 
@@ -171,9 +171,9 @@ def _lowest(values: Sequence[float]) -> float | None:
 
 
 class Reader:
-    """Reads a run's file, once or again and again as it grows; what was rewound is read anew.
+    """Reads a run's file once, or repeatedly as it grows; a file that was rewound is read again.
 
-    `step`, `evaluation`, `logits_LH` and `end` are the newest of their kind, for those who watch.
+    `step`, `evaluation`, `logits_LH` and `end` are the newest of their kind.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -206,12 +206,12 @@ class Reader:
         return self.logits[next(reversed(self.logits))] if self.logits else None
 
     def update(self) -> None:
-        """Take in whole lines that are new."""
+        """Read the new complete lines."""
         for text in self._whole_lines():
             self._take(text)
 
     def read_all(self) -> Run:
-        """Take in the whole file, in which the last line may be torn."""
+        """Read the whole file; its last line may be incomplete."""
         file = self.folder / METRICS
         try:
             self.update()
@@ -222,7 +222,7 @@ class Reader:
             try:
                 Line.parse(file, self._lines + 1, rest)
             except RunError:
-                self.notes.append(f"{file}, line {self._lines + 1}: the last line is torn and was left out")
+                self.notes.append(f"{file}, line {self._lines + 1}: the last line is incomplete and was left out")
             else:
                 self._take(rest)
         return self.run()
@@ -233,7 +233,7 @@ class Reader:
             return []
         with file.open("rb") as opened:
             found = os.fstat(opened.fileno())
-            # A rewound log is a new file, and may have grown past the old one by now.
+            # A rewound log is a new file, which may be longer than the old one by now.
             if found.st_ino != self._inode or found.st_size < self._offset:
                 self._forget()
             self._inode = found.st_ino
@@ -249,8 +249,8 @@ class Reader:
             return
         line = Line.parse(self.folder / METRICS, self._lines, text)
         if (self.header is None) != (line.kind == "run"):
-            problem = f"a {line.kind} record came first" if self.header is None else "a second run record"
-            raise line.error(f"{problem}; the first line, and no other, describes the run")
+            problem = f"a {line.kind} record before the run record" if self.header is None else "a second run record"
+            raise line.error(f"{problem}; only the first line may describe the run")
         if self.header is None:
             self.header = records.header(line)
         elif (record := records.record(line, self.header.shape_LH)) is not None:
@@ -259,7 +259,7 @@ class Reader:
     def _add(self, record: Record) -> None:
         match record:
             case Step():
-                if self.train and record.step <= next(reversed(self.train)):  # rolled back: these steps are done again
+                if self.train and record.step <= next(reversed(self.train)):  # rolled back: these steps are repeated
                     _drop_after(record.step - 1, self.train, self.logits)
                     _drop_after(record.step, self.evaluations, self.samples)
                 self.train[record.step] = record
@@ -281,9 +281,9 @@ class Reader:
                 self.end = record
 
     def run(self) -> Run:
-        """The run as it stands."""
+        """The run as read so far."""
         if self.header is None:
-            raise RunError(f"{self.folder / METRICS}: holds no record; expected the run's description on line 1")
+            raise RunError(f"{self.folder / METRICS}: holds no record; line 1 must be the run's description")
         steps = [self.train[step] for step in sorted(self.train)]
         logit_steps = sorted(self.logits)
         shape = (len(logit_steps), *self.header.shape_LH)
@@ -323,13 +323,13 @@ def load_run(path: Path | str) -> Run:
         raise RunError(f"{folder}: no such run folder")
     if not (folder / METRICS).is_file():
         inside = sorted(folder.glob(f"*/{METRICS}"))
-        hint = f"; there are runs inside it: name them, as in {inside[0].parent}" if inside else ""
-        raise RunError(f"{folder}: not a run folder, it has no {METRICS}{hint}")
+        hint = f"; it holds runs, so name them, as in {inside[0].parent}" if inside else ""
+        raise RunError(f"{folder}: not a run folder (no {METRICS}){hint}")
     return Reader(folder).read_all()
 
 
 def find_runs(paths: Sequence[Path | str]) -> list[Path]:
-    """The run folders among `paths` and, of a folder of runs, as comparisons and sweeps leave it, those inside it."""
+    """The run folders among `paths`, and those inside folders of runs, which comparisons and sweeps make."""
     found: list[Path] = []
     for path in map(Path, paths):
         if path.name == METRICS or (path / METRICS).is_file() or not path.is_dir():
@@ -343,14 +343,14 @@ def find_runs(paths: Sequence[Path | str]) -> list[Path]:
 
 
 def load_runs(paths: Sequence[Path | str]) -> list[Run]:
-    """Read several runs and give each a label of its own."""
+    """Read several runs and give each a unique label."""
     if not paths:
-        raise RunError("no run folder was named; a report needs at least one")
+        raise RunError("paths must name at least one run folder, got none")
     runs = [load_run(path) for path in paths]
     folders = [run.path.resolve() for run in runs]
     for run, folder in zip(runs, folders, strict=True):
         if folders.count(folder) > 1:
-            raise RunError(f"{run.path}: named more than once")
+            raise RunError(f"{run.path}: named more than once; name each run once")
     seeded = [f"{run.variant}, seed {run.seed}" for run in runs]
     for labels in ([run.name for run in runs], seeded, [str(run.path) for run in runs]):
         if len(set(labels)) == len(runs):

@@ -1,7 +1,7 @@
-"""What the lines of `metrics.jsonl` hold, as typed records, and the one place that checks them.
+"""The lines of `metrics.jsonl` as typed records, and the only place that checks them.
 
-Numbers that are not finite are null in the file and NaN here. A kind of record that a later version adds is passed
-over, so that what this version knows can still be read.
+Non-finite numbers are null in the file and NaN here. Kinds of record that a later version adds are skipped, so that the
+rest can still be read.
 
 Shape letters: L layers, H heads.
 """
@@ -29,7 +29,7 @@ class RunError(ValueError):
 
 @dataclass(frozen=True)
 class Header:
-    """What the run is: the first line, and no other."""
+    """The description of the run; only the first line holds one."""
 
     name: str
     config: dict[str, Any]
@@ -61,7 +61,7 @@ class Step:
     tokens_per_second: float
     mfu: float
     logits_LH: np.ndarray | None = None
-    """max |logit| of each head, where it was read."""
+    """max |logit| of each head, if recorded at this step."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ class Evaluation:
     loss: float
     perplexity: float
     accuracy: float | None = None
-    """Share of right answers, where the run has a task."""
+    """Share of right answers, if the run has a task."""
 
 
 @dataclass(frozen=True)
 class Spike:
-    """A step that the guard called a spike."""
+    """A step that the guard judged to be a spike."""
 
     step: int
     loss: float
@@ -87,7 +87,7 @@ class Spike:
 
 @dataclass(frozen=True)
 class Sample:
-    """Text that the model wrote."""
+    """Text that the model generated."""
 
     step: int
     text: str
@@ -95,22 +95,22 @@ class Sample:
 
 @dataclass(frozen=True)
 class Resume:
-    """The run was taken up again after this step."""
+    """The run was resumed after this step."""
 
     step: int
 
 
 @dataclass(frozen=True)
 class End:
-    """The run stopped, of itself or because it was asked to."""
+    """The run stopped, on its own or on request."""
 
     step: int
     status: str
     """finished, interrupted or diverged."""
     since: int | None = None
-    """Of a run that diverged: its first step that was not finite."""
+    """For a run that diverged: its first non-finite step."""
     reason: str = ""
-    """Of a run that diverged: what its record says of how it came, and what to try."""
+    """For a run that diverged: how it happened according to the log, and what to try."""
 
 
 Record = Header | Step | Evaluation | Spike | Sample | Resume | End
@@ -118,7 +118,7 @@ Record = Header | Step | Evaluation | Spike | Sample | Resume | End
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the file, with the means to complain about it."""
+    """One line of the file; its errors name the file and the line."""
 
     file: Path
     number: int
@@ -126,14 +126,14 @@ class Line:
 
     @classmethod
     def parse(cls, file: Path, number: int, text: str) -> Line:
-        """Raise a `RunError` where the text is no record."""
+        """Parse a line; a `RunError` if it is not a record."""
         try:
             data = unsealed(text)
         except ValueError as error:
             problem = "damaged" if isinstance(error, Damaged) else "not JSON"
-            raise RunError(f"{file}, line {number}: {problem}: {error}; remove the line to do without it") from None
+            raise RunError(f"{file}, line {number}: {problem} ({error}); remove the line to read the rest") from None
         if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
-            raise RunError(f"{file}, line {number}: expected an object with a 'kind', got {text[:40]!r}")
+            raise RunError(f"{file}, line {number}: must be an object with a 'kind', got {text[:40]!r}")
         return cls(file, number, data)
 
     @property
@@ -149,7 +149,7 @@ class Line:
         value = self.data[key]
         allowed = (int, float) if kind is float else kind
         if not isinstance(value, allowed) or isinstance(value, bool):
-            raise self.error(f"{key!r} is {str(value)[:40]!r}; expected {kind.__name__}")
+            raise self.error(f"{key!r} must be {kind.__name__}, got {str(value)[:40]!r}")
         return value
 
     def number_or_nan(self, key: str) -> float:
@@ -160,20 +160,20 @@ class Line:
         try:
             matrix_LH = np.array(values, dtype=np.float64)
         except (TypeError, ValueError):
-            raise self.error(f"{key!r} is not a list of numbers for each layer") from None
+            raise self.error(f"{key!r} must be a list of numbers for each layer") from None
         if matrix_LH.shape != shape_LH:
             shape = " x ".join(map(str, matrix_LH.shape))
-            raise self.error(f"{key!r} is {shape}; expected {shape_LH[0]} layers x {shape_LH[1]} heads")
+            raise self.error(f"{key!r} must be {shape_LH[0]} layers x {shape_LH[1]} heads, got {shape}")
         return matrix_LH
 
 
 def header(line: Line) -> Header:
     """The description on the first line."""
     if line.data.get("format") != FORMAT:
-        raise line.error(f"format is {line.data.get('format')!r}; this version reads format {FORMAT}")
+        raise line.error(f"format {line.data.get('format')!r}, but this version reads only format {FORMAT}")
     plans, layers, heads = line.get("plans", list), line.get("layers", int), line.get("heads", int)
     if len(plans) != layers or any(not isinstance(plan, list) or len(plan) != heads for plan in plans):
-        raise line.error(f"'plans' does not give {heads} heads for each of {layers} layers")
+        raise line.error(f"'plans' must list {heads} heads for each of {layers} layers")
     return Header(
         name=line.get("name", str),
         config=line.get("config", dict),
@@ -188,7 +188,7 @@ def header(line: Line) -> Header:
 
 
 def record(line: Line, shape_LH: tuple[int, int]) -> Record | None:
-    """Any later line; None for a kind, or a split, that this version does not know."""
+    """A later line; None for a kind or a split that this version does not know."""
     parser = _PARSERS.get(line.kind)
     return None if parser is None else parser(line, shape_LH)
 
@@ -200,7 +200,7 @@ def _step(line: Line, shape_LH: tuple[int, int]) -> Step:
     logits = None
     if "logit_max" in line.data:
         ends = [line.matrix(key, shape_LH) for key in ("logit_max", "logit_min")]
-        # np.maximum, unlike max and fmax, keeps NaN: a head that overflowed must not look calm.
+        # np.maximum, unlike max and fmax, keeps NaN: a head that overflowed must not look stable.
         logits = np.maximum(np.abs(ends[0]), np.abs(ends[1]))
     numbers = {column: line.number_or_nan(column) for column in COLUMNS[1:]}
     return Step(step=step, **numbers, logits_LH=logits)

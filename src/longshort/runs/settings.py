@@ -1,4 +1,4 @@
-"""Whether two configurations are of the same run: some keys may change when a run is resumed, the others may not."""
+"""Decides whether two configurations are the same run: some keys may change when a run is resumed, others may not."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ MAY_CHANGE: dict[str, set[str]] = {
     "model": {"backend"},
     "loss": {"chunk"},
 }
-"""Keys that a resumed run may set anew; any other would make it a different run."""
+"""Keys that may change when a run is resumed; changing any other makes it a different run."""
 
 Sections = Mapping[str, Mapping[str, Any]]
 
 
 def difference(ours: Sections, recorded: Sections) -> tuple[str, Any, Any] | None:
-    """The first key that makes a run of the `recorded` configuration another one, with its value there and here.
+    """The first key in which the `recorded` configuration is a different run, with its value there and here.
 
-    Both are complete: a key that only one of them has is no difference.
+    Both configurations are complete, so a key that only one of them has is not a difference.
 
     >>> difference({"optimizer": {"lr": 1e-3}}, {"optimizer": {"lr": 3e-3}})
     ('optimizer.lr', 0.003, 0.001)

@@ -1,4 +1,4 @@
-"""What several runs are about to do, in words: their data, their number and steps, and about how long they take."""
+"""Announces several runs in words: their data, how many there are, their steps, and roughly how long they will take."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from longshort.train.config import TrainConfig
 from longshort.train.text import TextData
 
 _MEASURED_STEPS = 5
-"""Steps of one run after which the time is told: the first is slower than the others."""
+"""Steps a run must have taken before the forecast, since the first step is slower than the rest."""
 
 
 def announce_data(config: TrainConfig) -> str:
-    """What a run trains on; the default text is prepared if it is not there yet."""
+    """What a run trains on. The default text is prepared first if it does not exist yet."""
     if config.task.name is not None:
         return f"training on examples of the task {config.task.name}"
     tokens = len(TokenFile.open(TextData.open(config).folder / "train.tokens"))
@@ -43,7 +43,7 @@ def announce_runs(configs: Sequence[TrainConfig], finished: int, jobs: int) -> s
 
 
 class Forecast:
-    """Tells once, after the first steps, about how long all the runs take."""
+    """Says once, after the first steps, roughly how long all the runs will take."""
 
     def __init__(self, configs: Sequence[TrainConfig], jobs: int, message: Callable[[str], None]) -> None:
         self._configs, self._jobs, self._message, self._told = configs, min(jobs, len(configs)), message, False
@@ -56,7 +56,7 @@ class Forecast:
         self._told = True
         per_step = sum(step.seconds for step in measured) / sum(step.step for step in measured)
         left = sum(config.run.steps for config in self._configs) - sum(step.step for step in newest)
-        self._message(f"all runs together take about {_duration(max(0, left) * per_step / self._jobs)}")
+        self._message(f"all runs together will take about {_duration(max(0, left) * per_step / self._jobs)}")
 
 
 def _duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""The examples of a run with a task, and how many of its questions a model answers rightly."""
+"""The examples of a run on a task, and the share of its questions that a model answers correctly."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from longshort.train.precision import autocast
 
 @dataclass(frozen=True)
 class TaskData:
-    """A task and how a run cuts it into batches; `TextData` is the same for text."""
+    """A task and how a run batches it; the counterpart of `TextData`."""
 
     task: Task
     batch_size: int
 
     @classmethod
     def open(cls, config: TrainConfig, message: Callable[[str], None] = lambda text: None) -> TaskData:
-        """The task that the configuration names; a generated one is drawn on first use, which can take minutes."""
+        """The task that the configuration names. A generated task is generated on first use, which can take minutes."""
         name = config.task.name
         assert name is not None
         needed = task_vocabulary(name, config.task)
@@ -47,7 +47,7 @@ class TaskData:
 
     @property
     def tokenizer_checksum(self) -> str | None:
-        """A task's tokens are no text."""
+        """None, since a task's tokens are not text."""
         return None
 
     def stream(self, split: str, *, seed: int) -> ExampleStream:
@@ -55,11 +55,11 @@ class TaskData:
         return ExampleStream(self.task, split, batch_size=self.batch_size, seed=seed)
 
     def keep_tokenizer(self, out: Path) -> None:
-        """A task's tokens are no text: there is none to keep."""
+        """Do nothing: a task's tokens are not text, so it has no tokenizer."""
 
 
 def draw_tasks(configs: Iterable[TrainConfig], message: Callable[[str], None]) -> None:
-    """Draw what these runs need, before they start side by side and each would draw it."""
+    """Generate the examples that these runs need once, before parallel runs would each generate them."""
     for config in {config.task: config for config in configs if config.task.name is not None}.values():
         TaskData.open(config, message)
 
@@ -74,9 +74,9 @@ def _every_tenth(name: str, message: Callable[[str], None]) -> Callable[[int, in
 
 @torch.no_grad()
 def answer_scores(model: Model, batches: Iterable[Batch], *, world: World, precision: str) -> dict[str, float]:
-    """Mean loss and share of right answers over all questions; `exact`: rows of which every answer is right.
+    """Mean loss and accuracy over all questions; `exact` is the share of sequences with every answer right.
 
-    A classifier is asked once a row, and has no `exact`.
+    A classifier answers one question per sequence, so it has no `exact`.
     """
     was_training = model.training
     model.eval()
@@ -96,7 +96,7 @@ def answer_scores(model: Model, batches: Iterable[Batch], *, world: World, preci
 
 
 def _answers(model: Model, tokens: Tensor, targets: Tensor, segments: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(questions, classes) scores and (questions,) right answers; logits of other positions are never formed."""
+    """(questions, classes) scores and (questions,) right answers; logits of other positions are never computed."""
     if not isinstance(model, GPT):
         return model(tokens, segments=segments).logits, targets
     asked = targets != IGNORED
@@ -106,7 +106,7 @@ def _answers(model: Model, tokens: Tensor, targets: Tensor, segments: Tensor | N
 
 
 def _rows(right: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """How many rows have no wrong answer, and how many rows there are."""
+    """The number of sequences without a wrong answer, and the number of sequences."""
     if targets.ndim == 1:
         return right.sum(), right.new_tensor(len(right), dtype=torch.long)
     wrong = torch.zeros(targets.shape, dtype=torch.bool, device=targets.device)

@@ -1,7 +1,7 @@
-"""Perplexity of a model whose scores were transformed in training: as trained, and by a temperature fitted afterwards.
+"""Perplexity of a model whose scores were transformed in training: as trained, and with a temperature fitted later.
 
-The e-exponentiated loss trains softmax(h(s)). Under a plain softmax the scores s have the wrong scale then, which one
-number mends: a temperature, fitted on held-out text. A model of plain cross-entropy is given the same chance.
+The e-exponentiated loss trains softmax(h(s)), so the scores s have the wrong scale for a plain softmax. One number
+corrects that: a temperature fitted on held-out text. A model trained with plain cross-entropy gets one as well.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from longshort.model import GPT
 from longshort.train.held_out import raw_scores
 
 FITTED_ROWS = 4096
-"""Positions that a temperature is fitted on, at most."""
+"""The most positions that a temperature is fitted on."""
 _HALVINGS = 50
 
 
@@ -25,8 +25,8 @@ _HALVINGS = 50
 def fit_temperature(scores: Tensor, targets: Tensor, *, lowest: float = 1e-3, highest: float = 1e6) -> float:
     """The temperature T at which the mean cross-entropy of softmax(scores / T) is least; scores (N, V), targets (N,).
 
-    The loss is convex in 1 / T: its slope, the expected score less the target's, is brought to 0 by halving. At a
-    bound, the bound is returned.
+    The loss is convex in 1 / T, so bisection finds where its slope, the expected score minus the target's, is 0. If
+    that lies outside the bounds, the nearer bound is returned.
 
     >>> scores = torch.tensor([[0.0, 8.0]] * 4)
     >>> round(8 / fit_temperature(scores, torch.tensor([1, 1, 1, 0])), 3)  # log(3): three in four are right
@@ -46,7 +46,7 @@ def fit_temperature(scores: Tensor, targets: Tensor, *, lowest: float = 1e-3, hi
 def score_sample(
     model: GPT, tokens: Tensor, targets: Tensor, segments: Tensor | None, precision: str
 ) -> tuple[Tensor, Tensor]:
-    """Scores s (N, V) and targets (N,) at evenly spread positions of a batch, at most `FITTED_ROWS` of them."""
+    """Scores s (N, V) and targets (N,) at evenly spaced positions of a batch, at most `FITTED_ROWS`."""
     scores = raw_scores(model, tokens, segments, precision).flatten(0, 1)
     kept = torch.linspace(0, len(scores) - 1, min(FITTED_ROWS, len(scores)), device=scores.device).long()
     return scores[kept], targets.flatten()[kept]
@@ -58,8 +58,8 @@ def calibrated_losses(
 ) -> dict[str, float]:
     """Mean losses over the first `batches` batches of a stream; temperatures are fitted on the batch after them.
 
-    `loss` is of softmax(h(s)), as trained; `scores_loss` of softmax(s / scores_temperature); `transformed_loss` of
-    softmax(h(s) / transformed_temperature). Without a transform h(s) = s and the last two are one.
+    `loss` is that of softmax(h(s)), as trained; `scores_loss` that of softmax(s / scores_temperature);
+    `transformed_loss` that of softmax(h(s) / transformed_temperature). Without a transform the last two are equal.
     """
     model.eval()
     h = model.config.loss.transform

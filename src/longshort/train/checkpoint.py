@@ -1,8 +1,8 @@
-"""Checkpoints: one folder per saved step, either whole or not there, with a checksum for every file.
+"""Checkpoints: one folder per saved step, either complete or absent, with a checksum for every file.
 
 `step-00000100/` holds `model.safetensors`, `trainer.safetensors` (optimizer moments and the like) and `state.json`
-(numbers, the configuration, the checksums of the other two and of itself). It is written under another name and renamed
-at the end.
+(numbers, the configuration, and the checksums of all three files). It is written under a temporary name and renamed
+when it is complete.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from longshort.files import give_usual_mode, sealed, unsealed
 
 FORMAT = 1
 CHECKPOINTS = "checkpoints"
-"""Where in a run's folder they are."""
+"""The subfolder of a run's folder that holds them."""
 _STATE = "state.json"
 _PREFIX = "step-"
 _NAME = re.compile(rf"{_PREFIX}([0-9]{{8}}|[1-9][0-9]{{8,}})")
 _TENSORS = ("model.safetensors", "trainer.safetensors")
 _say = logging.getLogger(__name__).warning
-"""A line on standard error, unless the program that uses the package has other plans."""
+"""Prints a line on standard error, unless the program configures logging otherwise."""
 
 
 class CheckpointError(ValueError):
@@ -39,12 +39,12 @@ class CheckpointError(ValueError):
 
 
 class DamagedCheckpoint(CheckpointError):
-    """A checkpoint that is no longer what was written; the one before it will do."""
+    """A checkpoint that is no longer what was written; an earlier one can be used instead."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What is needed to resume as if never stopped."""
+    """Everything needed to resume a run as if it had never stopped."""
 
     path: Path
     step: int
@@ -56,7 +56,7 @@ class Checkpoint:
 def save_checkpoint(
     folder: Path, *, step: int, model: dict[str, Tensor], trainer: dict[str, Tensor], state: dict[str, Any]
 ) -> Path:
-    """Write `folder/step-N`; whatever stops it half-way leaves no such folder."""
+    """Write `folder/step-N`; an interrupted write leaves no such folder."""
     final = folder / f"{_PREFIX}{step:08d}"
     draft = folder / f".{final.name}.{os.getpid()}.tmp"
     _remove(draft)
@@ -64,7 +64,7 @@ def save_checkpoint(
     try:
         _write(draft, dict(zip(_TENSORS, (model, trainer), strict=True)), {"step": step, **state})
     except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)  # on a full disk its room is needed
+        shutil.rmtree(draft, ignore_errors=True)  # on a full disk its space is needed
         raise
     replaced = folder / f".{final.name}.replaced.tmp"
     if os.path.lexists(final):
@@ -92,48 +92,48 @@ def _write(draft: Path, files: dict[str, dict[str, Tensor]], state: dict[str, An
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read one checkpoint and verify it; a folder of checkpoints or of a run gives its newest whole one."""
+    """Read and verify a checkpoint; for a run's folder or a folder of checkpoints, the newest complete one."""
     if (path / _STATE).is_file():
         return _read(path)
     newest = newest_checkpoint(path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path)
     if newest is None:
-        raise CheckpointError(f"{path} holds no whole checkpoint (a folder with {_STATE} and safetensors files)")
+        raise CheckpointError(f"{path}: holds no complete checkpoint; name a run or a folder with a {_STATE}")
     return newest
 
 
 def _read(path: Path) -> Checkpoint:
-    """One checkpoint. What cannot be read for want of permission, or is of another version, is not called damaged."""
+    """One checkpoint. One without read permission, or of another format version, does not count as damaged."""
     try:
         state = unsealed((path / _STATE).read_text(encoding="utf-8"))
         if state.get("format", FORMAT) != FORMAT:
-            raise CheckpointError(f"{path} has format {state['format']!r}; this version reads format {FORMAT}")
+            raise CheckpointError(f"{path}: format {state['format']!r}, but this version reads only format {FORMAT}")
         step, sums = int(state["step"]), {name: state["sha256"][name] for name in _TENSORS}
         if not isinstance(state.get("config", {}), dict):
-            raise ValueError("its configuration does not hold key: value pairs")
+            raise ValueError("its configuration is not a mapping")
     except (CheckpointError, PermissionError):
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedCheckpoint(f"{path / _STATE} is damaged or missing: {error}") from None
+        raise DamagedCheckpoint(f"{path / _STATE}: damaged or missing ({error})") from None
     for name, checksum in sums.items():
         if not (path / name).is_file() or _checksum(path / name) != checksum:
-            raise DamagedCheckpoint(f"{path / name} is damaged or missing: its checksum differs")
+            raise DamagedCheckpoint(f"{path / name}: damaged or missing (its checksum differs)")
     model, trainer = (load_file(path / name) for name in _TENSORS)
     return Checkpoint(path, step, model, trainer, state)
 
 
 def newest_checkpoint(folder: Path, message: Callable[[str], None] = _say) -> Checkpoint | None:
-    """The newest whole checkpoint of a folder; `message` is told of damaged ones, which are passed over."""
+    """The newest complete checkpoint of a folder; damaged ones are skipped and reported through `message`."""
     names = checkpoint_names(folder)
     while names:
         try:
             return _read(folder / names.pop())
         except DamagedCheckpoint as error:
-            message(f"{error}; {'trying the checkpoint' if names else 'there is none'} before it")
+            message(f"{error}; {'trying the one before it' if names else 'there is no earlier one'}")
     return None
 
 
 def prune_checkpoints(folder: Path, *, keep: int, best: int | None) -> None:
-    """Remove all but the newest `keep` and the one of step `best`, and drafts that an earlier process left."""
+    """Remove all but the newest `keep` and the one of step `best`, and drafts left by an earlier process."""
     for name in checkpoint_names(folder)[:-keep]:
         if _step(name) != best:
             _remove(folder / name)
@@ -142,14 +142,14 @@ def prune_checkpoints(folder: Path, *, keep: int, best: int | None) -> None:
 
 
 def discard_after(folder: Path, step: int) -> None:
-    """Remove checkpoints of later steps: a run that went back must not resume from the path it left."""
+    """Remove checkpoints of later steps, so that a run that was rolled back never resumes from one of them."""
     for name in checkpoint_names(folder):
         if _step(name) > step:
             _remove(folder / name)
 
 
 def checkpoint_names(folder: Path) -> list[str]:
-    """What there is under the name of a checkpoint, whole or not, oldest first."""
+    """Every entry with the name of a checkpoint, complete or not, oldest first."""
     return sorted((path.name for path in folder.glob(f"{_PREFIX}*") if _NAME.fullmatch(path.name)), key=_step)
 
 
@@ -158,9 +158,7 @@ def _step(name: str) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint. One that a user linked to loses its link, so that it is no longer resumed from or counted;
-    what the link points to is theirs and stays.
-    """
+    """Remove a checkpoint. Of a symbolic link that a user made, only the link goes: its target is theirs."""
     if path.is_symlink():
         path.unlink()
     elif path.exists():

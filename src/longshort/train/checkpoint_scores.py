@@ -1,4 +1,4 @@
-"""A checkpoint on a whole split: the numbers and their table."""
+"""Evaluates a checkpoint on a whole split, and prints the results as a table."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def evaluate_checkpoint(
     device: str = "auto",
     progress: Callable[[int], None] = lambda windows_done: None,
 ) -> dict[str, Any]:
-    """Perplexity over a split of the run's own data, or of another folder of the same vocabulary.
+    """Perplexity over a split of the run's own data, or of another folder with the same vocabulary.
 
-    A model that was trained with loss.exponent below 1 is also given plain softmax(s / T) of its scores, with T fitted
-    on the split's first windows: `temperature`, `temperature_loss` and `temperature_perplexity`.
+    A model trained with loss.exponent below 1 is also evaluated with a plain softmax(s / T) of its scores, with T
+    fitted on the split's first windows: `temperature`, `temperature_loss` and `temperature_perplexity`.
     """
     if split not in ("train", "validation", "test"):
         raise ConfigError(f"split must be train, validation or test, got {split!r}")
@@ -50,7 +50,7 @@ def evaluate_checkpoint(
             if value is not None:
                 raise ConfigError(f"{name} is for text; {checkpoint} was trained on the task {config.task.name}")
         return evaluate_task(found.path, split=split, device=chosen, progress=progress)
-    model, loaded = load_model(found.path, chosen)  # not the run again: of damaged ones was told once
+    model, loaded = load_model(found.path, chosen)  # not the run's path: damaged checkpoints were reported above
     folder = data if data is not None else TextData.open(config).folder
     tokens = open_tokens(folder / f"{split}.tokens", loaded.state["vocabulary"])
     length = length or config.length
@@ -81,7 +81,7 @@ def evaluate_checkpoint(
 def _temperature(
     model: GPT, tokens: TokenFile, *, length: int, config: TrainConfig, device: torch.device, count: int = 8
 ) -> float:
-    """Fitted on the first windows that do not overlap."""
+    """The temperature, fitted on the first windows that do not overlap."""
     first = list(windows(tokens, length, length, count))
     inputs, targets = (torch.stack(rows).to(device) for rows in zip(*(w[:2] for w in first), strict=True))
     documents = document_numbers(inputs, tokens.end_of_document) if config.data.segments else None
@@ -113,7 +113,7 @@ def evaluate_task(
 
 
 def evaluation_table(result: dict[str, Any]) -> Table:
-    """What `evaluate_checkpoint` found, for people."""
+    """The result of `evaluate_checkpoint` as a table."""
     if "task" not in result:
         return position_table(result)
     table = Table(title=f"{result['split']} of {result['task']}: {result['examples']:,} examples")

@@ -1,6 +1,6 @@
 """What a training run is: sections of frozen records, read from YAML, overridden by `section.key=value`.
 
-An unknown key or a value of the wrong type is an error that names the key and, if one is close, the key that was meant.
+An unknown key or a value of the wrong type is an error that names the key and, if one is close, the key meant.
 """
 
 from __future__ import annotations
@@ -29,38 +29,37 @@ class DataConfig:
     """Where tokens come from and how they are cut into batches."""
 
     path: str | None = None
-    """Folder that `longshort data` made; if None, the text of Python's standard library, as bytes."""
+    """Folder made by `longshort data`; if None, the text of Python's standard library, as bytes."""
     length: int | None = None
     """Tokens per sequence; the model's context if None."""
     batch_size: int = 16
-    """Sequences per optimizer step, over all ranks and micro-batches."""
+    """Sequences per optimizer step, over all processes and micro-batches."""
     segments: bool = False
-    """Keep attention within a document, so that documents packed into one sequence do not see each other."""
+    """Keep attention within each document, so that documents packed into one sequence do not see each other."""
     corruption: float = 0.0
-    """Share of the training tokens that are replaced by random ones, the same ones in every epoch; validation text
-    stays clean."""
+    """Share of the training tokens replaced by random ones, the same in every epoch; validation text stays clean."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig(TaskSettings):
-    """Examples with answers in place of text. `task=listops`, on the command line or in YAML, means `task.name`."""
+    """Train on questions with answers instead of text. `task: listops` is short for `task: {name: listops}`."""
 
     name: str | None = None
     """Task to train on; text if None. `task=listops` on the command line sets it."""
     causal: bool = False
-    """Classifiers only: no token sees what follows it. Tasks with marked positions are always causal."""
+    """Classifiers only: no token sees what follows it. Recall and passkey train a causal language model anyway."""
     norm: str = "layer"
-    """Classifiers only: layer norm, or batch norm."""
+    """Classifiers only: layer norm or batch norm."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW; weight decay acts on tensors of two or more dimensions, embeddings too, as the paper's author has it."""
+    """AdamW. Weight decay acts on tensors of two or more dimensions, embeddings included, as in the paper."""
 
     lr: float = 6e-4
-    """Peak learning rate, which the warm-up reaches."""
+    """Peak learning rate, reached at the end of the warm-up."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """Decay rates of Adam's running means of the gradient and of its square."""
+    """Decay rates of Adam's running means of the gradient and its square."""
     eps: float = 1e-8
     """Added to the denominator of Adam's update."""
     weight_decay: float = 0.1
@@ -72,10 +71,10 @@ class ScheduleConfig:
     """Learning rate over steps: a linear warm-up, then `kind`."""
 
     kind: str = "constant"
-    """Learning rate after the warm-up: constant, cosine (falls to floor * lr at the last step) or wsd (stable, then a
-    linear decay to floor * lr)."""
+    """Learning rate after the warm-up: constant, cosine (falls to floor * lr at the last step) or wsd (constant, then
+    a linear decay to floor * lr)."""
     warmup: int = 100
-    """Steps of linear warm-up."""
+    """Steps over which the learning rate rises linearly to its peak."""
     floor: float = 0.1
     """Final learning rate of cosine and wsd, as a fraction of lr."""
     decay: float = 0.2
@@ -87,11 +86,11 @@ class RunConfig:
     """How long to train, on what device, and where to write."""
 
     out: str = "runs/default"
-    """Folder of the run: metrics and checkpoints. A run found there is resumed."""
+    """Folder for the run's metrics and checkpoints. A run found there is resumed."""
     variant: str | None = None
     """Name under which comparisons and reports group the seeds of one setting."""
     steps: int = 1000
-    """Optimizer steps."""
+    """Number of optimizer steps."""
     seed: int = 0
     """Seed of the weights, the data order and dropout."""
     device: str = "auto"
@@ -102,22 +101,23 @@ class RunConfig:
     """Make two runs on the same kind of GPU equal to the bit; an operation that PyTorch cannot make deterministic is
     an error."""
     accumulate: int = 1
-    """Micro-batches per optimizer step: more of them take less memory."""
+    """Micro-batches per optimizer step; more of them need less memory."""
     compile: bool = False
     """Compile the model with torch.compile."""
     compile_scope: str = "model"
-    """model compiles all of it, for the fastest step; block compiles one block and reuses its code for the others,
-    for the fastest start."""
+    """model compiles the whole model, for the fastest step; block compiles one block and reuses its code for the
+    others, for the fastest start."""
     cuda_graphs: bool = False
-    """Replay the compiled step as CUDA graphs: for small models on one GPU, which otherwise wait for Python."""
+    """Replay the compiled step as CUDA graphs: for small models on one GPU, whose steps otherwise wait for Python.
+    Needs compile=true and accumulate=1."""
     checkpoint_activations: bool = False
-    """Recompute each block in the backward pass instead of keeping its activations: slower, in less memory."""
+    """Recompute each block in the backward pass instead of keeping its activations: slower, but needs less memory."""
     eval_every: int = 100
-    """Steps between evaluations on the validation split; 0 evaluates only at the end."""
+    """Steps between evaluations on the validation split; 0 means only at the end."""
     eval_batches: int = 8
     """Batches per evaluation, the same ones every time."""
     save_every: int = 500
-    """Steps between checkpoints; 0 saves only the last and the best."""
+    """Steps between checkpoints; 0 means only the last and the best."""
     save_best: bool = True
     """Also save whenever the validation loss is the lowest so far."""
     keep: int = 2
@@ -133,10 +133,10 @@ class TelemetryConfig:
     """What is measured besides the loss."""
 
     logits_every: int = 10
-    """Steps between readings of every head's largest and smallest logit; 0 is never. QK-clip and the guard read them
-    at every step."""
+    """Steps between recordings of every head's largest and smallest logit; 0 means never. QK-clip and the guard read
+    them at every step regardless."""
     entropy_every: int = 0
-    """Steps between readings of every head's attention entropy, on one sequence; 0 is never."""
+    """Steps between recordings of every head's attention entropy, on one sequence; 0 means never."""
     layer_gradients: bool = False
     """Record the gradient norm of every layer."""
 
@@ -146,8 +146,8 @@ class StabilityConfig:
     """What acts against loss spikes, large gradients and large logits."""
 
     guard: str = "off"
-    """What to do on a loss spike: nothing (off), warn, skip (drop the step) or rollback (return to the last checkpoint
-    and drop the batch)."""
+    """What to do on a loss spike: off (nothing), warn, skip (drop the step) or rollback (return to the last checkpoint
+    and drop that batch)."""
     guard_threshold: float = 8.0
     """A spike is this many robust standard deviations above the median of the accepted losses."""
     guard_window: int = 200
@@ -155,23 +155,24 @@ class StabilityConfig:
     guard_warmup: int = 50
     """Accepted steps before a finite loss can count as a spike."""
     guard_cap: int = 10
-    """Spikes in succession after which the new level is accepted; with rollback, rollbacks after which the run
-    stops."""
+    """Consecutive spikes after which the new loss level is accepted; with rollback, the number of rollbacks after which
+    the run stops."""
     guard_cooldown: int = 20
-    """Steps after a rollback in which every finite loss is accepted."""
+    """Steps after a rollback during which every finite loss is accepted."""
     nonfinite_cap: int = 10
-    """Steps in succession with a non-finite loss or gradient after which the run stops as diverged; 0 is never."""
+    """Consecutive steps with a non-finite loss or gradient after which the run stops as diverged; 0 means never."""
     clip: str = "global"
-    """Gradient clipping: global (one norm for all), tensor (each tensor against its own past, as in AdaGC) or none."""
+    """Gradient clipping: global (by the norm of all gradients), tensor (each tensor by its past norms, as in AdaGC) or
+    none."""
     clip_norm: float = 1.0
-    """Largest gradient norm that global clipping lets through."""
+    """Largest gradient norm that global clipping allows."""
     qk_clip: float | None = None
     """Bound on every head's largest logit, enforced on its weights after each step (100 in Kimi K2); off if None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """A whole run. Its section `loss` is a record of the model's: `loss.exponent=0.5` sets `model.loss.exponent`.
+    """A whole run. The section `loss` is part of the model's record: `loss.exponent=0.5` sets `model.loss.exponent`.
 
     >>> config = TrainConfig.from_dict({"model": {"preset": "tiny"}, "run": {"steps": 10}})
     >>> config.with_overrides(["optimizer.lr=3e-3", "model.window=16"]).optimizer.lr
@@ -199,7 +200,7 @@ class TrainConfig:
             )
         if run.cuda_graphs and not (run.compile and run.accumulate == 1):
             got = f"run.compile={run.compile} and run.accumulate={run.accumulate}".lower()
-            raise ConfigError(f"run.cuda_graphs needs run.compile=true and run.accumulate=1, got {got}")
+            raise ConfigError(f"run.cuda_graphs must come with run.compile=true and run.accumulate=1, got {got}")
         if data.batch_size % run.accumulate:
             raise ConfigError(
                 f"data.batch_size must be a multiple of run.accumulate={run.accumulate}, got {data.batch_size}"
@@ -220,9 +221,9 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], message: Message = lambda text: None) -> TrainConfig:
-        """From nested plain values; `model` may name a `preset`, whose fields the others override.
+        """From nested plain values; `model` may name a `preset`, whose fields the other keys override.
 
-        A `model.vocab_size` that is not given, or null, is that of the data, and `message` is told so.
+        A `model.vocab_size` that is missing or null is taken from the data, and `message` is called to say so.
         """
         sections = typing.get_type_hints(cls)
         check_sections(data, _names())
@@ -287,8 +288,8 @@ def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, 
 
 
 def _loss_in_its_section(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The data with what `model` says of the loss in the section `loss`; a default, which older files spell out, says
-    nothing.
+    """The data with the loss settings of `model` moved to the section `loss`. Defaults, which older files spell out,
+    count as not given.
     """
     model = mapping("model", data["model"])
     loss, own = (
@@ -302,7 +303,7 @@ def _loss_in_its_section(data: Mapping[str, Any]) -> dict[str, Any]:
         default = getattr(LossSettings(), name, None)
         given = loss.get(name, default)
         if value != default and given not in (default, value):
-            raise ConfigError(f"{where}={value!r} and loss.{name}={given!r} are one setting: give loss.{name} alone")
+            raise ConfigError(f"{where}={value!r} and loss.{name}={given!r} set the same thing; give loss.{name} alone")
         loss[name] = given if value == default else value
     return {**data, "model": model, "loss": loss}
 
@@ -321,7 +322,7 @@ def _check_task(config: TrainConfig) -> None:
         return
     for name in ("path", "length", "segments", "corruption"):
         if getattr(data, name) != getattr(DataConfig(), name):
-            raise ConfigError(f"data.{name} must not be set with a task, whose own settings are those of section task")
+            raise ConfigError(f"data.{name} must not be set with a task; use the keys of the section task")
     if classes_of(task.name) is None and (task.causal or task.norm != "layer"):
         raise ConfigError(f"task.causal and task.norm are for classifiers; {task.name} trains the language model")
     try:

@@ -1,4 +1,4 @@
-"""Runs that are equal to the bit on a GPU, where sums are otherwise taken in the order in which threads arrive."""
+"""Bit-for-bit reproducible runs on a GPU, where the order of summation otherwise depends on thread timing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch.utils.deterministic
 
 @contextmanager
 def equal_bits() -> Iterator[None]:
-    """Within the block PyTorch takes the operations whose results do not vary, and raises where it has none.
+    """Within the block, PyTorch uses deterministic operations only, and raises where it has none.
 
-    Our own kernels have no atomic additions: their bits never vary. Memory is not filled before it is written: no
-    operation here reads what none has written.
+    Our own kernels have no atomic additions, so they are always deterministic. Filling uninitialised memory is switched
+    off, since no operation here reads memory that was not written.
     """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when its first product comes
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its first matrix product
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    memory: Any = torch.utils.deterministic  # its setting is a property of the module, which types do not show
+    memory: Any = torch.utils.deterministic  # the setting is a module property, unknown to the type stubs
     fills = memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
     memory.fill_uninitialized_memory = False

@@ -1,4 +1,4 @@
-"""Which of several processes this is. One process is the usual case; `torchrun` makes more of the same command."""
+"""Which of several processes this is. Usually there is only one; `torchrun` starts several of the same command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class World:
-    """A process among `size`, with its device."""
+    """One of `size` processes, with its device."""
 
     rank: int
     size: int
@@ -21,11 +21,11 @@ class World:
 
     @property
     def is_writer(self) -> bool:
-        """Only one process writes files and talks to the terminal."""
+        """True on rank 0, the only process that writes files and prints."""
         return self.rank == 0
 
     def mean(self, value: torch.Tensor) -> torch.Tensor:
-        """The mean of a tensor over all ranks, the same bits on each."""
+        """The mean of a tensor over all ranks, bit for bit the same on each."""
         if self.size > 1:
             value = value.clone()
             dist.all_reduce(value)
@@ -41,7 +41,7 @@ class World:
         return bool(answer.item())
 
     def wait(self) -> None:
-        """Until all ranks are here."""
+        """Wait until all ranks get here."""
         if self.size > 1:
             dist.barrier()
 
@@ -64,7 +64,7 @@ def joined(device: str) -> Iterator[World]:
 
 
 def choose_device(name: str, local_rank: int | None = None) -> torch.device:
-    """auto is CUDA where there is one; a device that is asked for by name must exist."""
+    """The device for a name: auto is CUDA if there is a GPU; a device asked for by name must exist."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -74,7 +74,7 @@ def choose_device(name: str, local_rank: int | None = None) -> torch.device:
     if device is None or device.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device must be one this machine has: {name!r} was asked for and torch sees no CUDA GPU")
+        raise ValueError(f"device must be cpu or auto, since PyTorch finds no CUDA GPU, got {name!r}")
     if device.type == "cuda" and local_rank is not None:
         device = torch.device("cuda", local_rank)
     elif device.type == "cuda" and device.index is None:

@@ -1,7 +1,7 @@
-"""A run whose numbers are no longer finite: whether its weights still are, and what its record says of how it came.
+"""A run that diverged: whether its weights are still finite, and what its log says about how it happened.
 
-A step that is not finite leaves weights that are not, and nothing brings them back. So such weights are never saved,
-and after `stability.nonfinite_cap` such steps in a row the run stops.
+A step with a non-finite gradient leaves non-finite weights, which never recover. So such weights are never saved, and
+the run stops after `stability.nonfinite_cap` consecutive non-finite steps.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from longshort.train.checkpoint import CHECKPOINTS, checkpoint_names
 from longshort.train.config import TrainConfig
 
 GREW = 4.0
-"""A head's logits grew if the last reading is so many times the usual one of the run's first half."""
+"""A head's logits grew if the last reading is this many times the usual one of the run's first half."""
 BEGAN = 2.0
-"""They began to where they passed so many times the usual one and stayed above it."""
+"""Growth began where the readings passed this many times the usual one and stayed above it."""
 _NAMED_HEADS = 3
 
 
 class TrainingStopped(RuntimeError):
-    """The run diverged: too many steps in a row were not finite, or the guard rolled back more often than it may."""
+    """The run diverged: too many consecutive steps were not finite, or the guard reached its cap on rollbacks."""
 
 
 class Growth(NamedTuple):
@@ -35,15 +35,16 @@ class Growth(NamedTuple):
     layer: int
     head: int
     step: int
-    """Where it began."""
+    """The step at which the growth began."""
     usual: float
     last: float
 
 
 def nonfinite_weight(weights: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor that holds a number that is not finite, or None."""
+    """The name of the first tensor that holds a non-finite number, or None."""
     floating = {name: tensor for name, tensor in weights.items() if tensor.is_floating_point()}
-    # A sum is finite if its terms are, but for overflow, which the second look rules out; and it is one number to read.
+    # One number to read per tensor: a sum is finite if its terms are, except on overflow, which the second check rules
+    # out.
     sums = [tensor.detach().sum(dtype=torch.float64) for tensor in floating.values()]
     if not sums or bool(torch.stack(sums).isfinite().all()):
         return None
@@ -51,7 +52,7 @@ def nonfinite_weight(weights: Mapping[str, Tensor]) -> str | None:
 
 
 def grown_heads(run: Run) -> list[Growth]:
-    """The heads whose largest |logit| grew before the run's end, those that grew most first."""
+    """The heads whose largest |logit| grew before the run's end, the fastest-growing first."""
     found = []
     for layer, head in np.ndindex(run.logits_NLH.shape[1:]):
         series = run.logits_NLH[:, layer, head]
@@ -67,28 +68,28 @@ def grown_heads(run: Run) -> list[Growth]:
 
 
 def told(config: TrainConfig, out: Path) -> str:
-    """What the record of a run that diverged says of how it came, what to try, and what is left of it."""
+    """How a run diverged according to its log, what to try, and what is left of the run."""
     names = checkpoint_names(out / CHECKPOINTS)
     newest = out / CHECKPOINTS / names[-1] if names else None
-    left = "no checkpoint was written before" if newest is None else f"the last finite checkpoint is {newest}"
+    left = "no checkpoint was written before that" if newest is None else f"the last finite checkpoint is {newest}"
     try:
         history = _history(load_run(out))
-    except (OSError, ValueError) as error:  # moved or damaged meanwhile, which is not what the user must hear first
-        history = f"its record cannot be read ({error})"
-    return f"{history}; try {_remedies(config)}. The record is in {out}; {left}"
+    except (OSError, ValueError) as error:  # moved or damaged meanwhile; the divergence still comes first
+        history = f"its log cannot be read ({error})"
+    return f"{history}; try {_remedies(config)}. The log is in {out}; {left}"
 
 
 def _history(run: Run) -> str:
     grown = grown_heads(run)
     if not grown:
-        return "no head's logits had grown before it" if len(run.logit_steps) else "no logits were recorded"
+        return "no head's logits grew before that" if len(run.logit_steps) else "no logits were recorded"
     heads = ", ".join(f"layer {g.layer} head {g.head} from {g.usual:.3g} to {g.last:.3g}" for g in grown[:_NAMED_HEADS])
     more = f" and {len(grown) - _NAMED_HEADS} more heads" if len(grown) > _NAMED_HEADS else ""
     return f"the logits began to grow at step {min(g.step for g in grown)}, {heads}{more}"
 
 
 def _remedies(config: TrainConfig) -> str:
-    """What is not yet on, the cheapest first."""
+    """Remedies that are not in use yet, the cheapest first."""
     stability, model = config.stability, config.model
     ways = [f"an optimizer.lr below {config.optimizer.lr:g}"]
     if stability.guard in ("off", "warn"):

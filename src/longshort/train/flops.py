@@ -1,4 +1,4 @@
-"""How much arithmetic a token costs, for the share of the device's peak that training reaches (MFU)."""
+"""FLOPs per token, from which the share of the device's peak that training reaches (MFU) follows."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 from longshort.model import GPT, SequenceClassifier
 
 _PEAK_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12, "3090": 71e12}
-"""Dense bf16 matrix FLOP/s by the vendors' data sheets."""
+"""Dense bf16 matrix FLOP/s, from the vendors' data sheets."""
 
 
 def flops_per_token(model: GPT | SequenceClassifier, length: int) -> float:
-    """Forward and backward: 6 a weight in a matrix product, 12 a head feature and visible key (PaLM, 2204.02311)."""
+    """Forward and backward: 6 per matrix weight, 12 per head feature and visible key (PaLM, arXiv 2204.02311)."""
     tables = [model.embedding] if not model.config.tie_embeddings else []
     if model.position_embedding is not None:
         tables.append(model.position_embedding)
@@ -19,7 +19,9 @@ def flops_per_token(model: GPT | SequenceClassifier, length: int) -> float:
     head_dim = model.config.head_dim or model.config.width // model.config.n_heads
     seen = sum(_mean_visible(window, length) for plan in model.config.layer_plans for window in plan.windows)
     if isinstance(model, SequenceClassifier) and not model.causal:
-        seen = 2 * seen - model.config.n_layers * model.config.n_heads  # as many keys after a token as before it
+        seen = (
+            2 * seen - model.config.n_layers * model.config.n_heads
+        )  # as many visible keys after a token as before it
     return 6.0 * weights + 12.0 * head_dim * seen
 
 
@@ -32,6 +34,6 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def _mean_visible(window: int | None, length: int) -> float:
-    """Keys that a query sees, averaged over the row; windows and causality counted exactly."""
+    """Keys that a query sees, averaged over the sequence; windows and causality are counted exactly."""
     w = length if window is None else min(window, length)
     return (w * (w + 1) / 2 + (length - w) * w) / length

@@ -1,4 +1,4 @@
-"""Whose folder is it: a run is written where nothing stands yet, or where that run does, and nowhere else."""
+"""Makes sure that a run is written only to an empty or new folder, or to the folder of that same run."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from longshort.train.checkpoint import CHECKPOINTS, checkpoint_names
 from longshort.train.config import ConfigError, TrainConfig
 
 CONFIG, OUTPUT = "config.json", "output.txt"
-"""What `processes` puts into a run's folder before the run starts."""
+"""Files that `processes` puts into a run's folder before the run starts."""
 _NAMED = 3
-"""Of what was found, at most so many names go into an error."""
+"""The most names of found files that an error lists."""
 
 
 @contextmanager
 def run_folder(out: Path) -> Iterator[None]:
-    """Hold `out` for one run; nothing is written, not even the lock, where it is not a run's."""
+    """Lock `out` for one run; if it is not a run's folder, nothing is written there, not even the lock."""
     check_is_a_run_folder(out)
     with alone_in(out):
         yield
 
 
 def check_is_a_run_folder(out: Path) -> None:
-    """Raise where `out` holds something that is no run of ours, and name it.
+    """Raise if `out` holds something other than a run of ours, and name it.
 
-    A run shows by its log or by its checkpoints, and beside those a user may keep anything. Without them nothing may be
-    there but hidden files and what a run leaves that was stopped before its first record.
+    A log or checkpoints mark a run, and beside those a user may keep anything. Without them, only hidden files and the
+    leftovers of a run that was stopped before its first record are allowed.
     """
     if not os.path.lexists(out):
         return
@@ -48,7 +48,7 @@ def check_is_a_run_folder(out: Path) -> None:
 
 
 def _not_ours(out: Path) -> str | None:
-    """What a run could not have left there, in words."""
+    """Something in the folder that no run could have left, in words."""
     lock, log, checkpoints = out / LOCK, out / METRICS, out / CHECKPOINTS
     if os.path.lexists(lock) and (lock.is_symlink() or not lock.is_file() or not _is_lock(lock)):
         return f"a {LOCK} that no run made"
@@ -64,12 +64,12 @@ def _not_ours(out: Path) -> str | None:
     try:
         logged = log.exists() and begins_with_a_run(out)
     except RunError as error:
-        return f"a {METRICS} that is not the record of a run ({error})"
+        return f"a {METRICS} that is not the log of a run ({error})"
     return None if logged or names else _beside_leftovers(out)
 
 
 def _beside_leftovers(out: Path) -> str | None:
-    """What is there besides the traces of a run that was stopped before its first record."""
+    """What the folder holds besides the leftovers of a run that was stopped before its first record."""
     leftovers = {METRICS, "tensorboard"}
     if _is_configuration(out / CONFIG):
         leftovers |= {CONFIG, OUTPUT}
@@ -81,7 +81,7 @@ def _beside_leftovers(out: Path) -> str | None:
 
 
 def _is_lock(path: Path) -> bool:
-    """Empty, or with a process's number, which is how files are locked where the system cannot."""
+    """Whether the file is empty or holds a process id, the fallback where the system cannot lock files."""
     words = path.read_text(encoding="utf-8", errors="replace").split()
     return path.stat().st_size == 0 or (bool(words) and words[0].isdigit())
 

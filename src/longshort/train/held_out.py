@@ -1,4 +1,4 @@
-"""Loss of a model on held-out tokens: a few fixed batches while training, or a whole split, by position."""
+"""Loss of a model on held-out tokens: a few fixed batches during training, or a whole split, by position."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from longshort.train.precision import autocast
 
 
 def eagerly() -> AbstractContextManager[Any]:
-    """Blocks that are compiled for training would be compiled once more for every other use; it is not worth it."""
+    """Run without torch.compile: compiling the blocks again for each use other than training is not worth it."""
     return torch.compiler.set_stance("force_eager")
 
 
 @torch.no_grad()
 def validation_scores(model: nn.Module, batches: Iterable[Batch], *, world: World, precision: str) -> dict[str, float]:
-    """Mean loss over some batches, of which this rank has its share."""
+    """Mean loss over some batches, of which this rank computes its share."""
     was_training = model.training
     model.eval()
     total, count = torch.zeros((), device=world.device), 0
@@ -55,15 +55,15 @@ def evaluate_split(
     temperature: float | None = None,
     progress: Callable[[int], None] = lambda windows_done: None,
 ) -> dict[str, Any]:
-    """Perplexity over a whole split by a sliding window, and by bucket of positions in the window.
+    """Perplexity over a whole split with a sliding window, and by bucket of positions in the window.
 
-    Windows of `length` tokens start every `stride`; each token's loss counts once, in the first window that holds it.
-    Buckets count every position of every window instead, since they ask what context is worth. With `segments`, tokens
-    see their own document only, as in training with data.segments. Losses are of the model's logits; with a
-    `temperature`, of its scores, untransformed, divided by that.
+    Windows of `length` tokens start every `stride` tokens; each token's loss counts once, in the first window that
+    holds it. Buckets count every position of every window instead, since they show what context is worth. With
+    `segments`, tokens see only their own document, as in training with data.segments. Losses are those of the model's
+    logits; with a `temperature`, those of its untransformed scores divided by it.
     """
     model.eval()
-    bucket = min(bucket, length)  # one of more than 64 bits would be none to torch
+    bucket = min(bucket, length)  # torch takes no integer of more than 64 bits
     n_buckets = math.ceil(length / bucket)
     sums, counts = torch.zeros(n_buckets, dtype=torch.float64), torch.zeros(n_buckets, dtype=torch.float64)
     place = torch.arange(length) // bucket
@@ -103,7 +103,7 @@ def batched(items: Iterable[Window], size: int) -> Iterator[list[Window]]:
 
 
 def raw_scores(model: GPT, tokens: Tensor, segments: Tensor | None, precision: str) -> Tensor:
-    """(B, T, V) fp32: the model's scores, which are its logits before the transform of its loss."""
+    """(B, T, V) fp32: the model's scores, that is, its logits before the loss's transform."""
     with autocast(precision, tokens.device):
         return model.scores(model.hidden(tokens, segments=segments)[0]).float()
 

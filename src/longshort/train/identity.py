@@ -1,4 +1,4 @@
-"""What a run says of itself: its first record, its sinks, and whether a checkpoint belongs to it."""
+"""What identifies a run: its first record, its logging sinks, and whether a checkpoint belongs to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from longshort.version import __version__
 
 
 def open_log(config: TrainConfig, out: Path) -> RunLog:
-    """The run's log with the sinks that the configuration asks for."""
+    """The run's log, with the sinks that the configuration asks for."""
     sinks: list[Sink] = []
     if config.run.tensorboard:
         sinks.append(TensorBoardSink(out))
@@ -53,17 +53,17 @@ def run_description(config: TrainConfig, model: nn.Module, world: World) -> dict
 
 
 def different_setting(config: TrainConfig, recorded: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
-    """The first key that makes a run of the `recorded` configuration another one, with its value there and here."""
-    # Through the class: a key that an older record does not know had the value that is now its default.
+    """The first key in which the `recorded` configuration is a different run, with its value there and here."""
+    # Read through the class, so that a key missing from an older record has its present default.
     return difference(config.to_dict(), TrainConfig.from_dict(recorded).to_dict())
 
 
 def check_same_run(config: TrainConfig, checkpoint: Checkpoint, fingerprint: str, tokenizer: str | None = None) -> None:
-    """Raise where the checkpoint in the run's folder is of another run; imported weights have no run but a model.
+    """Raise if the checkpoint in the run's folder belongs to another run; imported weights need only the same model.
 
     Args:
-        fingerprint: Of the vocabulary of the data.
-        tokenizer: Checksum of its tokenizer, where it is known.
+        fingerprint: Fingerprint of the vocabulary of the data.
+        tokenizer: Checksum of its tokenizer, if known.
     """
     imported = "imported" in checkpoint.state
     recorded = checkpoint.state["config"]
@@ -71,12 +71,12 @@ def check_same_run(config: TrainConfig, checkpoint: Checkpoint, fingerprint: str
     if different is not None:
         key, found, value = different
         raise ConfigError(
-            f"{config.run.out} holds a run with {key}={found!r}, "
-            f"not {value!r}: set it back to resume, or choose another run.out"
+            f"{config.run.out}: holds a run with {key}={found!r}, "
+            f"not {value!r}; set it back to resume, or choose another run.out"
         )
     vocabulary = checkpoint.state["vocabulary"]
     if tokenizer is not None and checkpoint.state.get("tokenizer") not in (None, tokenizer):
-        vocabulary = None  # the same words, cut in another way
+        vocabulary = None  # the same vocabulary, but another tokenizer
     if vocabulary != fingerprint and not (imported and vocabulary is None):
         raise ConfigError(_other_vocabulary(config, recorded))
 
@@ -84,66 +84,66 @@ def check_same_run(config: TrainConfig, checkpoint: Checkpoint, fingerprint: str
 def _other_vocabulary(config: TrainConfig, recorded: Mapping[str, Any]) -> str:
     out, task, path, before = config.run.out, config.task.name, config.data.path, recorded["data"]["path"]
     if task is not None:
-        return f"{out} was trained on other examples than the task {task} gives here: choose another run.out"
+        return f"{out}: trained on other examples than the task {task} gives here; choose another run.out"
     back = "" if before in (path, None) else f"set data.path={before} again, or "
     return (
-        f"{out} was trained on another vocabulary than that of data.path={'null' if path is None else path}: "
-        f"{back}make data with its tokenizer, which it keeps: longshort data TEXT --out FOLDER --tokenizer {out}"
+        f"{out}: trained on another vocabulary than that of data.path={'null' if path is None else path}; "
+        f"{back}prepare the data with the run's own tokenizer: longshort data TEXT --out FOLDER --tokenizer {out}"
     )
 
 
 def rewind_run(config: TrainConfig, progress: Progress, *, resumed: bool, message: Callable[[str], None]) -> None:
-    """Leave nothing in the run's folder of steps that will be taken anew, all of them if it is not resumed."""
+    """Remove from the run's folder all traces of steps that will be repeated: every step, if it is not resumed."""
     out, step = Path(config.run.out), progress.step
     records = read_log(out) if (out / METRICS).is_file() else []
     if resumed:
         check_log(config, records, step, message)
     rewind_log(out, step if resumed else -1, dropped=progress.dropped, records=records)
     discard_after(out / CHECKPOINTS, step)
-    if resumed:  # whoever was stopped after a save may not have come to it
+    if resumed:  # a run stopped right after a save may not have pruned
         prune_checkpoints(out / CHECKPOINTS, keep=config.run.keep, best=progress.best_step)
 
 
 def check_log(
     config: TrainConfig, records: Sequence[Mapping[str, Any]], step: int, message: Callable[[str], None]
 ) -> None:
-    """Raise where the log beside a checkpoint of `step` is another run's; say which of the steps so far it lacks."""
+    """Raise if the log beside a checkpoint of `step` belongs to another run; report the steps that it lacks."""
     out = Path(config.run.out)
     different = different_setting(config, records[0]["config"]) if records else None
     if different is not None:
         key, found, value = different
         raise ConfigError(
-            f"{out / METRICS} is of a run with {key}={found!r}, the checkpoints beside it of one with {value!r}: "
-            "put the right one back, or remove it to resume without"
+            f"{out / METRICS}: from a run with {key}={found!r}, but the checkpoints beside it are from one with "
+            f"{value!r}; put the right log back, or remove this one to resume without it"
         )
     recorded = {record["step"] for record in records if record["kind"] in ("train", "spike")}
     lacking = [number for number in range(1, step + 1) if number not in recorded]
     if lacking:
         message(
-            f"{out / METRICS} lacks {len(lacking)} of the {step} steps so far, from {lacking[0]} to {lacking[-1]}: "
-            "it is damaged, and reports will not show them"
+            f"{out / METRICS}: damaged; it lacks {len(lacking)} of the {step} steps so far, from {lacking[0]} to "
+            f"{lacking[-1]}, and reports will not show them"
         )
 
 
 def check_nothing_is_lost(out: Path) -> None:
-    """Raise where a run has no whole checkpoint and to start anew would cost something: the damaged ones, or the record
-    of a run that ended (results that were unpacked, or whose weights are gone).
+    """Raise if there is no complete checkpoint and starting over would lose something: damaged checkpoints, or the log
+    of a run that ended (unpacked results, or a run whose weights are gone).
     """
     if checkpoint_names(out / CHECKPOINTS):
         raise ConfigError(
-            f"{out} holds no whole checkpoint to resume from: choose another folder, or remove {out / CHECKPOINTS} to "
-            "train anew"
+            f"{out}: no complete checkpoint to resume from; choose another folder, or remove {out / CHECKPOINTS} to "
+            "start over"
         )
     ends = [record for record in read_log(out) if record["kind"] == "end"] if (out / METRICS).is_file() else []
     if ends:
         raise ConfigError(
-            f"{out} holds the record of a run up to step {ends[-1]['step']}, and no whole checkpoint to resume from: "
-            f"choose another folder, or remove {out / METRICS} to train anew"
+            f"{out}: holds the log of a run up to step {ends[-1]['step']}, but no complete checkpoint to resume from; "
+            f"choose another folder, or remove {out / METRICS} to start over"
         )
 
 
 def git_revision() -> str | None:
-    """Revision of the code that runs, where it is a checkout."""
+    """Git revision of the running code, if it is a checkout."""
     try:
         answer = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5

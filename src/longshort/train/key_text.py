@@ -25,11 +25,11 @@ _SHORT = {
     r"(?:an integer|a number|two numbers) (.*)": r"\1",
     r"true or false": "",
 }
-"""Ranges without the limits of the machine, which the full text of a key has."""
+"""Ranges without the machine's limits, which only the full text of a key gives."""
 
 
 def describe(name: str | None = None) -> str:
-    """Every key, those of one section, or one key in full; lines are at most 80 characters long."""
+    """Every key, the keys of one section, or one key in full; lines are at most 80 characters long."""
     if name is None:
         return "\n\n".join(_section(section) for section in records())
     section, _, key = name.partition(".")
@@ -44,7 +44,7 @@ def describe(name: str | None = None) -> str:
 def starting_file(name: str) -> str:
     """A configuration of the package as a YAML file with every key and its meaning.
 
-    A key that the configuration leaves alone is a comment, `#key: value`, so that both say the same.
+    A key that the configuration leaves at its default is commented out, as `#key: value`, so both mean the same.
     """
     if name not in shipped_names():
         raise ConfigError(f"--preset must be one of {', '.join(shipped_names())}, got {name!r}")
@@ -88,7 +88,7 @@ def _in_full(key: Key) -> str:
 
 
 def _limits(key: Key) -> str:
-    """Type and range in brief, after what they belong to."""
+    """Type and range in brackets, to put after a name and default."""
     short = key.range
     for pattern, words in _SHORT.items():
         short, found = re.subn(f"^{pattern}$", words, short)

@@ -1,6 +1,6 @@
 """Every key of a training configuration, ready to print: name, type, default, range and meaning.
 
-All of it is read from the records themselves: a key's meaning is the docstring under its field.
+All of it is read from the configuration records: a key's meaning is the docstring under its field.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from longshort.train.ranges import CHOICES, RANGES
 
 
 class Key(NamedTuple):
-    """One key, in words a user of YAML knows: null for None, true and false."""
+    """One key, in YAML's terms: null for None, true and false."""
 
     name: str
     """`section.key`."""
     type: str
     default: str
     range: str
-    """Empty where every value of the type is right; null, where the type has it, is always right."""
+    """Empty if every value of the type is allowed; null, if the type includes it, is always allowed."""
     meaning: str
 
 
@@ -55,7 +55,7 @@ def config_keys() -> tuple[Key, ...]:
         hints, meanings = typing.get_type_hints(record), field_docs(record)
         for field in sorted(dataclasses.fields(record), key=lambda field: field.name != "name"):
             name = f"{section}.{field.name}"
-            if name == "model.loss":  # is the section loss
+            if name == "model.loss":  # shown as the section loss
                 continue
             keys.append(
                 Key(
@@ -70,7 +70,7 @@ def config_keys() -> tuple[Key, ...]:
 
 
 def field_docs(record: type) -> dict[str, str]:
-    """The docstring under each field of a dataclass, those that it inherits included, each as one line."""
+    """The docstring under each field of a dataclass, inherited ones included, each as one line."""
     found: dict[str, str] = {}
     for cls in reversed(record.__mro__):
         if not dataclasses.is_dataclass(cls):
@@ -89,7 +89,7 @@ _PRESET = Key(
     type="str or null",
     default="null",
     range=f"one of {', '.join(PRESETS)}",
-    meaning="A named size, which gives every other key of the model its default.",
+    meaning="A named model size, from which every key of the section that is not set takes its value.",
 )
 _DEFAULTS = {"model.vocab_size": "that of the data or of the preset"}
 _REACH = "{windows: [null, 16, 16, 16]}, one entry per head; also decays, slopes"

@@ -1,7 +1,7 @@
-"""Whether a run fits in memory, told before anything is allocated, and what to change where it does not.
+"""Checks that a run fits in memory before anything is allocated, and says what to change if it does not.
 
-Only what a run certainly takes is counted, so that none that would fit is refused: weights, gradients and AdamW's
-moments, one batch of tokens, and those activations that every way of computing the model keeps for the backward pass.
+Only what a run certainly needs is counted, so that no run that would fit is refused: weights, gradients and AdamW's
+moments, one batch of tokens, and the activations that every backend keeps for the backward pass.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ from longshort.train.distributed import World
 
 REMEDY = (
     "a smaller data.batch_size, a larger run.accumulate, run.checkpoint_activations=true, a smaller data.length or "
-    "loss.chunk, or a smaller model takes less"
+    "loss.chunk, or a smaller model needs less"
 )
 REMEDY_OF_A_RESUMED_RUN = (
-    "run.checkpoint_activations=true or a smaller loss.chunk takes less, and a resumed run may change no other setting "
-    "that does"
+    "run.checkpoint_activations=true or a smaller loss.chunk needs less; a resumed run may change no other setting "
+    "that would help"
 )
 _OVER_THE_LEAST = 3
-"""A run's activations are about so many times those that are counted; for suggestions alone."""
+"""A run's activations are about this many times those that are counted; used for suggestions only."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that a run takes at the least."""
+    """The least number of bytes that a run needs."""
 
     state: int
     """Weights, gradients, first and second moments."""
     tokens: int
-    """Of one sequence of a batch: inputs and targets."""
+    """Inputs and targets of one sequence."""
     activations: int
-    """Of one sequence, while its micro-batch goes through the model."""
+    """Activations of one sequence while its micro-batch is in the model."""
     rows: int
-    """Of a batch, in this process."""
+    """Sequences of a batch in this process."""
     micro_rows: int
-    """Of a micro-batch."""
+    """Sequences of a micro-batch."""
 
     @property
     def total(self) -> int:
-        """Gradients, a quarter of the state, come as the activations go."""
+        """The gradients, a quarter of the state, are allocated as the activations are freed."""
         most = max(self.state, self.state * 3 // 4 + self.micro_rows * self.activations)
         return most + self.rows * self.tokens
 
 
 def need_of(config: TrainConfig, world: World) -> Need:
-    """The least that a run takes on the device of each of its processes."""
+    """The least that a run needs on the device of each of its processes."""
     rows = config.data.batch_size // world.size
     bf16 = config.run.precision == "bf16" or (config.run.precision == "auto" and world.device.type == "cuda")
     return Need(
@@ -68,7 +68,7 @@ def need_of(config: TrainConfig, world: World) -> Need:
 
 
 def least_parameters(model: GPTConfig) -> int:
-    """Weights of a model without its gains and biases, by arithmetic alone.
+    """Number of weights of a model, gains and biases left out, computed without building it.
 
     >>> least_parameters(GPTConfig.preset("paper-6m"))
     6887424
@@ -83,7 +83,7 @@ def _head_dim(model: GPTConfig) -> int:
 
 
 def _kept_per_token(config: TrainConfig) -> int:
-    """Numbers: a block's input, its queries, keys, values, their result, and the hidden layer of its MLP."""
+    """Numbers kept: each block's input, queries, keys, values, attention output and the MLP's hidden layer."""
     model = config.model
     heads = (2 * model.n_heads + 2 * (model.n_kv_heads or model.n_heads)) * _head_dim(model)
     block = model.width + heads + model.ff_multiplier * model.width
@@ -94,7 +94,7 @@ def _kept_per_token(config: TrainConfig) -> int:
 
 @contextmanager
 def within_memory(config: TrainConfig, world: World) -> Iterator[None]:
-    """Refuse a run that cannot fit, before the block; in it, say of a failed allocation what would help."""
+    """Refuse a run that cannot fit; if an allocation fails within the block, say what would help."""
     check_memory(config, world)
     try:
         yield
@@ -109,7 +109,7 @@ def _resumes(config: TrainConfig) -> bool:
 
 
 def check_memory(config: TrainConfig, world: World) -> None:
-    """Raise where the run takes more than there is, with what was asked for, what there is and what would fit."""
+    """Raise if the run needs more memory than is free, saying how much that is and what would fit."""
     need, cpu = need_of(config, world), torch.device("cpu")
     needs = {world.device: need}
     if world.device != cpu:
@@ -118,10 +118,10 @@ def check_memory(config: TrainConfig, world: World) -> None:
         left = available_memory(device)
         if left is not None and part.total > left:
             raise ConfigError(
-                f"this run takes at least {_size(part.total)} of memory on {device}, of which {_size(part.state)} for "
+                f"this run needs at least {_size(part.total)} of memory on {device}, of which {_size(part.state)} for "
                 f"the weights, their gradients and AdamW, and {_size(part.total - part.state)} for "
                 f"data.batch_size={config.data.batch_size} sequences of {config.length:,} tokens, but "
-                f"{_size(left)} are free: {_what_fits(part, left, config, world)}"
+                f"{_size(left)} is free; {_what_fits(part, left, config, world)}"
             )
 
 
@@ -129,8 +129,8 @@ def _what_fits(need: Need, left: int, config: TrainConfig, world: World) -> str:
     if _resumes(config):
         recomputed = dataclasses.replace(config, run=dataclasses.replace(config.run, checkpoint_activations=True))
         if config.run.checkpoint_activations or need_of(recomputed, world).total > left:
-            return "nothing that a resumed run may change would make it fit"
-        return "run.checkpoint_activations=true would take less"
+            return "no setting that a resumed run may change would make it fit"
+        return "run.checkpoint_activations=true would need less"
     accumulate = config.run.accumulate
     activations = _OVER_THE_LEAST * need.activations
     room = left - need.state
@@ -148,7 +148,7 @@ def _what_fits(need: Need, left: int, config: TrainConfig, world: World) -> str:
 
 
 def shortage(error: BaseException) -> str | None:
-    """A sentence, if what was raised is an allocation that failed; None if it is anything else."""
+    """A sentence if the exception is a failed allocation, else None."""
     if isinstance(error, torch.OutOfMemoryError):
         return f"the GPU's memory is full: {str(error).split('. ')[0]}"
     text = str(error)
@@ -167,7 +167,7 @@ _FAILED_ALLOCATIONS = (
 
 
 def available_memory(device: torch.device) -> int | None:
-    """Bytes that this process may still take there; None where the system does not say."""
+    """Bytes that this process may still allocate there; None if the system does not say."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
@@ -176,7 +176,7 @@ def available_memory(device: torch.device) -> int | None:
 
 
 def _left_on_machine(source: Path = Path("/proc/meminfo")) -> int | None:
-    """What the kernel could hand out without killing anyone, swap included."""
+    """What the kernel can still give out without killing a process, swap included."""
     found = _numbers(source, ":")
     if "MemAvailable" in found:
         return (found["MemAvailable"] + found.get("SwapFree", 0)) * 1024
@@ -187,7 +187,7 @@ def _left_on_machine(source: Path = Path("/proc/meminfo")) -> int | None:
 
 
 def _left_to_group(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
-    """What the limits of a container or a batch system leave; page cache counts as free."""
+    """What the limits of a container or batch system leave; page cache counts as free."""
     try:
         groups = [line.split(":", 2)[1:] for line in own.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError):
@@ -220,7 +220,7 @@ def _numbers(path: Path, separator: str) -> dict[str, int]:
 
 
 def _size(count: int) -> str:
-    """Bytes in words, as people read them.
+    """A number of bytes in readable units.
 
     >>> _size(3 * 2**30), _size(1000)
     ('3.0 GiB', '1.0 KiB')

@@ -1,4 +1,4 @@
-"""Which model a configuration means, and the model of a checkpoint."""
+"""Builds the model of a configuration, and loads that of a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from longshort.train.config import RunConfig, TrainConfig
 from longshort.train.divergence import nonfinite_weight
 
 Model = GPT | SequenceClassifier
-"""What the trainer trains: both take (tokens, targets, segments=, stats=) and return logits, loss and statistics."""
+"""What the trainer trains. Both take (tokens, targets, segments=, stats=) and return logits, loss and stats."""
 
 
 def build_model(config: TrainConfig) -> Model:
-    """A classifier where the task has classes; else a language model, for text and for tasks with marked positions."""
+    """A classifier if the task has classes; else a language model, for text and for tasks with marked positions."""
     task = config.task
     n_classes = None if task.name is None else classes_of(task.name)
     if n_classes is None:
@@ -27,7 +27,7 @@ def build_model(config: TrainConfig) -> Model:
 
 
 def compiled(model: Model, run: RunConfig) -> nn.Module:
-    """The model as the configuration wants it run: as it is, or compiled, whole or block by block."""
+    """The model as it is, or compiled as a whole or block by block, as the configuration says."""
     options = {"mode": "reduce-overhead"} if run.cuda_graphs else {}
     if run.compile and run.compile_scope == "block":
         for block in model.blocks:
@@ -42,23 +42,23 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[GP
     if not isinstance(model, GPT):
         task = checkpoint.state["config"]["task"]["name"]
         raise CheckpointError(
-            f"{checkpoint.path} holds a classifier of the task {task}, which writes no text; expected a language model "
-            "(`longshort evaluate` gives a classifier's accuracy)"
+            f"{checkpoint.path}: a classifier of the task {task}, which writes no text; name a language model's "
+            "checkpoint (`longshort evaluate` gives a classifier's accuracy)"
         )
     return model, checkpoint
 
 
 def load_trained(path: Path | str, device: torch.device | str = "cpu") -> tuple[Model, Checkpoint]:
-    """The model of a checkpoint, or of a run's newest one, whatever it is, ready to evaluate."""
+    """The model of a checkpoint, or of a run's newest one, of either kind, ready to evaluate."""
     checkpoint = load_checkpoint(Path(path))
     lost = nonfinite_weight(checkpoint.model)
     if lost is not None:
         raise CheckpointError(
-            f"{checkpoint.path} has weights that are not finite ({lost}): its run diverged; name an earlier checkpoint"
+            f"{checkpoint.path}: weights are not finite ({lost}), since its run diverged; name an earlier checkpoint"
         )
     model = build_model(TrainConfig.from_dict(checkpoint.state.get("config", {})))
     try:
         model.load_state_dict(checkpoint.model)
-    except RuntimeError as error:  # of the names and shapes of all tensors
-        raise CheckpointError(f"{checkpoint.path}: its weights are not those of its configuration: {error}") from None
+    except RuntimeError as error:  # about the names and shapes of the tensors
+        raise CheckpointError(f"{checkpoint.path}: its weights do not match its configuration: {error}") from None
     return model.to(device).eval(), checkpoint

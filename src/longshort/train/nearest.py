@@ -1,4 +1,4 @@
-"""What a user may have meant by a key that does not exist: a name of another library, or a misspelling."""
+"""What a user may have meant by an unknown key: another library's name for it, or a misspelling."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _FOREIGN_KEYS = {
     "stability.clip_norm": "grad_clip max_grad_norm gradient_clip_val clip_grad_norm",
 }
 FOREIGN = {alias: key for key, aliases in _FOREIGN_KEYS.items() for alias in aliases.split()}
-"""Names of other libraries (nanoGPT, transformers, Lightning, ...) and the keys that do the same here."""
+"""Each key here with its names in other libraries (nanoGPT, transformers, Lightning, ...)."""
 
 
 def check_sections(given: Mapping[str, Any], names: Names) -> None:
@@ -82,7 +82,7 @@ def check_keys(section: str, given: Mapping[str, Any], names: Names) -> None:
 
 
 def nearest(key: str, names: Names, section: str | None = None) -> str | None:
-    """The `section.key` that is most likely meant; None where nothing is close.
+    """The `section.key` that was most likely meant; None if nothing is close.
 
     >>> nearest("dtype", {"run": ["precision", "steps"]}, "run")
     'run.precision'

@@ -1,4 +1,4 @@
-"""AdamW with weight decay on matrices only, the guard over its steps, and the state of both, ready for a checkpoint."""
+"""AdamW with weight decay on matrices only, the guard that judges its steps, and the state of both for checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CLIP_MEANS = "tensor_clip/means"
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.AdamW:
-    """Two groups, decayed and not; fused where the device has such a kernel."""
+    """AdamW with two groups, with and without weight decay; fused if the device has such a kernel."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
@@ -31,7 +31,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.dev
 
 
 def build_guard(config: StabilityConfig) -> SpikeGuard:
-    """The guard that judges every step, whether or not anything follows from it."""
+    """The guard, which judges every step whether or not its verdict is acted on."""
     return SpikeGuard(
         window=config.guard_window,
         threshold=config.guard_threshold,
@@ -41,7 +41,7 @@ def build_guard(config: StabilityConfig) -> SpikeGuard:
 
 
 class OptimizerState(NamedTuple):
-    """What shapes later steps beside the weights."""
+    """All state besides the weights that later steps depend on."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer

@@ -1,4 +1,4 @@
-"""What precision a model runs in."""
+"""The precision that a model runs in."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Runs several trainings at once, each in a process of its own, and says how far they are.
+"""Trains several runs at once, each in its own process, and follows their progress.
 
-A process takes one configuration file: `python -m longshort.train.processes RUN/config.json`. What it prints goes to
-`RUN/output.txt`; how far it is stands in `RUN/metrics.jsonl`.
+Each process takes one configuration file: `python -m longshort.train.processes RUN/config.json`. Its output goes to
+`RUN/output.txt` and its progress to `RUN/metrics.jsonl`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from longshort.train.folder import CONFIG, OUTPUT, check_is_a_run_folder
 from longshort.train.signals import told_to_stop
 
 MODULE = "longshort.train.processes"
-"""What a process runs."""
+"""The module that a process runs."""
 
 
 class RunFailed(RuntimeError):
-    """A training process ended with an error; the message has its last words."""
+    """A training process ended with an error; the message quotes its last line of output."""
 
 
 def run_all(
@@ -46,17 +46,17 @@ def run_all(
 ) -> bool:
     """Train all, `jobs` at a time with `threads` CPU threads each; True if all finished, False if interrupted.
 
-    More threads than cores make every run several times slower: by default the cores are shared out. At `until`, by
-    time.monotonic, or when this process gets SIGTERM, the runs save and end. With `failed`, which is told of it, a
-    failing run does not stop the others. None of the runs outlives the call, and none starts where a folder of one
-    holds something else.
+    More threads than cores make every run several times slower, so by default the cores are divided among the runs. At
+    the time `until` (by time.monotonic), or when this process gets SIGTERM, the runs save and end. If `failed` is
+    given, a failing run is reported to it and does not stop the others. No run outlives the call, and none starts if
+    the folder of any of them holds something else.
     """
     for config in configs:
         check_is_a_run_folder(Path(config.run.out))
     threads = threads or max(1, (os.cpu_count() or 1) // jobs)
     waiting, running, stopped = list(configs), dict[str, subprocess.Popen[bytes]](), False
     readers = {config.run.out: Reader(Path(config.run.out)) for config in configs}
-    terminated = threading.Event()  # SIGTERM would end this process and leave its runs behind
+    terminated = threading.Event()  # by default SIGTERM would end this process and orphan its runs
     with told_to_stop(terminated.set, (signal.SIGTERM,)), _ended(running):
         while waiting or running:
             while waiting and len(running) < jobs:
@@ -68,7 +68,7 @@ def run_all(
             watch(readers)
             for out in [out for out, process in running.items() if process.poll() is not None]:
                 code = running.pop(out).returncode
-                if not stopped:  # a run that was stopped before it could listen ends with a signal's code
+                if not stopped:  # a run stopped before its handler is set exits with the signal's code
                     _check_end(out, code, failed)
             if (time.monotonic() >= until or terminated.is_set()) and not stopped:
                 stopped = True
@@ -76,13 +76,13 @@ def run_all(
                 for process in running.values():
                     process.terminate()  # they save and end
     for reader in readers.values():
-        reader.update()  # the last words of a run that ended after it was last looked at
+        reader.update()  # the final records of runs that ended since the last update
     return not waiting and all(finished(readers[config.run.out].end, config.run.steps) for config in configs)
 
 
 @contextmanager
 def _ended(running: dict[str, subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Whatever ends the block: the runs save and end first. An interrupt from the keyboard is no error."""
+    """However the block ends, let the runs save and end first. A keyboard interrupt is not an error."""
     try:
         yield
     except KeyboardInterrupt:
@@ -113,19 +113,19 @@ def _check_end(out: str, code: int, failed: Callable[[RunFailed], None] | None) 
 
 
 def _last_words(out: Path, code: int) -> str:
-    if code < 0:  # what it had printed before does not say why
+    if code < 0:  # its output does not say why
         return f"{signal.Signals(-code).name} ended it"
     words = (out / OUTPUT).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return re.sub(r"^(\w+\.)+\w+: ", "", words[-1]) if words else f"exit code {code}"  # no class of ours before it
+    return re.sub(r"^(\w+\.)+\w+: ", "", words[-1]) if words else f"exit code {code}"  # not the exception's class
 
 
 def named_config() -> TrainConfig:
-    """The configuration in the file that this process was started with."""
+    """The configuration in the file named on this process's command line."""
     return TrainConfig.from_dict(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
 
 
 def main() -> None:
-    """Train; that a run diverges is a result, and stands in its record."""
+    """Train. Divergence is a result, not an error; the log records it."""
     try:
         train(named_config())
     except TrainingStopped as stopped:

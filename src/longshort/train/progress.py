@@ -1,4 +1,4 @@
-"""What is shown during a run: one line that changes in a terminal, plain lines elsewhere."""
+"""What is shown during a run: one updating line in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from longshort.runs.log import largest_logit
 
 
 class Reporter(Protocol):
-    """Is told of every record that goes into the run's log, and of messages."""
+    """Receives every record that goes into the run's log, and messages."""
 
     def record(self, record: dict[str, Any], *, steps: int) -> None: ...
 

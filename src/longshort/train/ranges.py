@@ -1,5 +1,6 @@
-"""What each key of a configuration must be on its own: the ranges of numbers and the choices of names, checked before
-anything is built. Those of the model and the loss are in `longshort.model.config` and `longshort.losses.settings`.
+"""The allowed ranges and choices of each configuration key by itself, checked before anything is built.
+
+Those of the model and the loss are in `longshort.model.config` and `longshort.losses.settings`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from longshort.train.values import ConfigError, check_one_of
 
 LARGEST_COUNT = 2**63 - 1
 LARGEST_NUMBER = 1e38
-"""Kernels compute in fp32, which holds it and its inverse."""
+"""Kernels compute in fp32, which can represent this number and its inverse."""
 
 
 def _count(least: int) -> Range:
@@ -81,7 +82,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 
 def check_value(key: str, value: Any) -> None:
-    """Raise where the value of `section.key` is out of its range or none of its choices.
+    """Raise if the value of `section.key` is out of its range or not among its choices.
 
     None passes: the types say which keys take it. `run.device` may end in the number of a GPU.
     """

@@ -8,7 +8,7 @@ from longshort.train.config import ScheduleConfig
 
 
 def learning_rate(step: int, *, peak: float, steps: int, schedule: ScheduleConfig) -> float:
-    """Rate of optimizer step `step`, counted from 0, of `steps`.
+    """Learning rate of optimizer step `step` of `steps`, counted from 0.
 
     >>> wsd = ScheduleConfig(kind="wsd", warmup=10, decay=0.5, floor=0.0)
     >>> [round(learning_rate(s, peak=1.0, steps=100, schedule=wsd), 2) for s in (0, 9, 49, 75, 99)]

@@ -1,4 +1,4 @@
-"""The configurations that come with the package, by name, and what `longshort train` takes for one."""
+"""The configurations that come with the package, by name, and how `longshort train` finds a configuration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def shipped_path(name: str) -> Path:
 
 
 def find_config(source: str | Path) -> Path:
-    """The YAML file that is meant: a path, or else the name of a configuration of the package. A file wins."""
+    """The YAML file for a path, or for the name of a configuration of the package. An existing file comes first."""
     path = Path(source)
     if _is_there(path) and not (path.is_dir() and str(source) in shipped_names()):
         return path
@@ -39,5 +39,5 @@ def find_config(source: str | Path) -> Path:
 def _is_there(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # a name that is too long, or holds NUL
+    except (OSError, ValueError):  # a name that is too long or contains NUL
         return False

@@ -1,4 +1,4 @@
-"""A request to stop, from the keyboard or a scheduler, as a call: what is in hand can then be finished and saved."""
+"""Turns a stop request, from the keyboard or a scheduler, into a call, so that a run can finish its step and save."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 def told_to_stop(
     stop: Callable[[], None], signals: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
 ) -> Iterator[None]:
-    """Within the block these signals call `stop` and do nothing else. Only the main thread can take signals."""
+    """Within the block these signals only call `stop`. Only the main thread can handle signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

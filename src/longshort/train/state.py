@@ -8,23 +8,23 @@ from pathlib import Path
 
 @dataclass
 class Progress:
-    """Where a run stands; with the weights and the optimizer, all of its state."""
+    """Where a run stands; together with the weights and the optimizer, its whole state."""
 
     step: int = 0
     """Optimizer steps taken or skipped."""
     batch: int = 0
     """Number of the next batch of the stream."""
     dropped: list[int] = field(default_factory=list)
-    """Batches that a rollback put aside."""
+    """Batches that rollbacks dropped."""
     tokens: int = 0
     seconds: float = 0.0
-    """Time spent in steps: without evaluation, checkpoints and start-up."""
+    """Time spent in steps, without evaluation, checkpoints and start-up."""
     best_loss: float | None = None
     best_step: int | None = None
     judged_from: int = 0
     """First step after a rollback's cool-down."""
     nonfinite: int = 0
-    """Steps in a row, up to this one, whose loss or gradient was not finite."""
+    """Consecutive steps, up to this one, whose loss or gradient was not finite."""
 
 
 @dataclass(frozen=True)

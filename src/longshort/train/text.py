@@ -1,4 +1,4 @@
-"""The tokens of a run: its data folder, held to what the model expects."""
+"""The tokens of a run: its data folder, checked against what the model expects."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from longshort.files import write_atomically
 from longshort.train.config import ConfigError, TrainConfig
 
 READ_THROUGH = 1 << 30
-"""A larger file is checked by its header and size alone: reading it all would hold up every start."""
+"""Of a larger file only the header and size are checked: reading all of it would delay every start."""
 
 
 def open_tokens(path: Path, fingerprint: str | None = None) -> TokenFile:
-    """The token file, checked: up to `READ_THROUGH` bytes all of it."""
+    """The token file, checked in full if it has at most `READ_THROUGH` bytes."""
     small = path.is_file() and path.stat().st_size <= READ_THROUGH
     return TokenFile.open(path, verify=small, fingerprint=fingerprint)
 
 
 @dataclass(frozen=True)
 class TextData:
-    """A prepared data folder and how a run cuts it into rows."""
+    """A prepared data folder and how a run cuts it into sequences."""
 
     folder: Path
     length: int
@@ -37,7 +37,7 @@ class TextData:
 
     @classmethod
     def open(cls, config: TrainConfig, message: Callable[[str], None] = lambda text: None) -> TextData:
-        """The folder that the configuration names, or the standard library's, which is prepared once."""
+        """The folder that the configuration names, or the standard library's, which is prepared on first use."""
         if config.data.path is None:
             message("no data.path given: using the source text of this Python's standard library, as bytes")
             folder = default_data()
@@ -54,7 +54,7 @@ class TextData:
         return cls(folder, config.length, data.batch_size, data.segments, data.corruption, *names)
 
     def stream(self, split: str, *, seed: int) -> TokenStream:
-        """Batches of one split, which is checked up to `READ_THROUGH` bytes; only training text is corrupted."""
+        """Batches of one split, checked as in `open_tokens`; only training text is corrupted."""
         return TokenStream(
             open_tokens(self.folder / f"{split}.tokens"),
             batch_size=self.batch_size,
@@ -65,7 +65,7 @@ class TextData:
         )
 
     def keep_tokenizer(self, out: Path) -> None:
-        """Put the tokenizer beside the checkpoints, which cannot be read without it."""
+        """Copy the tokenizer beside the checkpoints, which cannot be used without it."""
         content, kept = (self.folder / TOKENIZER_FILE).read_bytes(), out / TOKENIZER_FILE
         if not kept.is_file() or kept.read_bytes() != content:
-            write_atomically(kept, content)  # in place of a link, never through it
+            write_atomically(kept, content)  # replaces a link rather than writing through it

@@ -1,8 +1,8 @@
 """The training loop. Every step is a function of (config, state), and a checkpoint holds the whole state.
 
 Randomness has no state of its own: weights come from the seed, batches from (seed, batch number), dropout from (seed,
-batch number, rank). So a resumed run is the run that was never stopped: bit for bit on a CPU, and on a GPU as nearly as
-any two runs agree there.
+batch number, rank). So a resumed run equals one that was never stopped: bit for bit on a CPU, and on a GPU as closely
+as any two runs agree there.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from longshort.train.state import Progress, RunResult
 from longshort.train.text import TextData
 
 WORSE = 1.0
-"""Nats above the best validation loss at which a person is warned."""
+"""Nats above the best validation loss at which a warning is printed."""
 
 
 def train(config: TrainConfig, reporter: Reporter | None = None) -> RunResult:
     """Train, or resume the run in `config.run.out`; under torchrun, together with the other processes.
 
-    A run that diverges ends in `TrainingStopped`; its record and its last finite checkpoints stay.
+    A run that diverges ends in `TrainingStopped`; its log and its last finite checkpoints remain.
     """
     with ExitStack() as stack:
         if config.run.deterministic:
@@ -105,7 +105,7 @@ class Trainer:
         self._interrupted = False
         self._saved_at: int | None = None
         self._given_up: str | None = None
-        """Why the run must stop, if not for the number of non-finite steps."""
+        """Why the run must stop, if for a reason other than the number of non-finite steps."""
         self._log: RunLog
 
     def run(self) -> RunResult:
@@ -118,15 +118,15 @@ class Trainer:
             while self.progress.step < steps and not self._interrupted and not self._is_lost():
                 before = self.progress.step
                 self._step()
-                if self.progress.step > before:  # not where a rollback went to: that was evaluated and saved
+                if self.progress.step > before:  # after a rollback there is nothing new to evaluate or save
                     self._after_step(last=self.progress.step == steps)
                 self._interrupted = self.world.agree(self._interrupted)
-            if self._interrupted and self._saved_at != self.progress.step:  # what is safe is not replaced
+            if self._interrupted and self._saved_at != self.progress.step:  # not if this step is already saved
                 self._save()
             status, story = self._ending()
             self._record("end", step=self.progress.step, seconds=self.progress.seconds, status=status, **story)
         if status == "diverged":
-            self.world.wait()  # where one process fails, torchrun ends the others: the record comes first
+            self.world.wait()  # if one process fails, torchrun ends the others: write the log first
             raise TrainingStopped(story["reason"])
         return RunResult(status, self.progress.step, self.progress.best_loss, self.out)
 
@@ -138,14 +138,14 @@ class Trainer:
         return self._given_up is not None or 0 < cap <= self.progress.nonfinite
 
     def _ending(self) -> tuple[str, dict[str, Any]]:
-        """The status of the end, and for a run that diverged since when and why."""
+        """The final status and, for a run that diverged, since when and why."""
         progress, steps = self.progress, self.config.run.steps
         if self._interrupted and progress.step < steps and not self._is_lost():
             return "interrupted", {}
         if not self._is_lost() and (not progress.nonfinite or self._not_finite() is None):
             return "finished", {}
         if progress.step < steps and progress.nonfinite:
-            self._evaluate()  # the last loss of the record is that of the weights it ends with
+            self._evaluate()  # so that the last loss in the log belongs to the final weights
         since = progress.step + 1 if self._given_up is not None else progress.step - progress.nonfinite + 1
         reason = self._given_up or f"the run diverged at step {since}"
         if self.world.is_writer:
@@ -153,8 +153,10 @@ class Trainer:
         return "diverged", {"since": since, "reason": reason}
 
     def _fill_tables(self) -> None:
-        """One row, there and back, eagerly: what kernels keep on the device must not lie in a CUDA graph's memory."""
-        self.model.eval()  # running means stay as they are
+        """Run one sequence forward and backward eagerly, so that tables which kernels cache on the device are not
+        allocated in a CUDA graph's memory.
+        """
+        self.model.eval()  # leaves running means unchanged
         for with_stats in (False, True):
             batch = [None if x is None else x[:1].to(self.world.device) for x in self.stream.batch(0)[:3]]
             with eagerly(), autocast(self.config.run.precision, self.world.device):
@@ -173,7 +175,7 @@ class Trainer:
             group["lr"] = rate
         with_stats = self._wants_logits()
         if config.run.cuda_graphs:
-            torch.compiler.cudagraph_mark_step_begin()  # what the last step returned may be overwritten
+            torch.compiler.cudagraph_mark_step_begin()  # the last step's outputs may be overwritten
         loss = self._forward_backward(batch, with_stats).item()
         layers = layer_norms(self.model.blocks) if config.telemetry.layer_gradients else {}
         norm = gradient_norm(self.model.parameters())
@@ -194,9 +196,7 @@ class Trainer:
         if progress.nonfinite == 1 and stability.guard in ("off", "warn"):
             what = f"the gradient norm is {norm}" if math.isfinite(loss) else f"the loss is {loss}"
             cap = stability.nonfinite_cap
-            end = (
-                f"the run stops after {cap} such steps in succession" if cap else "the run continues (nonfinite_cap=0)"
-            )
+            end = f"the run stops after {cap} consecutive such steps" if cap else "the run continues (nonfinite_cap=0)"
             self.reporter.message(f"warning: step {progress.step + 1}: {what}; {end}")
 
     def _finish_step(
@@ -229,10 +229,10 @@ class Trainer:
         self._record("train", step=progress.step, **values)
 
     def _forward_backward(self, batch: Batch, with_stats: bool) -> Tensor:
-        """Gradients of the whole step; returns its mean loss over all ranks."""
+        """Compute the gradients of the whole step; returns its mean loss over all ranks."""
         accumulate, device = self.config.run.accumulate, self.world.device
         seed = (self.config.run.seed << 40) + (self.progress.batch << 12) + self.world.rank
-        torch.manual_seed(seed % 2**63)  # torch takes no more bits
+        torch.manual_seed(seed % 2**63)  # torch takes at most 63 bits
         pieces = [None if x is None else x.to(device).chunk(accumulate) for x in batch[:3]]
         total = torch.zeros((), device=device)
         for i in range(accumulate):
@@ -257,14 +257,14 @@ class Trainer:
         return bool(every) and ((self.progress.step + 1) % every == 0 or self.progress.step == 0)
 
     def _clip(self, norm: Tensor) -> None:
-        """Only steps that are taken enter the running means of the tensors' norms."""
+        """Clip the gradients; only steps that are taken enter the running means of the tensors' norms."""
         if self.tensor_clip is not None:
             self.tensor_clip.clip()
         elif self.config.stability.clip == "global":
             clip_by_global_norm(self.model.parameters(), norm, self.config.stability.clip_norm)
 
     def _is_spike(self, loss: float, norm: float, batch: Batch, logits: tuple[Tensor, Tensor] | None) -> bool:
-        """Judge the step; True if it must not be taken. All ranks have the same numbers and so the same verdict."""
+        """Judge the step; True if it must not be taken. All ranks see the same numbers, so they agree."""
         progress, action = self.progress, self.config.stability.guard
         if action == "off" or (progress.step < progress.judged_from and math.isfinite(loss + norm)):
             return False
@@ -334,7 +334,7 @@ class Trainer:
             return judge(self.model, batches, world=self.world, precision=self.config.run.precision)
 
     def _not_finite(self) -> str | None:
-        """What of the model is not finite; None for one that can be used, whatever a single batch gave."""
+        """What in the model is not finite; None if the model is usable, whatever a single batch gave."""
         lost = nonfinite_weight(self.model.state_dict())
         if self.world.agree(lost is not None):  # buffers may differ between ranks
             return lost or "a weight of another process"
@@ -349,7 +349,7 @@ class Trainer:
             return attention_entropy(self.model, batch.tokens[:1].to(device), **inputs)
 
     def _save(self) -> None:
-        """Write a checkpoint; one of a run that is not finite is of no use, and would push out those that are."""
+        """Write a checkpoint, unless the model is not finite: that would be useless and displace good checkpoints."""
         lost = self._not_finite()
         if lost is not None:
             self.progress.nonfinite = max(1, self.progress.nonfinite)
@@ -364,20 +364,20 @@ class Trainer:
             prune_checkpoints(self.checkpoints, keep=self.config.run.keep, best=self.progress.best_step)
             if not (self.out / METRICS).exists():
                 step = self.progress.step
-                self.reporter.message(f"warning: {self.out} lost its log (was it moved?); step {step} is in it")
+                self.reporter.message(f"warning: the log of {self.out} is gone (was it moved?); step {step} is in it")
                 self.data.keep_tokenizer(self.out)
         self._saved_at = self.progress.step
         self.world.wait()
 
     def _resume(self) -> bool:
-        """Load the newest whole checkpoint of the run's folder, if there is one; imported weights begin a run."""
+        """Load the newest complete checkpoint, if any; True if it continues a run, False for imported weights."""
         newest = newest_checkpoint(self.checkpoints, self.reporter.message)
         if newest is None:
             check_nothing_is_lost(self.out)
             return False
         check_same_run(self.config, newest, self.data.fingerprint, self.data.tokenizer_checksum)
         self._restore(newest)
-        self.progress.nonfinite = 0  # what the guard skipped before does not count against what comes
+        self.progress.nonfinite = 0  # steps skipped before the restart do not count
         imported = newest.state.get("imported")
         self.reporter.message(f"resuming {self.out} at step {newest.step}" if imported is None else f"from {imported}")
         return imported is None
@@ -392,7 +392,7 @@ class Trainer:
         if self.world.is_writer:
             rewind_run(self.config, self.progress, resumed=resumed, message=self.reporter.message)
             self._log = open_log(self.config, self.out)
-            if self._log.is_empty:  # a resumed run may have lost its log, which begins with the description
+            if self._log.is_empty:  # also if a resumed run lost its log: the description comes first
                 self._record("run", **run_description(self.config, self.model, self.world))
             self.data.keep_tokenizer(self.out)
         if resumed:

@@ -1,6 +1,6 @@
-"""Plain values, as YAML has them, held to the types of a record; errors are one line and name section and key.
+"""Checks plain YAML values against the types of a record; errors are one line and name section and key.
 
-Why no library does this is in docs/notes/decisions.md.
+docs/notes/decisions.md says why this is not left to a library.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ConfigError(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's true and false only: 1.1 reads `guard: off` as false. A key that is given twice is an error."""
+    """Only true and false are booleans, as in YAML 1.2: 1.1 reads `guard: off` as false. Duplicate keys are errors."""
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)
@@ -31,7 +31,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        # Nested aliases make a value of a few lines that takes all memory when it is written out in a message.
+        # A few lines of nested aliases can expand to a value that fills all memory when a message quotes it.
         node: Any = super().compose_node(parent, index)
         children = node.value if isinstance(node, yaml.CollectionNode) else []
         pairs = isinstance(node, yaml.MappingNode)
@@ -58,33 +58,33 @@ def read_yaml(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
+        raise ConfigError(f"{path}: cannot read the configuration: {error.strerror}") from None
     except ValueError as error:
-        raise ConfigError(f"the configuration {path} is not text in UTF-8: {error}") from None
+        raise ConfigError(f"{path}: not text in UTF-8: {error}") from None
     try:
         return yaml.load(text, _Loader)
     except Exception as error:
-        raise ConfigError(f"{path} is not YAML: {_reason(error)}") from None
+        raise ConfigError(f"{path}: not valid YAML: {_reason(error)}") from None
 
 
 def parse_yaml(name: str, text: str) -> Any:
-    """The value that is written for the key `name`."""
+    """The value that `text` gives for the key `name`."""
     try:
         return yaml.load(text, _Loader)
     except Exception as error:
         reason = f" ({_reason(error)})" if isinstance(error, RecursionError) else ""
-        raise ConfigError(f"the value of {name} is not YAML: {text[:100]!r}{reason}") from None
+        raise ConfigError(f"{name} must be valid YAML, got {text[:100]!r}{reason}") from None
 
 
 def _reason(error: Exception) -> str:
-    """In one line. PyYAML lets all kinds of exceptions through: of nesting, of long numbers, of odd tags."""
+    """One line. PyYAML raises all kinds of exceptions: for deep nesting, long numbers, odd tags."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def typed(name: str, value: Any, kind: Any) -> Any:
-    """The value as the annotated type, or an error; YAML reads 3e-4 as text, which is taken as the number it is."""
+    """The value as the annotated type, or an error; YAML reads 3e-4 as text, which counts as a number here."""
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
         if value is None:
             return None
@@ -107,12 +107,12 @@ def typed(name: str, value: Any, kind: Any) -> Any:
 
 
 def is_text(value: str) -> bool:
-    """Whether it can stand in a file name, a log and a terminal."""
+    """Whether it can be used in a file name, a log and a terminal."""
     return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def mapping(name: str, value: Any) -> dict[str, Any]:
-    """A copy of the value, which must hold keys."""
+    """A copy of the value, which must be a mapping."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name} must hold key: value pairs, got {value!r}")
     return dict(value)

@@ -1,4 +1,4 @@
-"""The variants of a comparison: ways to give a model its attention, each a small change to one configuration."""
+"""The variants that a comparison trains: each is a small change to one configuration."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from longshort.train import TrainConfig
 
 Change = Callable[[TrainConfig], TrainConfig]
 LAS_MAX_DECAY = 0.001
-"""The largest decay of the LaS variants; of the size that the paper's tasks were likely run with."""
+"""The largest decay of the LaS variants, about what the paper's tasks were likely run with."""
 LAS_WIDTH = 5
-"""Smoothing of the LaS variants; the paper pools 3 or 5 keys."""
+"""Smoothing width of the LaS variants; the paper pools 3 or 5 keys."""
 
 
 def plain(config: TrainConfig) -> TrainConfig:
@@ -26,7 +26,7 @@ def long_short(config: TrainConfig) -> TrainConfig:
 
 
 def all_local(config: TrainConfig) -> TrainConfig:
-    """No global head: every head sees the window alone."""
+    """No global head: every head sees only the window."""
     return with_plan(config, HeadPlan(windows=(local_window(config),) * config.model.n_heads))
 
 
@@ -51,14 +51,14 @@ def las(config: TrainConfig) -> TrainConfig:
 def las_before(config: TrainConfig) -> TrainConfig:
     """LaS pooled before the softmax: dense, so not part of `all`.
 
-    One summary of the paper has it so. It needs the reference backend.
+    One summary of the paper describes it this way. It needs the reference backend.
     """
     config = las(config)
     return replace(config, model=replace(config.model, smoothing_stage="before", backend="reference"))
 
 
 def smoothed(config: TrainConfig) -> TrainConfig:
-    """The same configuration with smoothing: one-sided, unless it says centred, as a two-sided classifier's may."""
+    """The same configuration with smoothing: causal unless it says centred, which two-sided classifiers may."""
     return replace(config, model=replace(config.model, smoothing=LAS_WIDTH))
 
 
@@ -119,10 +119,10 @@ VARIANTS: dict[str, Change] = {
     "las-before": las_before,
     "ls-smooth": _local_smoothed,
 }
-"""Every variant by name. All but those with local heads or of LaS have plain attention, so that one thing differs."""
+"""Every variant by name. Apart from those with local heads and LaS, each changes one thing about plain attention."""
 
 EXPERIMENTAL = ("las-before",)
-"""Variants that `all` leaves out: this one forms whole attention matrices."""
+"""Variants that `all` leaves out; this one forms whole attention matrices."""
 
 
 def described(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The vocabulary of what a run trains on, for a model that does not say its own."""
+"""The vocabulary size of a run's data, for a model that does not give its own."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from longshort.model.config import PRESETS
 from longshort.train.values import ConfigError, check_one_of
 
 Message = Callable[[str], None]
-"""Is told, in one line, what was not given and is taken from elsewhere."""
+"""Takes one line that says what was not given and where its value comes from."""
 
 
 def with_vocabulary(
     model: dict[str, Any], path: str | None, task: str | None, settings: TaskSettings, message: Message
 ) -> dict[str, Any]:
-    """The section `model` with the vocabulary of the data where it gives none, or null.
+    """The section `model` with the data's vocabulary size, if it gives none or null.
 
-    A preset's, which belongs to a published size, stays where it holds the data's. One that is given is never changed:
-    if it is too small, the trainer says so.
+    A preset's size, which is that of a published model, is kept if it is large enough for the data. A given size is
+    never changed: if it is too small, the trainer says so.
     """
     if model.get("vocab_size") is not None:
         return model
@@ -33,9 +33,9 @@ def with_vocabulary(
     try:
         needed, source = data_vocabulary(path, task, settings)
     except ValueError as error:
-        if own:  # data that only the training needs is missed there
+        if own:  # the trainer reports missing data
             return model
-        raise ConfigError(f"model.vocab_size is not given, and the data does not tell it: {error}") from None
+        raise ConfigError(f"model.vocab_size is not given and cannot be read from the data: {error}") from None
     if needed <= own:
         return model
     message(f"model.vocab_size: {needed:,}, the vocabulary of {source}{f'; the preset has {own:,}' if own else ''}")
@@ -43,7 +43,7 @@ def with_vocabulary(
 
 
 def data_vocabulary(path: str | None, task: str | None, settings: TaskSettings) -> tuple[int, str]:
-    """How many tokens there are in a run's data, and words for what that is. Nothing is prepared or drawn.
+    """The vocabulary size of a run's data, and what the data is, in words. Nothing is prepared or generated.
 
     >>> data_vocabulary(None, "listops", TaskSettings())
     (16, 'the task listops')

@@ -129,7 +129,7 @@ def test_more_steps_are_left_to_do_and_fewer_are_not(corpus, tmp_path):
     moved = tmp_path / "moved"
     assert not is_left(trial_of("endurance", here, moved, variants=("ls",), steps=4))
     before = (here / "ls-seed0" / METRICS).read_bytes()
-    with pytest.raises(ConfigError, match="no whole checkpoint"):
+    with pytest.raises(ConfigError, match="no complete checkpoint"):
         child.train_and_look(trial_of("endurance", here, moved, variants=("ls",), steps=5).config)
     assert (here / "ls-seed0" / METRICS).read_bytes() == before
 
