@@ -130,7 +130,7 @@ def test_a_task_is_given_by_its_name(given):
     [
         (["task=list-ops"], "task.name must be one of listops, pathfinder, text, .* got 'list-ops'"),
         (["task.norm=group"], "task.norm must be one of layer, batch, got 'group'"),
-        (["task.lenght=3"], "task has no key 'lenght'; the nearest is 'length'"),
+        (["task.lenght=3"], "task has no key 'lenght'; did you mean task.length\\?"),
         (["task.pairs=3"], "listops has no setting 'pairs'"),
         (["data.length=16"], "data.length must not be set with a task"),
         (["data.corruption=0.2"], "data.corruption must not be set with a task"),

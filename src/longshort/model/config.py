@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -14,6 +13,7 @@ from longshort.nn.block import ACTIVATIONS
 from longshort.nn.norms import QK_NORMS
 from longshort.ops.api import BACKENDS
 from longshort.ops.smoothing import SIDES, STAGES
+from longshort.spelling import check_fields
 
 POSITIONS = ("learned", "rotary", "sinusoidal", "alibi", "none")
 LOSS_ALIASES = {"z_loss": "z_loss", "loss_chunk": "chunk"}
@@ -170,11 +170,7 @@ class GPTConfig:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GPTConfig:
         """The inverse of `to_dict`; plans and the loss may also be given as their own records."""
-        known = [f.name for f in fields(cls)]
-        for key in data:
-            if key not in known and key not in LOSS_ALIASES:
-                near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)
-                raise ValueError(f"GPTConfig has no field {key!r}; the nearest is {near[0]!r}")
+        check_fields("GPTConfig", (key for key in data if key not in LOSS_ALIASES), [f.name for f in fields(cls)])
         missing = [name for name in _REQUIRED if name not in data]
         if missing:
             raise ValueError(f"GPTConfig needs a value for {', '.join(missing)}")
