@@ -102,7 +102,7 @@ def test_plan_takes_keywords_only():
         (12, "windows must be a sequence with one entry per head, got 12"),
         ("full", "windows must be a sequence with one entry per head, got 'full'"),
         (None, "windows must be a sequence with one entry per head, got None"),
-        ((), "windows must name at least one head"),
+        ((), "windows must have at least one entry"),
         ((None, 0), r"windows\[1\] must be None \(global\) or an integer >= 1, got 0"),
         ((-1,), r"windows\[0\] must be None \(global\) or an integer >= 1, got -1"),
         ((4, 2.0), r"windows\[1\] must be None \(global\) or an integer >= 1, got 2.0"),
@@ -120,7 +120,7 @@ def test_wrong_windows_are_refused(windows, message):
     [
         (0.5, "must be None or a sequence with one entry per head, got 0.5"),
         ("ab", "must be None or a sequence with one entry per head, got 'ab'"),
-        ((0.5,), "must have one entry per head: windows has 2, {name} has 1"),
+        ((0.5,), "{name} must have one entry per head, 2 as windows has, got 1"),
         ((0.5, -0.1), r"{name}\[1\] must be a number from 0 to 1e\+30, got -0.1"),
         ((float("nan"), 0.5), r"{name}\[0\] must be a number from 0 to 1e\+30, got nan"),
         ((0.5, float("inf")), r"{name}\[1\] must be a number from 0 to 1e\+30, got inf"),
@@ -198,12 +198,12 @@ def test_slice_takes_steps_and_negative_bounds():
 
 
 def test_empty_slice_is_refused():
-    with pytest.raises(ValueError, match="windows must name at least one head"):
+    with pytest.raises(ValueError, match="windows must have at least one entry"):
         HeadPlan.full(4)[2:2]
 
 
 def test_index_that_is_no_slice_is_refused():
-    with pytest.raises(TypeError, match=r"a HeadPlan takes slices such as plan\[2:5\], got plan\[2\]"):
+    with pytest.raises(TypeError, match=r"index must be a slice, as in plan\[2:5\], got 2"):
         HeadPlan.full(4)[2]
 
 
@@ -220,7 +220,7 @@ def test_dictionary_may_leave_out_rates():
 
 @pytest.mark.parametrize("data", [{}, {"decays": [0.1]}, {"windows": [4], "window": 4}])
 def test_dictionary_with_wrong_keys_is_refused(data):
-    with pytest.raises(ValueError, match="a plan has the keys windows, decays and slopes, got"):
+    with pytest.raises(ValueError, match="plan must have the keys windows, decays and slopes, got"):
         HeadPlan.from_dict(data)
 
 

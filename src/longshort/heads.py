@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _LARGEST_RATE = 1e30
-"""Of a decay or slope: kernels hold it in fp32, and infinity times a distance of 0 would be NaN."""
+"""The largest decay or slope: kernels hold it in fp32, and infinity times a distance of 0 would be NaN."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +55,12 @@ class HeadPlan:
 
     @classmethod
     def las(cls, n_heads: int, max_decay: float, window: int | None = None) -> HeadPlan:
-        """LaS attention (arXiv 2311.16620): the first head, which may be the only one, without decay, the last with
-        `max_decay`.
+        """LaS attention (arXiv 2311.16620): the first head does not decay, the last decays at `max_decay`.
+
+        In between, each head decays twice as fast as the one before. (The paper spreads the rates exponentially over
+        (0, max_decay] and says no more; the ratio of two is our choice.) A single head does not decay.
 
         All heads are global, or see `window` keys each, which makes the cost linear in the length.
-
-        Between them each head decays twice as fast as the one before (the paper spreads the rates exponentially over
-        (0, max_decay] and publishes no more than that; the ratio of two is our choice).
 
         >>> HeadPlan.las(n_heads=4, max_decay=0.001).decays
         (0.0, 0.00025, 0.0005, 0.001)
@@ -77,8 +76,8 @@ class HeadPlan:
     def with_alibi(self) -> HeadPlan:
         """The same plan with the ALiBi slopes of Press et al. (arXiv 2108.12409) for this number of heads.
 
-        The paper gives the first head the steepest slope, and so the shortest sight. Here local heads take the steep
-        slopes and global heads the gentle ones, or a plan's few global heads, which come first, would see least far.
+        The paper gives the first head the steepest slope, and so the shortest reach. Here local heads take the steep
+        slopes and global heads the gentle ones; otherwise the few global heads, which come first, would see least far.
 
         >>> HeadPlan.full(4).with_alibi().slopes
         (0.25, 0.0625, 0.015625, 0.00390625)
@@ -103,7 +102,7 @@ class HeadPlan:
         return sum(w is None for w in self.windows)
 
     def kv_windows(self, n_kv_heads: int) -> tuple[int | None, ...]:
-        """Reach of each KV head under grouped queries: the largest of its query heads'.
+        """Reach of each KV head under grouped queries: the largest reach among its query heads.
 
         >>> HeadPlan(windows=(None, 8, 4, 2)).kv_windows(2)
         (None, 4)
@@ -116,7 +115,7 @@ class HeadPlan:
 
     def __getitem__(self, index: slice) -> HeadPlan:
         if not isinstance(index, slice):
-            raise TypeError(f"a HeadPlan takes slices such as plan[2:5], got plan[{index!r}]")
+            raise TypeError(f"index must be a slice, as in plan[2:5], got {index!r}")
         return HeadPlan(
             windows=self.windows[index],
             decays=self.decays and self.decays[index],
@@ -136,7 +135,7 @@ class HeadPlan:
         """The inverse of `to_dict`."""
         unknown = set(data) - {"windows", "decays", "slopes"}
         if unknown or "windows" not in data:
-            raise ValueError(f"a plan has the keys windows, decays and slopes, got {', '.join(map(str, data))}")
+            raise ValueError(f"plan must have the keys windows, decays and slopes, got {', '.join(map(str, data))}")
         return cls(windows=data["windows"], decays=data.get("decays"), slopes=data.get("slopes"))
 
 
@@ -159,7 +158,7 @@ def _checked_windows(windows: Iterable[int | None]) -> tuple[int | None, ...]:
         raise ValueError(f"windows must be a sequence with one entry per head, got {windows!r}")
     checked = tuple(windows)
     if not checked:
-        raise ValueError("windows must name at least one head, got an empty sequence")
+        raise ValueError("windows must have at least one entry, got an empty sequence")
     for head, window in enumerate(checked):
         if window is not None and (not _is_int(window) or window < 1):
             raise ValueError(f"windows[{head}] must be None (global) or an integer >= 1, got {window!r}")
@@ -173,7 +172,7 @@ def _checked_rates(name: str, rates: Iterable[float] | None, n_heads: int) -> tu
         raise ValueError(f"{name} must be None or a sequence with one entry per head, got {rates!r}")
     checked = tuple(rates)
     if len(checked) != n_heads:
-        raise ValueError(f"{name} must have one entry per head: windows has {n_heads}, {name} has {len(checked)}")
+        raise ValueError(f"{name} must have one entry per head, {n_heads} as windows has, got {len(checked)}")
     for head, rate in enumerate(checked):
         if not _is_real(rate) or not 0 <= rate <= _LARGEST_RATE:
             raise ValueError(f"{name}[{head}] must be a number from 0 to {_LARGEST_RATE:g}, got {rate!r}")
@@ -182,7 +181,7 @@ def _checked_rates(name: str, rates: Iterable[float] | None, n_heads: int) -> tu
 
 
 def _alibi_slopes(n_heads: int) -> tuple[float, ...]:
-    """Geometric for a power of two; otherwise the paper's code fills up with every other slope of the next power."""
+    """Geometric for a power of two; otherwise, as in the paper's code, every other slope of the next power is added."""
     base = 2 ** math.floor(math.log2(n_heads))
     slopes = [2.0 ** (-8.0 * (i + 1) / base) for i in range(base)]
     finer = [2.0 ** (-8.0 * (i + 1) / (2 * base)) for i in range(0, 2 * base, 2)]

@@ -37,7 +37,7 @@ def test_the_loss_is_cross_entropy_of_the_transformed_scores_and_in_training_the
         ({"z_loss": float("nan")}, "z_loss must be a number from 0 to 1e.30, got nan"),
         ({"chunk": 0}, "chunk must be None or an integer from 1 to 2.63 - 1, got 0"),
         ({"chunk": 2.0}, "chunk must be None or an integer from 1 to 2.63 - 1, got 2.0"),
-        ({"exponents": 0.5}, "LossSettings has no field 'exponents'; the nearest is 'exponent'"),
+        ({"exponents": 0.5}, "LossSettings has no field 'exponents'; did you mean exponent\\?"),
     ],
 )
 def test_a_wrong_value_is_a_clear_error(values, message):

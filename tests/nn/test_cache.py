@@ -429,7 +429,7 @@ def test_loss_counts_on_from_the_cache():
     ("options", "length", "message"),
     [
         ({"max_length": 25}, 6, "cache has max_length 25 and holds 20; got 6 more"),
-        ({}, 237, "no longer than the context of 256 .* got length 257"),
+        ({}, 237, "no longer than the 256 learned positions, got length 257"),
         ({"batch_size": 2}, 1, "batch size of the input, 1, got 2"),
     ],
 )

@@ -175,7 +175,7 @@ def test_bad_calls_are_refused_and_leave_the_cache_as_it_was():
 def test_max_length_is_the_context_and_no_more_where_positions_are_learned():
     model = build()
     assert model.new_cache(static=True).max_length == 256
-    with pytest.raises(ValueError, match="max_length must be at most the 256 positions of the table, got 257"):
+    with pytest.raises(ValueError, match="max_length must be at most the 256 learned positions, got 257"):
         model.new_cache(static=True, max_length=257)
     assert build(positions="rotary").new_cache(static=True, max_length=300).max_length == 300
 

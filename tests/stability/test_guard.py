@@ -123,5 +123,5 @@ def test_a_constant_level_with_even_noise_is_never_flagged(level, relative_noise
     ],
 )
 def test_settings_that_make_no_sense_are_named(settings, name):
-    with pytest.raises(ValueError, match=f"guard {name}"):
+    with pytest.raises(ValueError, match=f"^{name}"):
         SpikeGuard(**settings)

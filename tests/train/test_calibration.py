@@ -116,7 +116,7 @@ def test_a_run_from_before_these_options_can_be_resumed(corpus, tmp_path):
         ("loss.exponent=1.5", "loss.exponent must be a number from 0 to 1, got 1.5"),
         ("loss.linear_below=0", "loss.linear_below must be a number from 1e-30 .* got 0"),
         ("data.corruption=-0.1", "data.corruption must be a number from 0 to 1, got -0.1"),
-        ("loss.exponents=0.5", "loss has no key 'exponents'; the nearest is 'exponent'"),
+        ("loss.exponents=0.5", "loss has no key 'exponents'; did you mean loss.exponent\\?"),
     ],
 )
 def test_a_wrong_option_is_a_clear_error(corpus, tmp_path, change, message):

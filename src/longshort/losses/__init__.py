@@ -1,4 +1,4 @@
-"""Losses: their settings, cross-entropy of a linear head a chunk of logits at a time, and the e-exponentiated loss."""
+"""Losses: settings, the cross-entropy of a linear head in chunks of logits, and the e-exponentiated loss."""
 
 from longshort.losses.bases import BASES, Loss, hinge, logistic, squared_error, squared_hinge
 from longshort.losses.linear import linear_cross_entropy

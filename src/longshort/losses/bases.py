@@ -1,4 +1,4 @@
-"""Base losses by name, which the e-exponentiated loss may be built on; each is the mean over rows."""
+"""The base losses that the e-exponentiated loss can be built on, by name; each is a mean over examples."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""From scores and targets to a loss."""
+"""A function from scores and targets to a loss."""
 
 
 def logistic(scores: Tensor, targets: Tensor) -> Tensor:
-    """Mean of log(1 + exp(-y s)) over rows.
+    """Mean of log(1 + exp(-y s)) over examples.
 
-    Targets of this and of the hinge losses are signs y of the scores' shape, +1 or -1; or, for scores (N, V), (N,)
-    class indices: each class against the rest, summed over classes.
+    Here and in the hinge losses, targets are signs y, +1 or -1, in the shape of the scores; or, for scores (N, V),
+    class indices (N,), which are taken as each class against the rest, summed over classes.
 
     >>> logistic(torch.zeros(3), torch.tensor([1.0, -1.0, 1.0]))
     tensor(0.6931)
@@ -25,7 +25,7 @@ def logistic(scores: Tensor, targets: Tensor) -> Tensor:
 
 
 def hinge(scores: Tensor, targets: Tensor) -> Tensor:
-    """Mean of max(0, 1 - y s) over rows; targets as in `logistic`.
+    """Mean of max(0, 1 - y s) over examples; targets as in `logistic`.
 
     >>> hinge(torch.tensor([[2.0, -0.5]]), torch.tensor([0]))
     tensor(0.5000)
@@ -34,7 +34,7 @@ def hinge(scores: Tensor, targets: Tensor) -> Tensor:
 
 
 def squared_hinge(scores: Tensor, targets: Tensor) -> Tensor:
-    """Mean of max(0, 1 - y s)^2 over rows; targets as in `logistic`.
+    """Mean of max(0, 1 - y s)^2 over examples; targets as in `logistic`.
 
     >>> squared_hinge(torch.tensor([[2.0, -0.5]]), torch.tensor([0]))
     tensor(0.2500)
@@ -43,7 +43,7 @@ def squared_hinge(scores: Tensor, targets: Tensor) -> Tensor:
 
 
 def squared_error(scores: Tensor, targets: Tensor) -> Tensor:
-    """Mean of (s - y)^2 over rows; targets of the scores' shape, or (N,) class indices, which count as one-hot.
+    """Mean of (s - y)^2 over examples; targets have the shape of the scores, or are class indices (N,), made one-hot.
 
     >>> squared_error(torch.tensor([[1.0, 0.5]]), torch.tensor([0]))
     tensor(0.2500)
@@ -59,14 +59,14 @@ BASES: dict[str, Loss] = {
     "squared_hinge": squared_hinge,
     "squared_error": squared_error,
 }
-"""Base losses by name; each is the mean over rows."""
+"""Base losses by name; each is a mean over examples."""
 
 
 def _signs(scores: Tensor, targets: Tensor) -> Tensor:
     if targets.shape == scores.shape:
         checked = targets.device.type == "cpu" and not torch.compiler.is_compiling()
         if checked and not ((targets == 1) | (targets == -1)).all():
-            raise ValueError("targets of the scores' shape must be +1 or -1")
+            raise ValueError("targets in the shape of the scores must be +1 or -1, got other values")
         return targets
     return 2 * _one_hot(scores, targets) - 1
 
@@ -79,7 +79,7 @@ def _one_hot(scores: Tensor, targets: Tensor) -> Tensor:
     try:
         return F.one_hot(targets, n_classes).to(scores.dtype)
     except RuntimeError as error:
-        raise ValueError(f"targets must be classes from 0 to {n_classes - 1}: {error}") from None
+        raise ValueError(f"targets must be classes from 0 to {n_classes - 1}, got others: {error}") from None
 
 
 def _mean_over_rows(losses: Tensor, scores: Tensor, targets: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Cross-entropy of a linear head, without its logits.
+"""Cross-entropy of a linear head that never holds all of its logits.
 
 The logits of a language model are its largest tensor: 16,384 tokens of a 50,257-word vocabulary are 3.3 GB in fp32, and
-the usual loss holds several copies. Here they exist a chunk of tokens at a time, and the gradients are formed in the
-same pass, while the chunk is there, so nothing is saved but the gradients and nothing is computed twice.
+the usual loss holds several copies. Here they exist for one chunk of tokens at a time. The gradients are computed in
+the same pass, while the chunk is in memory, so nothing but the gradients is saved and nothing is computed twice.
 
 Shapes: N tokens, d features, V classes.
 """
@@ -37,16 +37,16 @@ def linear_cross_entropy(
     """Mean cross-entropy of softmax(hidden @ weight.T) against targets; fp32 (float64 for float64 inputs).
 
     Equal to `F.cross_entropy(hidden @ weight.T, targets)`, plus `z_weight` times the mean squared log-sum-exp (PaLM's
-    z-loss, arXiv 2204.02311), both over the tokens that are not ignored. With `exponent` below 1 both are taken of
-    `transform_scores(hidden @ weight.T, exponent, linear_below)`. When all are ignored, the loss is 0 and so
-    are the gradients. Softmax and sums are fp32 and the weight's gradient is summed over chunks in fp32; the matrix
+    z-loss, arXiv 2204.02311), both over the tokens that are not ignored. With `exponent` below 1 the logits are
+    `transform_scores(hidden @ weight.T, exponent, linear_below)`. When all tokens are ignored, the loss and the
+    gradients are 0. Softmax and sums are fp32 and the weight's gradient is summed over chunks in fp32; the matrix
     products run in the inputs' dtype, or autocast's. Differentiable once.
 
     Args:
         hidden: (N, d).
         weight: (V, d).
-        targets: (N,) int64 class indices; `ignore_index` leaves a token out.
-        chunk: tokens whose logits exist at a time; about 64 MB of logits if None.
+        targets: (N,) int64 class indices; a token whose target is `ignore_index` is left out.
+        chunk: number of tokens whose logits exist at a time; as many as fill about 64 MB if None.
 
     >>> hidden, weight = torch.randn(10, 8), torch.randn(100, 8)
     >>> targets = torch.randint(100, (10,))
@@ -74,8 +74,8 @@ def linear_cross_entropy(
     return loss
 
 
-# define and impl cost half the CPU time of custom_op. The gradient outputs are of the summed, not the mean loss: fp16
-# would lose them, since a loss scale comes only in backward, where both it and 1 / count are applied.
+# define and impl cost half the CPU time of custom_op. The gradient outputs are those of the summed loss, not the mean:
+# fp16 would lose them, since a loss scale arrives only in backward, where both it and 1 / count are applied.
 torch.library.define(
     "longshort::linear_cross_entropy",
     "(Tensor hidden, Tensor weight, Tensor targets, int ignore_index, float z_weight, float exponent, "
@@ -120,7 +120,7 @@ def _forward(
                     d_hidden[rows] = residual @ head
                 if grad_weight:
                     _accumulate(d_weight, residual, features)
-            del logits, residual  # before the next chunk's logits are there
+            del logits, residual  # before the next chunk's logits are allocated
     return total / count, d_hidden, d_weight.to(weight.dtype), count
 
 
@@ -139,7 +139,7 @@ def _chunk_loss(
     exponent: float,
     linear_below: float,
 ) -> tuple[Tensor, Tensor | None]:
-    """Summed loss of one chunk and its gradient by the logits, which this overwrites to hold one copy, not three."""
+    """Summed loss of one chunk and its gradient, which overwrites the logits so that there is one copy, not three."""
     kept, slope = targets != ignore_index, None
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if exponent != 1:
@@ -202,7 +202,7 @@ def _backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, .
     if torch.is_grad_enabled():
         raise RuntimeError(
             "linear_cross_entropy cannot be differentiated twice (create_graph=True): "
-            "take F.cross_entropy of the logits where that is needed"
+            "use F.cross_entropy of the logits where that is needed"
         )
     d_hidden, d_weight, count = ctx.saved_tensors
     scale = grad_loss / count

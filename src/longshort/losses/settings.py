@@ -1,11 +1,10 @@
 """What the loss of a model is made of: one frozen record, which the model's configuration holds.
 
-Whatever has to match the loss (logits, a classifier's scores, calibration, exports) reads it there.
+Everything that must match the loss (logits, a classifier's scores, calibration, exports) reads it there.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from longshort.losses.linear import linear_cross_entropy
 from longshort.losses.transform import check_exponent, transform_scores
+from longshort.spelling import check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +31,11 @@ class LossSettings:
     exponent: float = 1.0
     """Scores s become sign(s) |s|^exponent before the softmax; 1 is plain cross-entropy."""
     linear_below: float = 0.01
-    """Size of a score below which that transform is linear."""
+    """Absolute score below which that transform is linear."""
     z_loss: float = 0.0
     """Weight of the mean squared log-sum-exp of the output logits in the training loss; evaluation leaves it out."""
     chunk: int | None = None
-    """Tokens whose output logits the loss holds at a time; as many as fill about 64 MB if None."""
+    """Number of tokens whose output logits the loss holds at a time; as many as fill about 64 MB if None."""
 
     def __post_init__(self) -> None:
         check_exponent("exponent", self.exponent, "linear_below", self.linear_below)
@@ -52,15 +52,11 @@ class LossSettings:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LossSettings:
         """The inverse of `to_dict`."""
-        known = [field.name for field in fields(cls)]
-        for key in data:
-            if key not in known:
-                near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)
-                raise ValueError(f"LossSettings has no field {key!r}; the nearest is {near[0]!r}")
+        check_fields("LossSettings", data, [field.name for field in fields(cls)])
         return cls(**data)
 
     def transform(self, scores: Tensor) -> Tensor:
-        """The logits that the loss is taken of: `transform_scores` of the head's scores, in fp32 or float64."""
+        """The logits that the loss uses: `transform_scores` of the head's scores, in fp32 or float64."""
         return transform_scores(scores, self.exponent, self.linear_below)
 
     def cross_entropy(
@@ -85,4 +81,4 @@ RANGES = {
     "z_loss": "a number from 0 to 1e+30",
     "chunk": "None or an integer from 1 to 2^63 - 1",
 }
-"""What each setting must be, in words; `check_exponent` holds the first two to it."""
+"""What each setting must be, in words; `check_exponent` enforces the first two."""

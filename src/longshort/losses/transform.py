@@ -1,4 +1,4 @@
-"""The e-exponentiated loss: a transform that damps output scores before any base loss is taken of them.
+"""The e-exponentiated loss: a transform that damps output scores before any base loss.
 
 The base losses themselves are in `losses.bases`.
 """
@@ -17,7 +17,7 @@ from longshort.losses.bases import BASES, Loss
 def transform_scores(scores: Tensor, e: float = 0.5, c: float = 0.01) -> Tensor:
     """h_e(x) = sign(x) |x|^e where |x| >= c, and c^(e-1) x below, of each score (Hajra 2019, arXiv 1902.06127).
 
-    Continuous, odd and monotone (at e = 0 constant beyond c), so that the order of the scores stays. Its slope is at
+    Continuous, odd and monotone (at e = 0 constant beyond c), so it keeps the order of the scores. Its slope is at
     most c^(e-1), and finite at 0 for every e. Half precision is computed and returned in fp32. Differentiable twice.
 
     >>> transform_scores(torch.tensor([-100.0, 0.0, 0.005, 4.0]))
@@ -30,20 +30,20 @@ def transform_scores(scores: Tensor, e: float = 0.5, c: float = 0.01) -> Tensor:
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if e == 1:
         return scores
-    if torch.compiler.is_compiling():  # fuses the definition and its derivative by itself, one pass each
+    if torch.compiler.is_compiling():  # the compiler fuses the definition and its derivative into one pass each
         return transformed(scores, _constant(e), _constant(c))
     return _Transform.apply(scores, float(e), float(c))
 
 
 def _constant(x: float) -> float:
-    """x as a constant of compiled code. torch.compile makes a variable of a number that it has met with two values, and
-    by a variable exponent Inductor takes wrong powers, or fails (torch 2.13).
+    """x as a constant of compiled code. torch.compile turns a number that it has met with two values into a variable,
+    and with a variable exponent Inductor computes wrong powers, or fails (torch 2.13).
     """
     return float.fromhex(float(x).hex())
 
 
 class _Transform(torch.autograd.Function):
-    """Keeps the scores and nothing else."""
+    """Saves the scores for backward and nothing else."""
 
     generate_vmap_rule = True
 
@@ -61,9 +61,9 @@ class _Transform(torch.autograd.Function):
         return grad * slope_of(ctx.saved_tensors[0], ctx.e, ctx.c), None, None
 
 
-# Sizes are kept from falling below c before the power is taken: an unused branch of a `where` would send its NaN back.
+# |x| is clamped to at least c before the power is taken: the unused branch of a `where` would pass NaN to the gradient.
 def transformed(x: Tensor, e: float, c: float) -> Tensor:
-    """h_e by the definition, at any order of differentiation."""
+    """h_e by its definition, differentiable any number of times."""
     size = x.abs()
     # NaN is not >= c and so stays NaN, where NaN^0 would be 1.
     return torch.where(size >= c, size.clamp_min(c).pow(e).copysign(x), c ** (e - 1) * x)
@@ -78,14 +78,14 @@ def slope_of(x: Tensor, e: float, c: float) -> Tensor:
 def exponentiated(base: str | Loss, e: float = 0.5, c: float = 0.01) -> Loss:
     """The e-exponentiated loss: `base` of `transform_scores(scores, e, c)` (Hajra 2019, arXiv 1902.06127).
 
-    It damps scores of large size, so that a point far on the wrong side, such as a wrongly labelled one, weighs less;
-    e = 1 is the base loss itself.
+    It damps large scores, so that a point far on the wrong side, such as a mislabelled one, weighs less; e = 1 is the
+    base loss itself.
 
     Args:
-        base: A callable (scores, targets), or one of `BASES`: cross_entropy, logistic, hinge, squared_hinge,
+        base: a callable (scores, targets), or one of `BASES`: cross_entropy, logistic, hinge, squared_hinge,
             squared_error.
-        e: From 0 to 1.
-        c: The size below which the transform is linear; 0.005 to 0.01 in the author's code.
+        e: from 0 to 1.
+        c: absolute score below which the transform is linear; 0.005 to 0.01 in the author's code.
 
     >>> scores, targets = torch.tensor([[4.0, 0.0], [9.0, 0.0]]), torch.tensor([0, 1])
     >>> exponentiated("cross_entropy", e=0.5)(scores, targets)  # of the scores 2 and 3 in place of 4 and 9
@@ -112,11 +112,11 @@ class _Exponentiated:
 
 
 _BELOW = 1e-30, 1e30
-"""Bounds of c, within which c and the slope c^(e-1) are numbers of fp32 for every e."""
+"""Bounds of c within which fp32 can hold c and the slope c^(e-1) for every e."""
 
 
 def check_exponent(exponent_name: str, e: float, below_name: str, c: float) -> None:
-    """Raise, by the names the caller gave them, where e or c is out of range."""
+    """Raise if e or c is out of range, using the caller's names for them."""
     if not _is_number(e) or not 0 <= e <= 1:
         raise ValueError(f"{exponent_name} must be a number from 0 to 1, got {e!r}")
     smallest, largest = _BELOW
@@ -125,5 +125,5 @@ def check_exponent(exponent_name: str, e: float, below_name: str, c: float) -> N
 
 
 def _is_number(value: object) -> bool:
-    """A variable number of torch.compile is one too."""
+    """A symbolic number of torch.compile counts too."""
     return isinstance(value, int | float | torch.SymFloat | torch.SymInt) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""The language model, its configuration and its named sizes; and the classifier on the same blocks."""
+"""The language model, its configuration and named sizes, and a classifier built from the same blocks."""
 
 from longshort.model.classifier import ClassifierOutput, SequenceClassifier
 from longshort.model.config import PRESETS, GPTConfig

@@ -1,7 +1,8 @@
-"""A classifier of whole sequences on the blocks of the GPT: mean of the last hidden states, then one linear layer.
+"""A classifier of whole sequences, built from the GPT's blocks: mean of the last hidden states, then one linear layer.
 
-Attention is two-sided unless asked otherwise; padding, marked by negative segments, is seen by nothing and enters no
-mean. Shapes: B batch, T tokens per sequence, L layers, H heads, C classes.
+Attention is two-sided by default. Padding, marked by negative segments, is seen by nothing and enters no mean.
+
+Shapes: B batch, T tokens per sequence, L layers, H heads, C classes.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ class ClassifierOutput(NamedTuple):
 
 
 class SequenceClassifier(nn.Module):
-    """Which class a sequence of tokens belongs to.
+    """Predicts which class a sequence of tokens belongs to.
 
     Args:
-        config: sizes, plans, positions and loss, as of a GPT; `tie_embeddings` has no meaning here.
+        config: sizes, plans, positions and loss, as for a GPT; `tie_embeddings` has no effect here.
         n_classes: number of classes.
         causal: True keeps each token from seeing what follows it.
-        norm: "layer", or "batch", which takes the mean over sequences and positions that are not padding.
+        norm: "layer", or "batch", whose statistics are over the sequences and all positions that are not padding.
 
     >>> model = SequenceClassifier(GPTConfig.preset("tiny", positions="none"), n_classes=10)
     >>> tokens, labels = torch.randint(256, (2, 100)), torch.tensor([3, 7])
@@ -54,7 +55,7 @@ class SequenceClassifier(nn.Module):
         if norm not in NORMS:
             raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}")
         self.config, self.n_classes, self.causal = config, n_classes, causal
-        # A tied trunk has no head of its own, which nothing here would use.
+        # A tied trunk has no output head, which nothing here would use.
         self.trunk = GPT(replace(config, tie_embeddings=True), causal=causal)
         for block in self.blocks:
             assert isinstance(block, Block)
@@ -90,14 +91,14 @@ class SequenceClassifier(nn.Module):
 
     @property
     def gradient_checkpointing(self) -> bool:
-        """Recompute each block in the backward pass; not with batch norm, whose means would move twice per step."""
+        """Recompute each block in the backward pass; not with batch norm, whose means would be updated twice."""
         return self.trunk.gradient_checkpointing
 
     @gradient_checkpointing.setter
     def gradient_checkpointing(self, wanted: bool) -> None:
         if wanted and isinstance(self.trunk.norm, SequenceBatchNorm):
             raise ValueError(
-                "gradient_checkpointing must be off with norm='batch', whose means would move twice per step"
+                "gradient_checkpointing must be off with norm='batch', whose means would be updated twice per step"
             )
         self.trunk.gradient_checkpointing = wanted
 
@@ -109,12 +110,12 @@ class SequenceClassifier(nn.Module):
         segments: Tensor | None = None,
         stats: bool = False,
     ) -> ClassifierOutput:
-        """Score the classes.
+        """Compute the score of each class.
 
         Args:
             tokens: (B, T) token ids.
             labels: (B,) int64 classes.
-            segments: (B, T) integers, negative where a token is padding; None if none is.
+            segments: (B, T) integers, negative where a token is padding; None if there is no padding.
             stats: also return the extremes of the attention logits.
         """
         if labels is not None and (labels.dtype != torch.int64 or labels.shape != tokens.shape[:1]):
@@ -136,7 +137,7 @@ class SequenceClassifier(nn.Module):
 
 
 def _mean_of_real(hidden: Tensor, segments: Tensor | None) -> Tensor:
-    """(B, width): the mean over positions that are not padding; zeros for a sequence of nothing else."""
+    """(B, width): the mean over positions that are not padding; zeros for a sequence that is all padding."""
     if segments is None:
         return hidden.mean(1)
     real = (segments >= 0).unsqueeze(-1)

@@ -1,8 +1,7 @@
-"""What a GPT is made of: one frozen record that validates itself, goes to JSON and back, and has named presets."""
+"""The configuration of a GPT: one frozen record that validates itself, converts to JSON and back, and has presets."""
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -14,16 +13,17 @@ from longshort.nn.block import ACTIVATIONS
 from longshort.nn.norms import QK_NORMS
 from longshort.ops.api import BACKENDS
 from longshort.ops.smoothing import SIDES, STAGES
+from longshort.spelling import check_fields
 
 POSITIONS = ("learned", "rotary", "sinusoidal", "alibi", "none")
 LOSS_ALIASES = {"z_loss": "z_loss", "loss_chunk": "chunk"}
-"""Fields of `GPTConfig` in older files and code, and the fields of `loss` that they became."""
+"""Fields of `GPTConfig` in older files and code, and the fields of `loss` that replaced them."""
 
 
 def _taking_loss_aliases(cls: type[GPTConfig]) -> type[GPTConfig]:
-    """The class with an `__init__` that takes `LOSS_ALIASES` too.
+    """The class with an `__init__` that accepts `LOSS_ALIASES` too.
 
-    Not as fields: `dataclasses.replace` would pass each old value on beside a new `loss`.
+    They are not fields: `dataclasses.replace` would pass each old value along with a new `loss`.
     """
     init = cls.__init__
 
@@ -38,7 +38,7 @@ def _taking_loss_aliases(cls: type[GPTConfig]) -> type[GPTConfig]:
 @_taking_loss_aliases
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
-    """Every field by keyword; `GPTConfig.preset` gives named sizes.
+    """What a GPT is made of. Fields are given by keyword; `GPTConfig.preset` has named sizes.
 
     The reach of the heads is given in one of three ways: `n_global` and `window` for all layers, one `plan` for all
     layers, or `plans`, one per layer. With none of them, every head is global: plain multi-head attention.
@@ -51,9 +51,9 @@ class GPTConfig:
     """
 
     vocab_size: int
-    """Number of tokens."""
+    """Number of tokens in the vocabulary."""
     context: int
-    """Longest sequence in training; with learned positions, the longest at all."""
+    """Longest sequence in training; with learned positions, the longest the model can take."""
     n_layers: int
     """Number of blocks."""
     width: int
@@ -77,7 +77,7 @@ class GPTConfig:
     positions: str = "learned"
     """learned (a table added to the input), rotary, sinusoidal (fixed, added to the input), alibi or none."""
     restart_positions: bool = False
-    """Count positions from 0 in each segment, so that a document has the same ones wherever it is packed."""
+    """Count positions from 0 in each segment, so that they do not depend on where a document is packed."""
     rope_theta: float = 10000.0
     """Base of the rotary angles."""
     activation: str = "gelu"
@@ -87,10 +87,10 @@ class GPTConfig:
     softcap: float | None = None
     """Attention logits become softcap * tanh(logits / softcap); off if None."""
     sigma_reparam: bool = False
-    """Hold every linear layer of the blocks at a learned spectral norm; a training loop of your own calls
+    """Hold every linear layer of the blocks at a learned spectral norm; a training loop of your own must call
     `nn.update_sigma` after each optimizer step."""
     loss: LossSettings = field(default_factory=LossSettings)
-    """What the loss is made of, which the logits match; `z_loss` and `loss_chunk` are other spellings of two of it."""
+    """Settings of the loss, which the logits match; `z_loss` and `loss_chunk` are older names of two of them."""
     dropout: float = 0.0
     """Dropout rate of the embeddings and of the output of each attention and MLP."""
     bias: bool = False
@@ -102,15 +102,15 @@ class GPTConfig:
     init_std: float = 0.02
     """Standard deviation of the initial weights; divided by sqrt(2 n_layers) where a layer writes to the residual."""
     backend: str = "auto"
-    """Backend of the attention op; PyTorch's own, sdpa and flex, are for comparison and give no logit statistics."""
+    """Backend of the attention op; sdpa and flex, PyTorch's own, are for comparison and give no logit statistics."""
     smoothing: int | None = None
-    """Width of LaS smoothing: each value is averaged with the ones before it; none if None or 1."""
+    """Width of LaS smoothing: each value is averaged with the ones before it; no smoothing if None or 1."""
     smoothing_side: str = "causal"
-    """Values that smoothing averages: causal (those before), or centred (both sides; classifiers only)."""
+    """Values that smoothing averages: causal (those before) or centred (both sides; classifiers only)."""
     smoothing_stage: str = "after"
-    """Smooth after the softmax, or before it (pooled logits: an experiment that needs backend reference)."""
+    """Smooth after the softmax or before it (pooled logits, an experiment that needs the reference backend)."""
     attention_chunk: int | None = None
-    """Keep attention within chunks of this many positions, without a cache; the whole sequence if None."""
+    """Keep attention within chunks of this many positions, which rules out a cache; the whole sequence if None."""
 
     def __post_init__(self) -> None:
         if isinstance(self.plans, list):
@@ -120,7 +120,7 @@ class GPTConfig:
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> GPTConfig:
-        """A named size, with any field overridden; see `PRESETS`.
+        """A named size, with some fields overridden; see `PRESETS`.
 
         >>> GPTConfig.preset("paper-6m").layer_plans[0] == HeadPlan.long_short(n_heads=6, n_global=1, window=50)
         True
@@ -146,7 +146,7 @@ class GPTConfig:
 
     @property
     def layer_plans(self) -> tuple[HeadPlan, ...]:
-        """The plan of each layer, with ALiBi's slopes where positions are alibi and the plan has none."""
+        """The plan of each layer, with ALiBi slopes added if positions are alibi and the plan has none."""
         if self.plans is not None:
             plans = self.plans
         elif self.plan is not None:
@@ -169,12 +169,8 @@ class GPTConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GPTConfig:
-        """The inverse of `to_dict`; plans and the loss may also be given as their own records."""
-        known = [f.name for f in fields(cls)]
-        for key in data:
-            if key not in known and key not in LOSS_ALIASES:
-                near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)
-                raise ValueError(f"GPTConfig has no field {key!r}; the nearest is {near[0]!r}")
+        """The inverse of `to_dict`; plans and the loss may also be `HeadPlan` and `LossSettings` objects."""
+        check_fields("GPTConfig", (key for key in data if key not in LOSS_ALIASES), [f.name for f in fields(cls)])
         missing = [name for name in _REQUIRED if name not in data]
         if missing:
             raise ValueError(f"GPTConfig needs a value for {', '.join(missing)}")
@@ -205,15 +201,15 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-small": _GPT2 | {"n_layers": 12, "width": 768, "n_heads": 12},
     "gpt2-medium": _GPT2 | {"n_layers": 24, "width": 1024, "n_heads": 16},
 }
-"""The paper's models (arXiv 2505.15548, as in the author's code), GPT-2's shapes with LS-attention, and `tiny`, the
-model of the configuration `tiny`: a laptop trains it on bytes.
+"""The paper's models (arXiv 2505.15548, as in the author's code), GPT-2's sizes with LS-attention, and `tiny`, which a
+laptop trains on bytes in the configuration of that name.
 
-GPT-2's vocabulary stays at 50,257, the tokenizer's and the checkpoints' size; `vocab_size=50304` is a multiple of 64.
+GPT-2's vocabulary stays at 50,257, as in its tokenizer and checkpoints; `vocab_size=50304` is a multiple of 64.
 """
 
 
 def _with_one_loss(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with the loss as one record; an alias at its default, which older files spell out, says nothing."""
+    """The values with the loss as one record. An alias at its default, which older files spell out, is ignored."""
     loss = values.get("loss", LossSettings())
     loss = LossSettings.from_dict(loss) if isinstance(loss, Mapping) else loss
     _check("loss", loss, "a LossSettings", isinstance(loss, LossSettings))
@@ -249,7 +245,7 @@ _POSITIVE = Range("a number from 1e-30 to 1e+30", lambda value: _is_real(value) 
 """Kernels hold it, and its inverse, in fp32."""
 _SWITCH = Range("True or False", lambda value: isinstance(value, bool))
 _PLANNED = _count(10_000, "10,000")
-"""A plan is written out for each head, and a block for each layer; other counts are 32-bit numbers of kernels."""
+"""A plan has an entry for each head, and a model a block for each layer; kernels hold other counts in 32 bits."""
 
 RANGES: dict[str, Range] = {
     "vocab_size": _count(),
@@ -268,7 +264,7 @@ RANGES: dict[str, Range] = {
     "qk_norm": _optional(_one_of(QK_NORMS)),
     "softcap": _optional(_POSITIVE),
     "sigma_reparam": _SWITCH,
-    "dropout": Range("a number from 0 up to, not including, 1", lambda value: _is_real(value) and 0 <= value < 1),
+    "dropout": Range("a number from 0 to 1, 1 excluded", lambda value: _is_real(value) and 0 <= value < 1),
     "bias": _SWITCH,
     "tie_embeddings": _SWITCH,
     "norm_eps": _POSITIVE,
@@ -279,7 +275,7 @@ RANGES: dict[str, Range] = {
     "smoothing_stage": _one_of(STAGES),
     "attention_chunk": _optional(_count()),
 }
-"""What each field must be on its own; the reach of the heads and the loss are checked by themselves."""
+"""What each field must be on its own; the reach of the heads and the loss are checked separately."""
 
 
 def _check_fields(config: GPTConfig) -> None:
@@ -303,7 +299,7 @@ def _check_reach(config: GPTConfig) -> None:
     _check_one_way_of_reach(config)
     group = heads // kv_heads
     if config.n_global is not None:
-        # Otherwise a KV head would be kept whole in the cache for the sake of some of its query heads.
+        # Otherwise the cache would keep everything of a KV head for the sake of some of its query heads.
         whole = config.n_global % group == 0
         _check("n_global", config.n_global, f"a multiple of n_heads / n_kv_heads = {group}", whole)
         return
@@ -317,7 +313,7 @@ def _check_reach(config: GPTConfig) -> None:
 def _check_one_way_of_reach(config: GPTConfig) -> None:
     ways = [name for name in ("n_global", "plan", "plans") if getattr(config, name) is not None]
     if len(ways) > 1:
-        raise ValueError(f"give n_global and window, or plan, or plans: one of the three, got {' and '.join(ways)}")
+        raise ValueError(f"reach must be given as n_global and window, plan, or plans, got {' and '.join(ways)}")
     n_global, window, plans = config.n_global, config.window, config.plans
     if n_global is None:
         _check("window", window, "None unless n_global is set", window is None)

@@ -31,14 +31,14 @@ from longshort.nn import (
 from longshort.nn.block import apply_norm
 
 IGNORED_TARGET = -100
-"""A target of this value enters neither the loss nor its mean."""
+"""Targets of this value are left out of the loss and its mean."""
 
 
 class GPTOutput(NamedTuple):
     """What `GPT` returns."""
 
     logits: Tensor | None
-    """(B, T, V), or None: see `return_logits` and `last_logits`. Their softmax is what the loss is taken of."""
+    """(B, T, V), or None: see `return_logits` and `last_logits`. The loss is the cross-entropy of their softmax."""
     loss: Tensor | None
     """Mean cross-entropy in nats, fp32; None without targets."""
     stats: Tensor | None
@@ -48,9 +48,9 @@ class GPTOutput(NamedTuple):
 class GPT(nn.Module):
     """A language model.
 
-    `causal=False` lets each token see both sides, for models that do not predict what follows.
+    `causal=False` lets each token see both sides, for models that do not predict the next token.
     `model.gradient_checkpointing = True` recomputes each block in the backward pass instead of keeping its activations.
-    Loss and logits are those of `config.loss`: see `losses.LossSettings`.
+    Loss and logits follow `config.loss`: see `losses.LossSettings`.
 
     >>> model = GPT(GPTConfig.preset("tiny"))
     >>> tokens = torch.randint(256, (2, 100))
@@ -73,15 +73,15 @@ class GPT(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList([_block(config, layer, causal) for layer in range(config.n_layers)])
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps, bias=config.bias)
-        # A tied head has no parameter of its own: two names for one parameter part ways in `to_empty`.
+        # A tied head has no parameter of its own: `to_empty` would make two parameters of one with two names.
         self.head = None if config.tie_embeddings else nn.Linear(config.width, config.vocab_size, bias=False)
         self.init_weights()
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Draw the weights: N(0, init_std), into the residual stream init_std / sqrt(2 L); gains 1, biases 0.
+        """Draw the weights: N(0, init_std), or init_std / sqrt(2 L) where a layer writes to the residual stream.
 
-        A model built on the meta device calls it after `to_empty`:
+        Gains are 1 and biases 0. Call it after `to_empty` on a model built on the meta device:
 
         >>> with torch.device("meta"):
         ...     model = GPT(GPTConfig.preset("tiny"))
@@ -93,7 +93,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_module(self, name: str, module: nn.Module) -> None:
-        """Draw the weights that this module of the model, called `name` in it, holds itself."""
+        """Draw the weights that one module, called `name` in the model, holds itself."""
         if isinstance(module, nn.Linear):
             into_residual = name.endswith(("attention.out", "mlp.down"))
             shrink = math.sqrt(2 * self.config.n_layers) if into_residual else 1.0
@@ -119,7 +119,7 @@ class GPT(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """(V, width): the matrix that turns the last hidden state into logits; the embedding's if tied."""
+        """(V, width): the matrix that turns the last hidden state into scores; the embedding's if tied."""
         return self.embedding.weight if self.head is None else self.head.weight
 
     @property
@@ -149,17 +149,17 @@ class GPT(nn.Module):
 
         Args:
             tokens: (B, T) token ids; or give `embeddings`.
-            targets: (B, T) the ids to predict, already shifted: targets[:, t] follows tokens[:, t]. -100 is left out.
-            embeddings: (B, T, width) in place of the tokens' embeddings; positions are added to them all the same.
+            targets: (B, T) the ids to predict, already shifted: targets[:, t] follows tokens[:, t]. -100 is ignored.
+            embeddings: (B, T, width) in place of the tokens' embeddings; positions are still added to them.
             segments: (B, T) integers; a token sees its own segment only. A negative id is padding.
-            positions: (T,) or (B, T) integers; 0, 1, ... if None, or in each segment with
-                `config.restart_positions`. ALiBi and "none" do not look at them.
+            positions: (T,) or (B, T) integers; 0, 1, ... if None, counted in each segment with
+                `config.restart_positions`. ALiBi and "none" ignore them.
             cache: from `new_cache`: the tokens are appended to it and see what it holds; positions and segments
-                continue from the last cached token if None. No gradients then.
+                continue from the last cached token if None. There are no gradients then.
             stats: also return the extremes of the attention logits.
-            return_logits: logits of all positions; if None, only without targets. With targets the loss is computed in
+            return_logits: whether to return logits; if None, only without targets. With targets the loss is computed in
                 chunks, and the (B, T, V) logits never exist unless asked for.
-            last_logits: logits of so many positions at the end of the sequence only; all if None.
+            last_logits: return the logits of only this many last positions; of all if None.
         """
         if last_logits is not None and last_logits < 1:
             raise ValueError(f"last_logits must be None or at least 1, got {last_logits}")
@@ -187,10 +187,10 @@ class GPT(nn.Module):
         device: torch.device | str | None = None,
         static: bool = False,
     ) -> KVCache:
-        """An empty cache that fits this model, in its dtype and on its device if None; see `LSCache`.
+        """An empty cache for this model, in the model's dtype and on its device if None; see `LSCache`.
 
-        `static` makes one whose steps can be captured in a CUDA graph or compiled, see `LSStaticCache`; its
-        `max_length` is the model's context if None.
+        With `static`, its steps can be captured in a CUDA graph or compiled, see `LSStaticCache`; `max_length` is then
+        the model's context if None.
 
         >>> model = GPT(GPTConfig.preset("tiny"))
         >>> cache = model.new_cache()
@@ -207,8 +207,8 @@ class GPT(nn.Module):
         if not static:
             return LSCache(plans, max_length=max_length, **sizes)
         if self.position_embedding is not None and max_length is not None and max_length > context:
-            # A step cannot ask on the host whether a token is past the table.
-            raise ValueError(f"max_length must be at most the {context} positions of the table, got {max_length}")
+            # A captured step cannot check on the host whether a token is past the table.
+            raise ValueError(f"max_length must be at most the {context} learned positions, got {max_length}")
         return LSStaticCache(plans, max_length=context if max_length is None else max_length, **sizes)
 
     def _attention_layers(self) -> list[LSAttention]:
@@ -253,7 +253,7 @@ class GPT(nn.Module):
         if self.position_embedding is not None:
             return x + self.position_embedding(positions)
         if self.config.positions == "sinusoidal":
-            # At amplitude 1 it would drown embeddings of size init_std; a learned table starts at init_std too.
+            # At amplitude 1 they would drown embeddings of size init_std; a learned table starts at init_std too.
             return x + math.sqrt(2) * self.config.init_std * sinusoidal(positions, self.config.width, dtype=x.dtype)
         return x
 
@@ -263,7 +263,7 @@ class GPT(nn.Module):
         return block(x, **options)
 
     def scores(self, hidden: Tensor) -> Tensor:
-        """(..., V): what the head makes of hidden states (..., width); the logits, unless `config.loss` damps them."""
+        """(..., V): the head's output for hidden states (..., width); the logits, unless `config.loss` damps them."""
         return F.linear(hidden, self.head_weight.to(hidden.device)) if self.head is None else self.head(hidden)
 
     def _logits(self, hidden: Tensor) -> Tensor:
@@ -283,7 +283,7 @@ class GPT(nn.Module):
         )
 
     def _loss_of_logits(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The loss where the head has an adapter or is offloaded, so that its weight is not all that it computes."""
+        """The loss where the head has an adapter or is offloaded, so that it is more than its weight matrix."""
         logits = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
         counted = targets.flatten() != IGNORED_TARGET
         total = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED_TARGET, reduction="sum")
@@ -301,7 +301,7 @@ class GPT(nn.Module):
         cache: KVCache | None,
     ) -> None:
         if (tokens is None) == (embeddings is None):
-            raise ValueError(f"give either tokens or embeddings, got {'neither' if tokens is None else 'both'}")
+            raise ValueError(f"input must be tokens or embeddings, got {'neither' if tokens is None else 'both'}")
         if tokens is not None:
             if tokens.ndim != 2:
                 raise ValueError(f"tokens must have shape (batch, length), got {tuple(tokens.shape)}")
@@ -347,8 +347,8 @@ class GPT(nn.Module):
             _check_range("positions", positions, self.config.context)
         elif held is not None and held + shape[1] > self.config.context:
             raise ValueError(
-                f"sequences must be no longer than the context of {self.config.context} that positions are learned "
-                f"for, got length {held + shape[1]}"
+                f"sequences must be no longer than the {self.config.context} learned positions, "
+                f"got length {held + shape[1]}"
             )
 
 
@@ -391,7 +391,7 @@ def _check_integers(name: str, x: Tensor, shape: torch.Size) -> None:
 
 
 def _check_range(name: str, x: Tensor, limit: int, *, ignored: int | None = None) -> None:
-    """Only where it costs no synchronisation: on other devices the embedding's own device-side check remains."""
+    """Raise only where checking costs no synchronisation; elsewhere the embedding's own device-side check remains."""
     if x.device.type != "cpu" or torch.compiler.is_compiling() or not x.numel():
         return
     if ignored is not None:

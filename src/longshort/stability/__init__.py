@@ -1,4 +1,4 @@
-"""What watches a training run and what steps in: logit meter, attention entropy, spike guard, QK-clip, clipping."""
+"""Watching a training run and stepping in: logit meter, attention entropy, spike guard, QK-clip, gradient clipping."""
 
 from longshort.stability.clipping import TensorClip
 from longshort.stability.entropy import attention_entropy

@@ -1,4 +1,4 @@
-"""Gradient clipping: one norm for all tensors, or each tensor against its own past."""
+"""Gradient clipping: one norm for all tensors, or each tensor against its own history."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def clip_by_global_norm(parameters: Iterable[nn.Parameter], norm: Tensor, limit:
 
 
 class TensorClip:
-    """Each tensor's gradient is held to `ratio` times the running mean of its own norm (as AdaGC, arXiv 2502.11034).
+    """Clips each tensor's gradient to `ratio` times the running mean of its own norm (as AdaGC, arXiv 2502.11034).
 
-    Until `warmup` steps are seen, the global norm is clipped to `limit` instead and the running means start from the
-    smallest norms met. Everything stays on the device; a non-finite norm never enters a mean.
+    During the first `warmup` steps the global norm is clipped to `limit` instead, and the running means start from the
+    smallest norms seen. Everything stays on the device; a non-finite norm never enters a mean.
     """
 
     def __init__(
@@ -43,7 +43,8 @@ class TensorClip:
     ) -> None:
         if not ratio > 0 or not 0 <= momentum < 1 or warmup < 1:
             raise ValueError(
-                f"tensor clipping needs ratio > 0, 0 <= momentum < 1 and warmup >= 1, got {ratio}, {momentum}, {warmup}"
+                "ratio must be > 0, momentum at least 0 and below 1, and warmup >= 1, "
+                f"got {ratio}, {momentum} and {warmup}"
             )
         self.parameters = list(parameters)
         self.limit, self.ratio, self.momentum, self.warmup = limit, ratio, momentum, warmup
@@ -59,7 +60,7 @@ class TensorClip:
         if self.steps <= self.warmup:
             scale = (self.limit / (total + 1e-6)).clamp(max=1.0).expand_as(norms)
             clipped = norms * scale
-            # A tensor that had no gradient yet has no norm to be held to.
+            # A tensor that has had no gradient yet has no norm to be clipped to.
             updated = torch.where(clipped > 0, torch.minimum(self.means, clipped), self.means)
         else:
             scale = (self.ratio * self.means / (norms + 1e-12)).clamp(max=1.0)
@@ -71,7 +72,7 @@ class TensorClip:
             gradient.mul_(factor)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that shapes later steps; `means` is a tensor, the rest numbers."""
+        """Everything that later steps depend on; `means` is a tensor, the rest are numbers."""
         return {"steps": self.steps, "means": self.means}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -15,9 +15,9 @@ from longshort.ops import attention
 def attention_entropy(model: nn.Module, tokens: Tensor, **inputs: Any) -> Tensor:
     """Mean entropy in nats of each head's attention, (L, H), over a batch of tokens (B, T).
 
-    With x the logits and p their softmax, the entropy is lse - sum p x, and sum_j p_j q.k_j = q.(sum_j p_j k_j):
-    attention that returns keys in place of values gives it. It is that of the attention before any smoothing.
-    The model must be the plain module, not a compiled one.
+    With x the logits and p their softmax, the entropy is lse - sum p x, and sum_j p_j q.k_j = q.(sum_j p_j k_j), which
+    is attention with the keys in place of the values. Smoothing is not included. The model must be the plain module,
+    not a compiled one.
     """
     check_entropy(model)
     layers = [module for module in model.modules() if isinstance(module, LSAttention)]
@@ -39,7 +39,7 @@ def attention_entropy(model: nn.Module, tokens: Tensor, **inputs: Any) -> Tensor
 
 
 def check_entropy(model: nn.Module) -> None:
-    """Raise where the entropy is not known from the op's output."""
+    """Raise if the entropy cannot be computed from the op's output."""
     for layer in (module for module in model.modules() if isinstance(module, LSAttention)):
         if layer.softcap is not None or layer.plan.slopes is not None or layer.plan.decays is not None:
             raise ValueError(

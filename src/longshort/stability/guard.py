@@ -1,4 +1,4 @@
-"""Says when a training loss is a spike. What to do about it is the trainer's business."""
+"""Decides whether a training loss is a spike. What to do about it is up to the trainer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 _TO_SIGMA = 1.4826
-"""Median absolute deviation to standard deviation, for normal noise."""
+"""Turns a median absolute deviation into a standard deviation, for normal noise."""
 
 
 class Verdict(NamedTuple):
-    """What the guard thinks of one step."""
+    """The guard's verdict on one step."""
 
     spike: bool
     reason: str
@@ -22,9 +22,9 @@ class Verdict(NamedTuple):
 
 
 class SpikeGuard:
-    """Median and MAD of the accepted steps: a spike never enters the window it is judged by.
+    """Judges a loss by the median and MAD of the accepted steps; a spike never enters the window it is judged by.
 
-    Non-finite is always a spike. A level shift that persists is accepted after `cap` spikes in a row, so that a guard
+    A non-finite loss is always a spike. A level shift that persists is accepted after `cap` spikes in a row, so a guard
     can never hold up training for good.
 
     >>> guard = SpikeGuard(window=100, threshold=6.0, warmup=10)
@@ -37,11 +37,11 @@ class SpikeGuard:
     def __init__(self, *, window: int = 200, threshold: float = 8.0, warmup: int = 50, cap: int = 10) -> None:
         for name, value, least in (("window", window, 2), ("warmup", warmup, 2), ("cap", cap, 1)):
             if not isinstance(value, int) or value < least:
-                raise ValueError(f"guard {name} must be an integer >= {least}, got {value!r}")
+                raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
         if warmup > window:
-            raise ValueError(f"guard warmup must be at most window={window}, or it never ends, got {warmup}")
+            raise ValueError(f"warmup must be at most window={window}, or it would never end, got {warmup}")
         if not threshold > 0:
-            raise ValueError(f"guard threshold must be > 0, got {threshold!r}")
+            raise ValueError(f"threshold must be > 0, got {threshold!r}")
         self.threshold, self.warmup, self.cap = threshold, warmup, cap
         self.accepted: deque[float] = deque(maxlen=window)
         self.in_a_row = 0
@@ -56,7 +56,7 @@ class SpikeGuard:
             self.in_a_row += 1
             return Verdict(True, f"the loss {loss:.4g} is above {limit:.4g}", limit)
         if limit is not None and loss > limit:
-            self.accepted.clear()  # a new level: judge by it from here on
+            self.accepted.clear()  # a new level: judge by it from now on
         self.in_a_row = 0
         self.accepted.append(loss)
         return Verdict(False, "", limit)
@@ -69,7 +69,7 @@ class SpikeGuard:
         return middle + self.threshold * max(spread, 1e-3 * abs(middle))
 
     def state_dict(self) -> dict[str, Any]:
-        """All that shapes later verdicts, ready for JSON."""
+        """Everything that later verdicts depend on, ready for JSON."""
         return {"accepted": list(self.accepted), "in_a_row": self.in_a_row}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

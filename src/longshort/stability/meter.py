@@ -1,4 +1,4 @@
-"""The logit statistic of one optimizer step: per layer and head, over its micro-batches and over all ranks."""
+"""The logit statistics of one optimizer step: per layer and head, over its micro-batches and all ranks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import Tensor
 
 
 class LogitMeter:
-    """Collects the (L, H, 2) statistics that `GPT` returns, largest and smallest logit of each head.
+    """Collects the (L, H, 2) statistics that `GPT` returns: the largest and smallest logit of each head.
 
-    Extremes are idempotent, so accumulation and recomputation are safe. A NaN stays visible, across ranks too.
+    Taking extremes is idempotent, so accumulation and recomputation are safe. A NaN stays visible, also across ranks.
 
     >>> meter = LogitMeter()
     >>> meter.update(torch.tensor([[[1.0, -2.0], [3.0, 0.0]]]))
@@ -29,12 +29,12 @@ class LogitMeter:
         self._extremes = mine if self._extremes is None else torch.maximum(self._extremes, mine)
 
     def read(self, *, across_ranks: bool = False) -> tuple[Tensor, Tensor]:
-        """Largest and smallest logits, (L, H) each, and start anew. One packed reduction where there are ranks."""
+        """Return the largest and smallest logits, (L, H) each, and reset; one packed reduction across ranks."""
         if self._extremes is None:
             raise RuntimeError("the meter has seen no forward pass with stats=True since it was last read")
         extremes, self._extremes = self._extremes, None
         if across_ranks:
-            # MAX drops NaN on some backends: it travels as a flag beside the numbers.
+            # MAX drops NaN on some backends, so NaN is sent as a flag beside the numbers.
             broken = extremes.isnan()
             packed = torch.cat((extremes.masked_fill(broken, -torch.inf), broken.to(extremes.dtype)))
             dist.all_reduce(packed, op=dist.ReduceOp.MAX)

@@ -9,7 +9,7 @@ from longshort.nn import LSAttention, SigmaLinear
 
 
 def check_qk_clip(model: nn.Module) -> None:
-    """Raise where rescaling the weights would change no logit."""
+    """Raise if rescaling the weights would change no logit."""
     for layer in _layers(model):
         if layer.q_norm is not None:
             raise ValueError("qk_clip must be off with qk_norm, which undoes any rescaling of the weights")
@@ -19,11 +19,11 @@ def check_qk_clip(model: nn.Module) -> None:
 
 @torch.no_grad()
 def qk_clip(model: nn.Module, largest_LH: Tensor, *, threshold: float = 100.0, alpha: float = 0.5) -> Tensor:
-    """Bring heads whose largest logit of the step exceeded `threshold` back to it; returns the factors (L, H).
+    """Rescale the heads whose largest logit in the step exceeded `threshold` back to it; return the factors (L, H).
 
     With gamma = threshold / max, queries are scaled by gamma^alpha and keys by gamma^(1 - alpha). Where query heads
     share a key head, the queries take the whole factor: another head's keys must not change. A head whose largest
-    logit is not above the threshold, negative and -inf (no visible pair) included, keeps its weights bit for bit.
+    logit is not above the threshold (it may be negative, or -inf without a visible pair) keeps its weights unchanged.
     """
     above = (largest_LH > threshold) & largest_LH.isfinite()  # an infinite logit would set the weights to zero
     factors = torch.where(above, threshold / largest_LH, 1.0)

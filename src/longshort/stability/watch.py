@@ -1,4 +1,4 @@
-"""Every head's logits while any model runs that has `LSAttention` in it, the model's own code unchanged."""
+"""The logits of every head in any model that contains `LSAttention`, without a change to the model's code."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from longshort.ops import LogitStats
 
 @contextmanager
 def watch_logits(model: nn.Module) -> Iterator[dict[int, LogitStats]]:
-    """Extremes of each head's logits over the forward passes within, by layer, in the order of `model.modules()`.
+    """Extremes of each head's logits over the enclosed forward passes, by layer, in the order of `model.modules()`.
 
-    The op measures them as it runs and no hook is set, so a compiled model can be watched too; it compiles once more.
+    The op measures them as it runs, without hooks, so a compiled model can be watched too; it compiles once more.
     A layer that has not run has -inf as its largest logit.
 
     >>> from longshort import HeadPlan

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from longshort.spelling import closest
 from longshort.train.values import ConfigError
 
 Names = Mapping[str, Collection[str]]
@@ -68,8 +68,8 @@ def check_sections(given: Mapping[str, Any], names: Names) -> None:
     """Raise on the first section that does not exist."""
     for section in given:
         if section not in names:
-            foreign = [ours for ours, theirs in _FOREIGN_SECTIONS.items() if section in theirs.split()]
-            near = next(iter(foreign or _close(section, names, 0.6)), None)
+            foreign = (ours for ours, theirs in _FOREIGN_SECTIONS.items() if section in theirs.split())
+            near = next(foreign, None) or closest(section, names, 0.6)
             raise ConfigError(f"no section {section!r}; {_question(near)}`longshort config` lists all of them")
 
 
@@ -93,14 +93,10 @@ def nearest(key: str, names: Names, section: str | None = None) -> str | None:
     everywhere = {name: f"{where}.{name}" for where in reversed(list(names)) for name in names[where]}
     if (found := everywhere.get(key) or FOREIGN.get(key.lower())) is not None:
         return found
-    if own := _close(key, names.get(section or "", ()), 0.75):
-        return f"{section}.{own[0]}"
-    close = _close(key, everywhere, 0.8)
-    return everywhere[close[0]] if close else None
-
-
-def _close(word: object, known: Collection[str], cutoff: float) -> list[str]:
-    return difflib.get_close_matches(str(word)[:100], list(known), n=1, cutoff=cutoff)
+    if own := closest(key, names.get(section or "", ())):
+        return f"{section}.{own}"
+    near = closest(key, everywhere, 0.8)
+    return everywhere[near] if near else None
 
 
 def _question(near: str | None) -> str:

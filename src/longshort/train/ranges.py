@@ -33,7 +33,7 @@ RANGES: dict[str, Range] = {
     "data.batch_size": _count(1),
     "data.corruption": _SHARE,
     "optimizer.lr": _POSITIVE,
-    "optimizer.betas": Range("two numbers from 0 up to, not including, 1", lambda both: all(0 <= b < 1 for b in both)),
+    "optimizer.betas": Range("two numbers from 0 to 1, 1 excluded", lambda both: all(0 <= b < 1 for b in both)),
     "optimizer.eps": _POSITIVE,
     "optimizer.weight_decay": Range(
         f"a number from 0 to {LARGEST_NUMBER:g}", lambda value: 0 <= value <= LARGEST_NUMBER
