@@ -152,7 +152,7 @@ _NAMES = {"plain": "every head keeps everything", "ls": "1 global head, 11 with 
 def cache_figure(results: Results) -> Any:
     """Two bars for each length, full cache and ours, with their sizes, and how many times smaller ours is."""
     from longshort.report.charts import drawing
-    from longshort.report.theme import LIGHT
+    from longshort.report.theme import LIGHT, method_style
 
     alt = drawing()
     rows = [row for row in results["cache"] if "failed" not in row]
@@ -175,7 +175,9 @@ def cache_figure(results: Results) -> Any:
         y=alt.Y("cache:N", title=None, sort=order, axis=None),
         x=alt.X("gib:Q", title="GiB for one sequence", scale=alt.Scale(domain=[0, 1.15 * largest]), axis=axis),
     )
-    colour = alt.Color("cache:N", sort=order, legend=alt.Legend(title=None, orient="top", symbolType="square"))
+    scale = alt.Scale(domain=order, range=[method_style(heads, LIGHT).color for heads in _NAMES])
+    legend = alt.Legend(title=None, orient="top", symbolType="square")
+    colour = alt.Color("cache:N", sort=order, scale=scale, legend=legend)
     marks = base.mark_bar(height={"band": 0.8}).encode(color=colour)
     text = base.mark_text(align="left", dx=6, fontSize=12, color=LIGHT["ink"]).encode(text="label:N")
     header = alt.Header(labelAngle=0, labelAlign="left", labelFontSize=12, labelColor=LIGHT["ink"])

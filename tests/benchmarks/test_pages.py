@@ -7,6 +7,7 @@ import pytest
 from benchmarks import attention_page, decoding_page
 from benchmarks.__main__ import _pages
 from benchmarks.pages import PAGES, RESULTS, Page
+from longshort.report.theme import LIGHT, method_style
 
 EVERY = {page.name: page for page in _pages()}
 
@@ -49,6 +50,13 @@ def test_bars_of_the_picture_are_the_measured_bytes():
     rows = [{"length": 4096, "bytes": {"ls": 2**20, "plain": 2**31}, "smaller": 2048.0}, {"failed": "x"}]
     bars = decoding_page.cache_figure({"cache": rows}).to_dict()["data"]["values"]
     assert [(bar["gib"], bar["label"]) for bar in bars] == [(2.0, "2.00 GiB"), (2**-10, "1 MiB  (2048.0x smaller)")]
+
+
+def test_the_picture_has_the_colours_of_plain_and_ls():
+    pytest.importorskip("altair")
+    rows = [{"length": 4096, "bytes": {"ls": 2**20, "plain": 2**31}, "smaller": 2048.0}]
+    bars = decoding_page.cache_figure({"cache": rows}).to_dict()["spec"]["layer"][0]
+    assert bars["encoding"]["color"]["scale"]["range"] == [method_style(n, LIGHT).color for n in ("plain", "ls")]
 
 
 def test_a_picture_without_the_cache_is_refused():
