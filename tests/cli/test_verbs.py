@@ -205,6 +205,6 @@ def test_the_demo_introduces_the_setting_that_it_runs(device):
     assert config.run.steps == 7 and config.run.device == device
     text = introduction(config)
     assert (
-        f"width {config.model.width}" in text and "for 7 steps" in text and f"see {config.model.window} tokens" in text
+        f"width {config.model.width}" in text and "for 7 steps" in text and f"see {config.model.window} bytes" in text
     )
     assert demo_config(device).run.steps > 100

@@ -172,6 +172,7 @@ def test_of_many_variants_six_are_coloured_and_a_click_colours_another(browser, 
     browser.show(write_report(runs, tmp_path / "r.html", png=False).html)
     colors = "new Set([...document.querySelectorAll('.chart .mark-line path')].map(p => p.getAttribute('stroke')))"
     grey = theme.LIGHT["aside"]
+    assert browser.evaluate("document.querySelector('.hint').textContent").startswith("6 variants are drawn in colour")
     assert len(browser.evaluate(f"[...{colors}]")) == 5 + 1  # two of the six are of one family
     assert grey in browser.evaluate(f"[...{colors}]")
     for name in ("las", "z-loss"):

@@ -70,20 +70,20 @@ def test_summary_names_the_lowest_loss_and_the_separation(tmp_path):
     runs = {"plain": [seed(2.4), seed(2.5)], "ls": [seed(2.0), seed(2.1)]}
     said = comparison.summary(variants_of(tmp_path, runs))
     assert "2 variants, 2 seeds each, trained for 4 steps." in said
-    assert "lowest final validation loss is that of ls: 2.050 (2.000 to 2.100)" in said
-    assert "2.450 (2.400 to 2.500) for plain" in said
-    assert "does not overlap" in said
+    assert "ls has the lowest final validation loss, 2.050 (2.000 to 2.100)" in said
+    assert "plain has 2.450 (2.400 to 2.500)." in said
+    assert "the range of ls overlaps with no other" in said
 
 
 @pytest.mark.parametrize(
     ("runs", "caveat"),
     [
-        ({"a": [seed(2.0), seed(2.3)], "b": [seed(2.2), seed(2.4)]}, "overlaps with that of b"),
-        ({"a": [seed(2.0)], "b": [seed(2.2)]}, "With one seed a difference may be chance"),
+        ({"a": [seed(2.0), seed(2.3)], "b": [seed(2.2), seed(2.4)]}, "the range of a overlaps with that of b."),
+        ({"a": [seed(2.0)], "b": [seed(2.2)]}, "With one seed, a difference may be chance"),
         ({"a": [seed(2.0)], "b": [seed(2.2, steps=9)]}, "did not reach the same step"),
-        ({"a": [seed(2.0)], "b": [seed(None)]}, "no finite one for b"),
+        ({"a": [seed(2.0)], "b": [seed(None)]}, "b has no finite one."),
         ({"a": [seed(None)], "b": [seed(None)]}, "No final validation loss is finite."),
-        ({"a": [seed()], "b": [seed()]}, "lowest training loss at the end is that of a"),
+        ({"a": [seed()], "b": [seed()]}, "a has the lowest training loss at the end"),
         ({"a": [[]]}, "No loss was recorded."),
         ({"a": [seed(2.0, spikes=2)]}, "Loss spikes recorded: 2."),
         ({"a": [seed(2.0)[:-1]]}, "Not finished: a-0 (in progress)."),
@@ -96,7 +96,7 @@ def test_summary_says_what_limits_it(tmp_path, runs, caveat):
 def test_summary_of_many_variants_gives_the_ends_only(tmp_path):
     runs = {f"v{i}": [seed(2.0 + i / 10, logit=3.0 + i)] for i in range(7)}
     said = comparison.summary(variants_of(tmp_path, runs))
-    assert "Against that: 6 others from 2.100 for v1 to 2.600 for v6." in said
+    assert "The 6 others range from 2.100 (v1) to 2.600 (v6)." in said
     assert "The largest |logit| seen: from 3.00 for v0 to 9.00 for v6." in said
 
 

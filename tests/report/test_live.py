@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from longshort.cli import selfcheck
-from longshort.report.live import result_table, running_table
+from longshort.report.live import live_table, result_table, running_table
 from longshort.train.variants import VARIANTS
 
 
@@ -26,6 +26,26 @@ def test_result_table_cuts_nothing(loss):
     shown = printed(result_table([row | {"variant": name} for name in VARIANTS]))
     assert "…" not in shown
     assert all(name in shown for name in VARIANTS)
+
+
+def test_caption_of_the_result_table_keeps_to_one_line_however_short_the_names():
+    row = {"variant": "ls", "seeds": 2, "parameters": 9, "validation_loss": 2.0, "spread": 0.1, "perplexity": 7.4}
+    row |= {"accuracy": None, "max_logit": 1.0, "tokens_per_second": 1.0, "spikes": 0}
+    assert "means over seeds; spread: highest minus lowest loss; |logit|: largest" in printed(result_table([row]))
+
+
+def test_one_seed_has_no_spread():
+    row = {"variant": "ls", "seeds": 1, "parameters": 9, "validation_loss": 2.0, "spread": 0.0, "perplexity": 7.4}
+    row |= {"accuracy": None, "max_logit": 1.0, "tokens_per_second": 1.0, "spikes": 0}
+    shown = printed(result_table([row]))
+    assert " - " in shown and "over seeds" not in shown
+
+
+def test_a_comparison_that_is_finished_has_no_live_table():
+    console = Console(width=80, file=io.StringIO(), force_terminal=True)
+    with live_table([SimpleNamespace(is_finished=True)], console) as watch:
+        watch({})
+    assert console.file.getvalue() == ""
 
 
 def test_running_table_cuts_nothing():

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from longshort.cli import app
 from longshort.report import watch as watching
 from longshort.report.watch import HOST, LivePage, serve
-from longshort.runs import RunError, find_runs
+from longshort.runs import RunError, find_runs, load_runs
 
 from .synthetic import run_record, train_record, write_lines
 
@@ -121,3 +121,12 @@ def test_browser_follows_a_run_from_before_its_first_record_to_its_end(browser, 
         thread.join(20)
     assert any("finished at step 19" in line for line in said)
     assert said[-1].startswith("stopped; the page is")
+
+
+def test_the_state_of_many_runs_is_counted(tmp_path):
+    ends = [{"kind": "end", "step": 3, "seconds": 3.0, "status": "finished"}, *[None] * 4]
+    folders = [
+        write_lines(tmp_path / str(i), [run_record(), train_record(3 + i, 2.0), *([end] if end else [])])
+        for i, end in enumerate(ends)
+    ]
+    assert watching.describe(load_runs(folders)) == "5 runs: 1 finished, 4 in progress; at steps 3 to 7"

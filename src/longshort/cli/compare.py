@@ -26,6 +26,7 @@ def compare(
     """
     from rich.console import Console
 
+    from longshort.cli.prose import say
     from longshort.report import compare as comparison
     from longshort.report import write_report
     from longshort.report.live import live_table, result_table
@@ -45,8 +46,8 @@ def compare(
     comparison.check_results(out)
     left = [trial.config for trial in trials if not trial.is_finished]
     if left:
-        typer.echo(announce_data(settings))
-        typer.echo(announce_runs(left, len(trials) - len(left), jobs))
+        say(announce_data(settings))
+        say(announce_runs(left, len(trials) - len(left), jobs))
     draw_tasks(left, typer.echo)
     forecast = Forecast(left, jobs, lambda text: console.print(text, highlight=False, soft_wrap=True))
     with live_table(trials, console) as table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,32 +11,34 @@ import typer
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("runs/demo"),
-    device: Annotated[str, typer.Option(help="cpu, or cuda for the paper-sized setting.")] = "cpu",
-    steps: Annotated[int | None, typer.Option(min=1, help="Number of steps, instead of the demo's own.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, or cuda for the paper's model.")] = "cpu",
+    steps: Annotated[int | None, typer.Option(min=1, help="Number of steps (default: the setting's own).")] = None,
     seed: Annotated[int, typer.Option(help="Seed of both runs.")] = 0,
 ) -> None:
-    """Train plain and LS-attention side by side and write a report. Resumable.
+    """Train plain attention and LS-attention side by side and write a report. Resumable.
 
     Example: longshort demo
     """
     from rich.console import Console
 
+    from longshort.cli.prose import say
     from longshort.report import demo as effect
     from longshort.report.live import live_table, result_table
 
     console = Console()
     trials = effect.demo_trials(out, effect.demo_config(device, steps=steps), (seed,))
-    typer.echo(effect.introduction(trials[-1].config))
+    say(effect.introduction(trials[-1].config))
+    message = partial(console.print, highlight=False, markup=False, soft_wrap=True)  # above the live table
     with live_table(trials, console) as watch:
-        result = effect.run_demo(trials, out, watch=watch, message=typer.echo)
+        result = effect.run_demo(trials, out, watch=watch, message=message)
     if result is None:
         typer.echo("interrupted; run the same command again to resume")
         raise typer.Exit(130)
     for variant, text in result.samples.items():
-        console.rule(f"a sample of {variant}")
+        console.rule(f"a sample from {variant}")
         typer.echo(text)
     console.rule()
     console.print(result_table(result.rows))
-    typer.echo(result.remark)
+    say(result.remark)
     if result.report is not None:
         typer.echo(f"report: {result.report}")

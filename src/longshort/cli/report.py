@@ -13,17 +13,18 @@ def report(
         list[Path], typer.Argument(help="Run folders, or folders of runs, as `longshort compare` leaves them.")
     ],
     out: Annotated[Path, typer.Option(help="The page; its pictures go to a folder beside it.")] = Path("report.html"),
-    title: Annotated[str | None, typer.Option(help="Heading of the page (default: names the variants).")] = None,
-    png: Annotated[bool, typer.Option(help="Write the charts as PNG too.")] = True,
-    watch: Annotated[bool, typer.Option("--watch", help="Keep the page current and serve it to this machine.")] = False,
+    title: Annotated[str | None, typer.Option(help="Heading of the page (default: the names of the variants).")] = None,
+    png: Annotated[bool, typer.Option(help="Write the charts as PNG files too.")] = True,
+    watch: Annotated[bool, typer.Option("--watch", help="Serve the page to this machine and keep it current.")] = False,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port of --watch (default: a free one).")] = None,
 ) -> None:
-    """Make one HTML page from the metrics of runs. It needs no network; charts also as PNG.
+    """Make one HTML page, which works offline, from the metrics of runs.
 
     Example: longshort report runs/plain-seed0 runs/ls-seed0 --out runs/report.html
 
     Example: longshort report runs/compare --watch
     """
+    from longshort.cli.prose import say
     from longshort.report import write_report
     from longshort.runs import find_runs
     from longshort.train.values import is_text
@@ -35,7 +36,7 @@ def report(
     if watch:
         from longshort.report.watch import watch as keep_current
 
-        keep_current(runs, out, title=title, port=port or 0, say=typer.echo)
+        keep_current(runs, out, title=title, port=port or 0, say=say)
         return
     files = write_report(find_runs(runs), out, title=title, png=png)
     for note in files.notes:

@@ -12,7 +12,7 @@ from typing import Any
 
 from longshort.runs import Run
 
-MAX_LISTED = 4  # variants that a sentence names one by one
+MAX_LISTED = 4  # variants or runs that a sentence names one by one
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,14 @@ def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def _listed(names: Sequence[str]) -> str:
+    """
+    >>> _listed(["a"]), _listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
 def _opening(variants: Sequence[Variant], runs: Sequence[Run]) -> str:
     seeds = sorted({len(variant.runs) for variant in variants})
     each = " each" if len(variants) > 1 else ""
@@ -147,12 +155,13 @@ def _losses(variants: Sequence[Variant]) -> list[str]:
     aside = f", {name} {with_spread(second)}" if second is not None and second.count else ""
     if len(known) == 1:
         return [f"Its {kind} is {with_spread(spread)}{aside}."]
-    said = [f"The lowest {kind} is that of {best.name}: {with_spread(spread)}{aside}."]
-    others = [f"{with_spread(other)} for {variant.name}" for variant, other in finite[1:]]
+    said = [f"{best.name} has the lowest {kind}, {with_spread(spread)}{aside}."]
+    others = [f"{variant.name} has {with_spread(other)}" for variant, other in finite[1:]]
     if len(others) > MAX_LISTED:
-        others = [f"{len(others)} others from {others[0]} to {others[-1]}"]
-    others += [f"no finite one for {variant.name}" for variant, other in known if not other.count]
-    said.append(f"Against that: {'; '.join(others)}.")
+        ends = [f"{number(other.mean)} ({variant.name})" for variant, other in (finite[1], finite[-1])]
+        others = [f"The {len(others)} others range from {' to '.join(ends)}"]
+    others += [f"{variant.name} has no finite one" for variant, other in known if not other.count]
+    said.append(f"{'; '.join(others)}.")
     if len(finite) > 1:
         said += _caveat(best, spread, finite[1:])
     return said
@@ -160,13 +169,13 @@ def _losses(variants: Sequence[Variant]) -> list[str]:
 
 def _caveat(best: Variant, spread: Spread, others: Sequence[tuple[Variant, Spread]]) -> list[str]:
     if len({run.last_step for variant, _ in others for run in variant.runs} | {r.last_step for r in best.runs}) > 1:
-        return ["The runs did not reach the same step, so these numbers do not compare equal training."]
+        return ["The runs did not reach the same step, so these losses are not after equal training."]
     if spread.count == 1 or any(other.count == 1 for _, other in others):
-        return ["With one seed a difference may be chance."]
+        return ["With one seed, a difference may be chance."]
     close = [variant.name for variant, other in others if spread.overlaps(other)]
     if close:
-        return [f"Over the seeds its range overlaps with that of {', '.join(close)}."]
-    return ["Over the seeds its range does not overlap with any other."]
+        return [f"Over seeds, the range of {best.name} overlaps with that of {_listed(close)}."]
+    return [f"Over seeds, the range of {best.name} overlaps with no other."]
 
 
 def _logits(variants: Sequence[Variant]) -> list[str]:
@@ -196,7 +205,8 @@ def _spikes(variants: Sequence[Variant], runs: Sequence[Run]) -> str:
         said.append("No loss spike was recorded.")
     unfinished = [f"{run.label} ({run.status})" for run in runs if run.status not in ("finished", "diverged")]
     if unfinished:
-        said.append(f"Not finished: {', '.join(unfinished)}.")
+        many = f"{len(unfinished)} of {len(runs)} runs"
+        said.append(f"Not finished: {many if len(unfinished) > MAX_LISTED else ', '.join(unfinished)}.")
     return " ".join(said)
 
 

@@ -1,6 +1,6 @@
 """The effect on a laptop: plain attention and LS-attention of equal size, trained side by side on the same bytes.
 
-The setting was found by experiment, see docs/results/demo-setting.md: sequences much longer than the model is wide.
+The setting, with sequences much longer than the model is wide, was found by experiment: docs/results/demo-setting.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from longshort.train.processes import run_all
 VARIANTS = ("plain", "ls")
 PROMPT = "def "
 EXPLODED = 100.0
-"""A largest |logit| from which on logits have exploded; the paper reports more than 200 for plain attention."""
+"""Logits have exploded where the largest |logit| is at least this; the paper reports over 200 for plain attention."""
 
 
 class DemoResult(NamedTuple):
@@ -33,7 +33,7 @@ class DemoResult(NamedTuple):
     report: Path | None
     """None where the packages for it are missing."""
     remark: str
-    """What the numbers show of the paper's claims, and what they do not."""
+    """Which of the paper's claims the numbers show, and which they do not."""
 
 
 def demo_config(device: str = "cpu", *, steps: int | None = None) -> TrainConfig:
@@ -50,11 +50,11 @@ def demo_trials(out: Path, config: TrainConfig, seeds: tuple[int, ...] = (0,)) -
 
 
 def run_demo(trials: list[Trial], out: Path, *, watch: Watch, message: Callable[[str], None]) -> DemoResult | None:
-    """Train the trials at once, sample from each, write the report; None if interrupted."""
+    """Train all trials at the same time, sample from each and write the report; None if interrupted."""
     from longshort.report import ReportError, write_report
 
     check_results(out)
-    default_data()  # once, before two processes would both prepare it
+    default_data()  # once, or two processes would both prepare it
     left = [trial.config for trial in trials if not trial.is_finished]
     if left and not run_all(left, jobs=len(left), watch=watch):
         return None
@@ -65,7 +65,7 @@ def run_demo(trials: list[Trial], out: Path, *, watch: Watch, message: Callable[
     try:
         title = "Plain attention and LS-attention"
         report = write_report([trial.out for trial in trials], out / PAGE, title=title, remark=said).html
-    except ReportError as error:  # the numbers are there all the same
+    except ReportError as error:  # the numbers are saved all the same
         message(f"no report: {error}")
         report = None
     return DemoResult(rows, samples, report, said)
@@ -97,22 +97,22 @@ def remark(rows: list[dict[str, Any]]) -> str:
     if max(plain["max_logit"], ls["max_logit"]) >= EXPLODED:
         return f"The largest |logit| reaches {logits}; compare also {cost}."
     return (
-        f"At this size and length logits do not explode: the largest |logit| is {logits}. "
+        f"At this size and length, logits do not explode: the largest |logit| is {logits}. "
         f"What the demo shows is {cost}. The explosion "
         "needs the paper's model and longer training: see docs/results/explosion.md in the repository."
     )
 
 
 def introduction(config: TrainConfig) -> str:
-    """What is about to happen."""
+    """What the demo is about to train."""
     model = config.model
     return (
-        f"Training two models of {model.n_layers} layers, width {model.width}, {model.n_heads} heads, on sequences of "
-        f"{config.length} tokens for {config.run.steps} steps:\n"
-        f"  plain: every head sees all that came before\n"
-        f"  ls:    {model.n_global} head does, the other {model.n_heads - (model.n_global or 0)} see "
-        f"{model.window} tokens each\n"
-        "The text is the source of this Python's standard library, as bytes."
+        f"Training two models for {config.run.steps:,} steps, each with {model.n_layers} layers, width {model.width} "
+        f"and {model.n_heads} heads, on sequences of {config.length:,} bytes:\n"
+        f"  plain: every head sees all earlier bytes\n"
+        f"  ls:    {model.n_global} head sees all earlier bytes, the other {model.n_heads - (model.n_global or 0)} see "
+        f"{model.window} bytes each\n"
+        "The text is the source code of this Python's standard library."
     )
 
 

@@ -1,4 +1,4 @@
-"""Tables of runs side by side: a live one while they go on, and the final one."""
+"""Tables of runs side by side: a live one while they train, and the final one."""
 
 from __future__ import annotations
 
@@ -28,9 +28,13 @@ class Watch(Protocol):
 
 @contextmanager
 def live_table(trials: Sequence[Trial], console: Console) -> Iterator[Watch]:
-    """A watcher for `run_all` that keeps one table up to date, or prints lines where there is no terminal."""
+    """A watcher for `run_all` that keeps a table of unfinished runs current, or prints lines without a terminal."""
+    trials = [trial for trial in trials if not trial.is_finished]
     if not console.is_terminal:
         yield _Lines(trials, console)
+        return
+    if not trials:
+        yield lambda readers: None
         return
     with Live(running_table(trials, {}), console=console, refresh_per_second=4) as live:
 
@@ -41,7 +45,7 @@ def live_table(trials: Sequence[Trial], console: Console) -> Iterator[Watch]:
 
 
 class _Lines:
-    """A line for each run that has moved on, every now and then."""
+    """Every now and then, a line for each run that has advanced."""
 
     def __init__(self, trials: Sequence[Trial], console: Console) -> None:
         self._trials, self._console, self._last = trials, console, -math.inf
@@ -103,13 +107,14 @@ def result_table(rows: Sequence[dict[str, Any]]) -> Table:
     """The rows that `compare.summarize` makes."""
     sizes = sorted({row["parameters"] for row in rows})
     size = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
-    title = f"validation after training; {size} parameters"
+    several = any(row["seeds"] > 1 for row in rows)
+    over_seeds = "means over seeds; spread: highest minus lowest loss; " if several else ""
     table = Table(
-        title=title,
+        title=f"validation after training; {size} parameters",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         padding=(0, 1, 0, 0),
-        caption="means over seeds; spread: largest minus smallest loss; |logit|: the largest",
+        caption=f"{over_seeds}|logit|: largest",
     )
     with_answers = any(row.get("accuracy") is not None for row in rows)
     second = "accuracy" if with_answers else "perplexity"
@@ -120,7 +125,7 @@ def result_table(rows: Sequence[dict[str, Any]]) -> Table:
             row["variant"],
             str(row["seeds"]),
             number(row["validation_loss"]),
-            number(row["spread"]),
+            number(row["spread"]) if row["seeds"] > 1 else "-",
             _share(row.get("accuracy")) if with_answers else number(row["perplexity"]),
             number(row["max_logit"]),
             f"{row['tokens_per_second']:,.0f}",
@@ -134,5 +139,5 @@ def _share(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Four digits; what is not finite is None in JSON and NaN in a record. Short: a table has 80 columns."""
+    """Four digits, so that a table fits into 80 columns; `nan` for None and NaN, which stand for not finite."""
     return f"{value:.4g}" if value is not None and math.isfinite(value) else "nan"

@@ -79,7 +79,7 @@ def render(runs: Sequence[Run], data: datasets.Datasets, title: str, out: Path, 
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": comparison.number, "count": lambda value: f"{value:,}"}
+    environment.filters |= {"number": comparison.number, "count": lambda value: f"{value:,}", "moment": _moment}
     variants = comparison.group(runs)
     names = [variant.name for variant in variants]
     strongest = theme.method_styles(names, theme.LIGHT, strong=theme.MOST_STRONG)
@@ -159,6 +159,14 @@ def _samples(variant: comparison.Variant) -> tuple[Run, Sample, list[tuple[Run, 
     more = [(run, run.samples[-1]) for run in with_text[1:]]
     more += [(first, sample) for sample in reversed(first.samples[:-1])]
     return first, first.samples[-1], more[:MORE_SAMPLES]
+
+
+def _moment(text: str) -> str:
+    """
+    >>> _moment("2026-01-02T03:04:05+00:00"), _moment("yesterday")
+    ('2026-01-02 03:04 UTC', 'yesterday')
+    """
+    return f"{text[:10]} {text[11:16]} UTC" if text.endswith("+00:00") else text
 
 
 @functools.cache

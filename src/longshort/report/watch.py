@@ -13,6 +13,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from longshort.report.comparison import MAX_LISTED
 from longshort.report.page import check_page, write_report
 from longshort.runs import METRICS, Run, RunError, find_runs, load_runs
 
@@ -146,5 +147,9 @@ def describe(runs: Sequence[Run]) -> str:
     >>> describe([])
     ''
     """
-    stands = [f"{run.label}: {run.status} at step {run.last_step:,}" for run in runs]
-    return "; ".join(stands)
+    if len(runs) <= MAX_LISTED:
+        return "; ".join(f"{run.label}: {run.status} at step {run.last_step:,}" for run in runs)
+    states = [run.status for run in runs]
+    steps = sorted(run.last_step for run in runs)
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    return f"{len(runs)} runs: {counts}; at steps {steps[0]:,} to {steps[-1]:,}"
