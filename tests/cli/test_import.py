@@ -140,9 +140,9 @@ def test_an_import_that_fails_leaves_nothing_and_can_be_repeated(theirs, tmp_pat
 def test_options_of_the_author_are_refused_for_gpt2_and_a_large_tokenizer_for_a_small_model(tmp_path, imported):
     shown = run("import", tmp_path / "gpt2", "--out", tmp_path / "b", "--window", 5)
     assert shown.exit_code == 1
-    assert "window belong to the author's" in shown.stderr
+    assert "window must be left out unless source is an author's" in shown.stderr
     shown = run("import", tmp_path / "gpt2", "--out", tmp_path / "b", "--activation", "gelu")
-    assert "activation belong to the author's" in shown.stderr
+    assert "activation must be left out unless source is an author's" in shown.stderr
     model = GPT(GPTConfig.preset("tiny", vocab_size=256))
     with pytest.raises(ValueError, match="no more tokens than the model, 256, got 257"):
         save_as_run(model, tmp_path / "c", tokenizer=ByteTokenizer())

@@ -180,7 +180,7 @@ def test_a_cache_is_returned_only_where_no_gradients_are_wanted(model):
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({}, "give either input_ids or inputs_embeds, got neither"),
+        ({}, "input must be input_ids or inputs_embeds, got neither"),
         ({"input_ids": TOKENS, "inputs_embeds": torch.zeros(2, 40, 32)}, "input_ids or inputs_embeds, got both"),
         ({"input_ids": TOKENS, "labels": TOKENS[:, 1:]}, r"labels must have shape \(2, 40\), got \(2, 39\)"),
         ({"input_ids": TOKENS[0]}, r"input_ids must have shape \(batch, length\), got \(40,\)"),

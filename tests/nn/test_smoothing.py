@@ -246,7 +246,7 @@ def test_a_model_that_pools_its_logits_runs_on_the_reference_alone():
     tokens = draw(length=20)
     model = build(3, smoothing_stage="before", backend="reference")
     assert not torch.allclose(full(model, tokens), full(build(None), tokens))
-    with pytest.raises(ValueError, match='only backend="reference" serves'):
+    with pytest.raises(ValueError, match='only backend="reference" supports'):
         build(3, smoothing_stage="before")
     with pytest.raises(ValueError, match="a cache serves smoothing of side 'causal' after the softmax"):
         model.new_cache()

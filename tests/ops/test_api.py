@@ -34,14 +34,14 @@ REFUSED_TENSORS = {
     "v must have the head dim of q, 4, got 3": tensors(v=(2, 2, 5, 3)),
     "v must have the head dim of q, 4, got 8": tensors(k=(2, 2, 5, 8)),
     "k .* got .*(2, 2, 5, 8)": tensors(k=(2, 2, 5, 8), v=(2, 2, 5, 4)),
-    "k and v must have one shape, got k (2, 2, 5, 4) and v (2, 1, 5, 4)": tensors(v=(2, 1, 5, 4)),
-    "k and v must have one shape, got k (2, 2, 5, 4) and v (2, 2, 6, 4)": tensors(v=(2, 2, 6, 4)),
+    "k and v must have the same shape, got (2, 2, 5, 4) and (2, 1, 5, 4)": tensors(v=(2, 1, 5, 4)),
+    "k and v must have the same shape, got (2, 2, 5, 4) and (2, 2, 6, 4)": tensors(v=(2, 2, 6, 4)),
     "k must have the batch size of q, 2, got 3": tensors(k=(3, 2, 5, 4)),
     "q must have a head dim of at least 1, got 0": tensors(q=(2, 2, 5, 0), k=(2, 2, 5, 0)),
-    "k must have a number of heads that divides q's: q has 2 heads, k has 0": tensors(k=(2, 0, 5, 4)),
-    "k must have a number of heads that divides q's: q has 2 heads, k has 3": tensors(k=(2, 3, 5, 4)),
-    "k must have a number of heads that divides q's: q has 2 heads, k has 4": tensors(k=(2, 4, 5, 4)),
-    "q must have no more positions than k .* got T=6 > S=5": tensors(q=(2, 2, 6, 4)),
+    "k must have a number of heads that divides q's 2, got 0": tensors(k=(2, 0, 5, 4)),
+    "k must have a number of heads that divides q's 2, got 3": tensors(k=(2, 3, 5, 4)),
+    "k must have a number of heads that divides q's 2, got 4": tensors(k=(2, 4, 5, 4)),
+    "q must have no more positions than k .* got T=6 and S=5": tensors(q=(2, 2, 6, 4)),
 }
 
 
@@ -60,7 +60,7 @@ def test_wrong_tensors_raise_a_value_error_that_names_them(message, backend):
 REFUSED_OPTIONS = {
     "plan must be a HeadPlan, got tuple": {"plan": (None, 3)},
     "plan must be a HeadPlan, got NoneType": {"plan": None},
-    "plan must have one entry per head of q: q has 2 heads, plan has 3": {"plan": HeadPlan.full(3)},
+    "plan must have one entry for each of the 2 heads of q, got 3": {"plan": HeadPlan.full(3)},
     "scale must be None or a finite number, got inf": {"scale": float("inf")},
     "scale must be None or a finite number, got nan": {"scale": float("nan")},
     "scale must be None or a finite number, got 'auto'": {"scale": "auto"},

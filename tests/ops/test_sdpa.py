@@ -46,13 +46,11 @@ def test_an_empty_call_gives_an_empty_result():
 
 
 UNSERVED = {
-    "SDPA gives no logit statistics; call it with stats=False, and train with telemetry.logits_every=0": {
-        "stats": True
-    },
-    "segments would take a mask": {"segments": torch.zeros(1, 20, dtype=torch.long)},
+    "SDPA has no logit statistics; call it with stats=False, and train with telemetry.logits_every=0": {"stats": True},
+    "segments would need a T x S mask": {"segments": torch.zeros(1, 20, dtype=torch.long)},
     "SDPA has no softcap, got 3.0": {"softcap": 3.0},
     "SDPA has no decay": {"plan": HeadPlan.las(n_heads=4, max_decay=0.1)},
-    "slopes would take a mask": {"plan": HeadPlan.full(4).with_alibi()},
+    "slopes would need a T x S mask": {"plan": HeadPlan.full(4).with_alibi()},
     "scale must be positive, got -1": {"scale": -1},
 }
 

@@ -1,7 +1,7 @@
-"""Hugging Face: configuration, model and cache, a thin shell around `GPT`, and head plans for other models; importing
-it registers the Auto classes and the attention `longshort`.
+"""Hugging Face: configuration, model and cache as a thin shell around `GPT`, and head plans for other models.
 
-Without transformers, whatever needs it says so when asked for.
+Importing it registers the Auto classes and the attention `longshort`. Without transformers, names that need it raise
+an error when they are used.
 """
 
 import importlib
@@ -41,7 +41,7 @@ else:
 
     transformers.AutoConfig.register(LongShortConfig.model_type, LongShortConfig, exist_ok=True)
     transformers.AutoModelForCausalLM.register(LongShortConfig, LongShortForCausalLM, exist_ok=True)
-    # `transformers serve` asks no Auto class: it looks the class that a config.json names up in the package itself,
-    # which another one replaces when this module, needed by many models, is first imported.
+    # `transformers serve` does not use the Auto classes: it looks up the class that a config.json names in the package
+    # itself, which another object replaces when this module, needed by many models, is first imported.
     importlib.import_module("transformers.processing_utils")
     vars(sys.modules["transformers"])[LongShortForCausalLM.__name__] = LongShortForCausalLM

@@ -1,4 +1,4 @@
-"""The per-head cache in the form that transformers' generation handles: a `Cache` whose content is an `LSCache`."""
+"""The per-head cache in the form that transformers' generation expects: a `Cache` that holds an `LSCache`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from longshort.nn import KVCache
 class LongShortCache(Cache):
     """Keys and values in which local heads keep a ring and only global heads keep everything.
 
-    `generate` makes one itself; make one to continue from it in a later call. It takes its batch size, dtype and device
-    from the first tokens that go in.
+    `generate` makes one itself; make your own to continue from it in a later call. It takes its batch size, dtype and
+    device from the first tokens it is given.
 
     Args:
-        config: the model's.
-        max_length: allocate for so many positions at once and refuse more; if None, it grows.
-        rollback: tokens that `crop` can take back; all since the last `crop` after `activate_past_recording`.
+        config: the model's configuration.
+        max_length: allocate this many positions at once and refuse more; if None, the cache grows.
+        rollback: tokens that `crop` can remove; after `activate_past_recording`, all since the last `crop`.
 
     >>> from longshort.hf import LongShortConfig, LongShortForCausalLM
     >>> sizes = dict(vocab_size=256, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
@@ -38,14 +38,14 @@ class LongShortCache(Cache):
         super().__init__(layers=layers)
         self.max_length, self.rollback = max_length, rollback
         self.inner: KVCache | None = None
-        """None until the first tokens come."""
+        """None until the first tokens arrive."""
         self._recording = False
 
     def opened(self, model: GPT, batch_size: int, device: torch.device) -> KVCache:
-        """The `LSCache` to hand to the model; `device` is that of the tokens.
+        """The `LSCache` to pass to the model; `device` is that of the tokens.
 
-        Made at the first call, and anew where it holds nothing and is of another batch size: after `reset`, or after a
-        first call that was refused.
+        It is made at the first call, and again if it is empty and has another batch size: after `reset`, or after a
+        first call that failed.
         """
         if self.inner is None or (self.inner.length == 0 and self.inner.batch_size != batch_size):
             sizes: dict[str, Any] = {"max_length": self.max_length, "rollback": self.rollback}
@@ -56,7 +56,7 @@ class LongShortCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of every tensor held."""
+        """Bytes of all tensors held."""
         return 0 if self.inner is None else self.inner.nbytes
 
     @property
@@ -75,16 +75,16 @@ class LongShortCache(Cache):
             self.inner.recording = wanted
 
     def activate_past_recording(self) -> None:
-        """From now on, all tokens since the last `crop` can be taken back, however many."""
+        """From now on, `crop` can remove all tokens since the last `crop`, however many."""
         self._recording = True
         if self.inner is not None:
             self.inner.activate_past_recording()
 
     def crop(self, tokens_to_remove: int | Tensor) -> None:
-        """Take back the last tokens; as in transformers, their number is given negative."""
+        """Remove the last tokens; as in transformers, their number is given as a negative."""
         number = tokens_to_remove.item() if _is_single(tokens_to_remove) else tokens_to_remove
         if not isinstance(number, int) or number > 0:
-            raise ValueError(f"tokens_to_remove must be an integer, 0 or negative, got {tokens_to_remove}")
+            raise ValueError(f"tokens_to_remove must be 0 or a negative integer, got {tokens_to_remove}")
         count = -number
         if self.inner is not None:
             self.inner.crop(count)
@@ -102,7 +102,7 @@ class LongShortCache(Cache):
             self.inner.reorder(beam_idx.to(self.inner.device, torch.long))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Each sequence `repeats` times, the copies side by side."""
+        """Repeat each sequence `repeats` times, with the copies side by side."""
         if self.inner is not None:
             self.inner.repeat(repeats)
 
@@ -118,7 +118,7 @@ def _is_single(x: Any) -> TypeGuard[Tensor]:
 
 
 class _Layer(CacheLayerMixin):
-    """What transformers asks of a single layer: lengths. The model itself writes and reads; layers move together."""
+    """What transformers asks of a single layer: its lengths. The model itself reads and writes all layers together."""
 
     is_compileable = False
     is_croppable = True
@@ -134,7 +134,7 @@ class _Layer(CacheLayerMixin):
 
     @is_initialized.setter
     def is_initialized(self, value: bool) -> None:
-        """Told by the cache."""
+        """Ignored: the cache decides."""
 
     @property
     def record_past(self) -> bool:
@@ -155,8 +155,8 @@ class _Layer(CacheLayerMixin):
 
     def _by_the_cache(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(
-            "a layer of a LongShortCache is changed through its cache alone: the model writes all layers, "
-            "and reset, crop, reorder_cache, batch_repeat_interleave and batch_select_indices are the cache's"
+            "a layer of a LongShortCache can only be changed through its cache: the model writes all layers, "
+            "and reset, crop, reorder_cache, batch_repeat_interleave and batch_select_indices are methods of the cache"
         )
 
     lazy_initialization = update = reset = reorder_cache = crop = offload = prefetch = _by_the_cache

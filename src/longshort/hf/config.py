@@ -1,7 +1,7 @@
-"""The configuration as Hugging Face spells it, and the way from a `GPTConfig` to it and back.
+"""The configuration in Hugging Face's terms, and the conversion from a `GPTConfig` and back.
 
 Every field of `GPTConfig` has one field here. The window is called `local_window`: transformers takes a field named
-`sliding_window` to mean that every layer's cache may forget, and would cut the global heads' keys off.
+`sliding_window` to mean that every layer's cache may forget, and would drop the global heads' keys.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _NAMES = {
     "smoothing_stage": "attention_smoothing_stage",
     "attention_chunk": "attention_chunk",
 }
-"""Fields that mean the same in both; `loss`, `ff_multiplier`, `plan` and `plans` are told in another way."""
+"""Fields that mean the same in both; `loss`, `ff_multiplier`, `plan` and `plans` are expressed differently."""
 _LOSS_NAMES = {
     "exponent": "score_exponent",
     "linear_below": "score_linear_below",
     "z_loss": "z_loss",
     "chunk": "loss_chunk",
 }
-"""Fields of `LossSettings`, which stand side by side with the others here."""
+"""Fields of `LossSettings`, which are top-level fields here."""
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
@@ -59,9 +59,9 @@ _ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "g
 class LongShortConfig(PreTrainedConfig):
     """What `LongShortForCausalLM` is made of.
 
-    The reach of the heads is `num_global_heads` and `local_window` for all layers, or `head_windows`, layers x heads
-    (None: global). With neither, every head is global. `head_decays` and `head_slopes`, layers x heads too, add LaS
-    decays and ALiBi slopes to either.
+    The reach of the heads is given by `num_global_heads` and `local_window` for all layers, or by `head_windows`
+    (layers x heads; None: global). With neither, every head is global. `head_decays` and `head_slopes`, also
+    layers x heads, add LaS decays and ALiBi slopes to either.
 
     >>> config = LongShortConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_global_heads=1,
     ...                          local_window=32)
@@ -81,7 +81,7 @@ class LongShortConfig(PreTrainedConfig):
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     num_key_value_heads: int | None = None
-    """As many as num_attention_heads if None."""
+    """num_attention_heads if None."""
     head_dim: int | None = None
     """hidden_size / num_attention_heads if None."""
     max_position_embeddings: int = 1024
@@ -99,7 +99,7 @@ class LongShortConfig(PreTrainedConfig):
     restart_positions: bool = False
     rope_theta: float = 10000.0
     hidden_act: str = "gelu"
-    """gelu (exact) or gelu_pytorch_tanh, which gelu_new is another name of."""
+    """gelu (exact) or gelu_pytorch_tanh, also called gelu_new."""
     qk_norm: str | None = None
     """head, width or plain."""
     attn_logit_softcapping: float | None = None
@@ -113,14 +113,14 @@ class LongShortConfig(PreTrainedConfig):
     loss_chunk: int | None = None
     attention_backend: str = "auto"
     score_exponent: float = 1.0
-    """Below 1, of a model trained by the e-exponentiated loss: logits are its transform of the output scores."""
+    """Below 1 for a model trained with the e-exponentiated loss: logits are then transformed output scores."""
     score_linear_below: float = 0.01
     attention_smoothing: int | None = None
     """Width of LaS smoothing of the values."""
     attention_smoothing_side: str = "causal"
     attention_smoothing_stage: str = "after"
     attention_chunk: int | None = None
-    """Attention within chunks of so many positions; `generate` needs use_cache=False then."""
+    """Attention within chunks of this many positions; `generate` then needs use_cache=False."""
 
     use_cache: bool = True
     bos_token_id: int | None = None
@@ -134,11 +134,11 @@ class LongShortConfig(PreTrainedConfig):
             rows = getattr(self, name)
             setattr(self, name, rows if rows is None else [list(row) for row in rows])
         super().__post_init__(**kwargs)
-        self.to_gpt()  # raises where the fields do not make a model
+        self.to_gpt()  # raises if the fields do not make a model
 
     @classmethod
     def from_gpt(cls, config: GPTConfig, **more: Any) -> LongShortConfig:
-        """The same model in Hugging Face's terms; `more` are fields that a `GPTConfig` has not, as `eos_token_id`.
+        """The same model in Hugging Face's terms; `more` are fields that `GPTConfig` lacks, such as `eos_token_id`.
 
         >>> LongShortConfig.from_gpt(GPTConfig.preset("paper-6m"), eos_token_id=0).local_window
         50
@@ -157,7 +157,7 @@ class LongShortConfig(PreTrainedConfig):
         return cls(**values, **more)
 
     def to_gpt(self) -> GPTConfig:
-        """What `GPT` is built from; an invalid field is an error in this class's terms."""
+        """The configuration to build a `GPT` from; an error names the fields of this class."""
         values = {ours: getattr(self, theirs) for ours, theirs in _NAMES.items()}
         values["activation"] = _ACTIVATIONS.get(self.hidden_act)
         if values["activation"] is None:
@@ -176,7 +176,7 @@ class LongShortConfig(PreTrainedConfig):
             raise ValueError(_in_these_terms(str(error))) from None
 
     def _plans(self, config: GPTConfig) -> tuple[HeadPlan, ...] | None:
-        """A plan per layer where `head_windows`, `head_decays` or `head_slopes` is given."""
+        """A plan per layer if `head_windows`, `head_decays` or `head_slopes` is given."""
         tables = {name: getattr(self, name) for name in ("head_windows", "head_decays", "head_slopes")}
         if all(rows is None for rows in tables.values()):
             return None
@@ -187,13 +187,13 @@ class LongShortConfig(PreTrainedConfig):
                     f"num_attention_heads={config.n_heads} entries, got rows of {[len(row) for row in rows]}"
                 )
         if self.head_windows is not None and config.n_global is not None:
-            raise ValueError("give num_global_heads and local_window, or head_windows, got both")
+            raise ValueError("reach must be num_global_heads and local_window, or head_windows, got both")
         windows = self.head_windows or [plan.windows for plan in config.layer_plans]
         decays, slopes = ([None] * config.n_layers if rows is None else rows for rows in list(tables.values())[1:])
         return tuple(HeadPlan(windows=w, decays=d, slopes=s) for w, d, s in zip(windows, decays, slopes, strict=True))
 
 
 def _in_these_terms(message: str) -> str:
-    """An error of `GPTConfig` or of its loss in the names of this class: the first word, and what begins with n_."""
+    """An error of `GPTConfig` or its loss with this class's names: the first word, and those that begin with n_."""
     names = {field.name: field.name for field in fields(GPTConfig)} | _NAMES | _LOSS_NAMES
     return re.sub(r"^\w+|\bn_\w+", lambda word: names.get(word[0], word[0]), message)

@@ -1,4 +1,4 @@
-"""A checkpoint in the form that other programs read: what `longshort export` does."""
+"""Exporting a checkpoint for other programs: what `longshort export` does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder that `from_pretrained` reads: weights, configuration, tokenizer; either whole or not there."""
+"""A folder that `from_pretrained` reads: weights, configuration and tokenizer, written completely or not at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from longshort.model import GPT
 
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
-    """Of the files it writes, transformers shows one where no terminal is, too."""
+    """transformers shows a progress bar for the files it writes even without a terminal."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -41,7 +41,7 @@ def write_folder(model: GPT, tokenizer: Tokenizer, folder: Path | str) -> Path:
             with _no_progress_bar():
                 shell.save_pretrained(draft)
                 fast_tokenizer(tokenizer, max_length=model.config.context).save_pretrained(draft)
-        except Exception as error:  # of a full disk safetensors raises its own, and tokenizers a bare Exception
+        except Exception as error:  # on a full disk safetensors raises its own, tokenizers a bare Exception
             if type(error) not in (SafetensorError, Exception):
                 raise
             raise OSError(f"cannot write {folder}: {error}") from None

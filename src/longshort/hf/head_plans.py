@@ -1,6 +1,6 @@
-"""Head plans for transformers' own decoders: Llama, Qwen, Mistral, GPT-2 and others that ask its attention interface.
+"""Head plans for transformers' own decoders: Llama, Qwen, Mistral, GPT-2 and others that use its attention interface.
 
-Importing this registers the attention `longshort` with transformers; which head sees how far stands in the model's
+Importing this registers the attention `longshort` with transformers. How far each head sees is part of the model's
 configuration, as `head_plans`, and is saved with it. Calls can be observed while a model runs.
 
 Shapes: B batch, H query heads, T new tokens, S cached and new ones, D head dimension.
@@ -24,7 +24,7 @@ from longshort.ops import AttentionResult, LogitStats, attention
 ATTENTION_NAME = "longshort"
 """The name of the attention, for `attn_implementation`."""
 _UNKNOWN = ("s_aux", "position_bias", "cache", "head_mask", "indices", "block_indices")
-"""Options of some models' attention that the op does not have: sinks, biases, paged caches, chosen keys."""
+"""Options of some models' attention that the op does not support: sinks, biases, paged caches, selected keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +42,11 @@ class LayerCall:
 
 Observer = Callable[[LayerCall], None]
 _observers: list[Observer] = []
-"""They are told of every call; while there is one, calls have statistics."""
+"""Called with every attention call; while there is an observer, calls compute statistics."""
 
 
 def use_head_plan(model: PreTrainedModel, plan: HeadPlan | Sequence[HeadPlan]) -> None:
-    """Give the heads of a decoder these reaches, the same in every layer or layer by layer.
+    """Set the reach of a decoder's heads, the same in every layer or layer by layer.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -56,7 +56,7 @@ def use_head_plan(model: PreTrainedModel, plan: HeadPlan | Sequence[HeadPlan]) -
     [None, 16, 16, 16]
     """
     if not getattr(model, "_supports_attention_backend", False):
-        raise ValueError(f"model must ask transformers' attention interface; {type(model).__name__} does not")
+        raise ValueError(f"model must use transformers' attention interface, got a {type(model).__name__}")
     config = model.config.get_text_config()
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     plans = [plan] * layers if isinstance(plan, HeadPlan) else list(plan)
@@ -64,10 +64,10 @@ def use_head_plan(model: PreTrainedModel, plan: HeadPlan | Sequence[HeadPlan]) -
         raise ValueError(f"plan must be one HeadPlan or one for each of the model's {layers} layers, got {len(plans)}")
     for layer, own in enumerate(plans):
         if own.n_heads != heads:
-            raise ValueError(f"plan must have the model's {heads} heads; that of layer {layer} has {own.n_heads}")
+            raise ValueError(f"plan must have the model's {heads} heads, got {own.n_heads} in layer {layer}")
     if getattr(config, "index_topk", None):
         raise ValueError(
-            f"model must attend to all keys; {type(model).__name__} chooses index_topk={config.index_topk}"
+            f"model must attend to all keys, got {type(model).__name__} with index_topk={config.index_topk}"
         )
     text = [name for name in model.config.sub_configs if getattr(model.config, name) is config]
     model.set_attn_implementation(dict.fromkeys(text, ATTENTION_NAME) if text else ATTENTION_NAME)
@@ -75,7 +75,7 @@ def use_head_plan(model: PreTrainedModel, plan: HeadPlan | Sequence[HeadPlan]) -
 
 
 def with_windows_up_to(plan: HeadPlan, window: int) -> HeadPlan:
-    """The plan with no window longer than this.
+    """The plan with every window cut to at most this length.
 
     >>> with_windows_up_to(HeadPlan(windows=(None, 8)), 64).windows
     (64, 8)
@@ -86,7 +86,7 @@ def with_windows_up_to(plan: HeadPlan, window: int) -> HeadPlan:
 
 @contextmanager
 def watch_logits() -> Iterator[dict[int, LogitStats]]:
-    """Extremes of each head's logits over the forward passes within, by layer, of one model that has head plans.
+    """Extremes of each head's logits over the enclosed forward passes of one model with head plans, by layer.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -124,16 +124,16 @@ def head_plan_attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in every layer; the mask is what `head_plan_mask` made. Returns (B, T, H, D)."""
+    """What transformers calls in every layer, with the mask from `head_plan_mask`. Returns (B, T, H, D)."""
     if dropout:
-        raise ValueError(f"{ATTENTION_NAME} attention has no dropout: set attention_dropout=0.0, got {dropout}")
+        raise ValueError(f"attention_dropout must be 0.0 with {ATTENTION_NAME} attention, got {dropout}")
     if unknown := [name for name in _UNKNOWN if others.get(name) is not None]:
-        raise ValueError(f"{ATTENTION_NAME} attention does not know {', '.join(unknown)}, which this model asks for")
+        raise ValueError(f"{ATTENTION_NAME} attention does not support {', '.join(unknown)}, which this model uses")
     segments, window = _segments_and_window(attention_mask)
     if window is not None and (sliding_window is None or window < sliding_window):
         sliding_window = window
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
-        raise ValueError(f"{ATTENTION_NAME} attention is causal; {type(module).__name__} asks for one to both sides")
+        raise ValueError(f"model must be causal with {ATTENTION_NAME} attention, got two-sided {type(module).__name__}")
     plan = _plan_of(module, query.shape[1], sliding_window)
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "segments": segments}
     result = attention(query, key, value, plan, stats=bool(_observers), **options)
@@ -156,23 +156,24 @@ def head_plan_mask(
     device: torch.device | str = "cpu",
     **_: Any,
 ) -> Tensor | None:
-    """What a layer needs to know of other tokens, in four dimensions, by which transformers tells a mask that is made
-    from one that is asked for: (B, 1, 1 + the layer's window or 0, S) of which packed sequence each token belongs to,
-    -1 for padding; S is 0 where there is one sequence and no padding. None if there is no window either.
+    """Which packed sequence each token belongs to, -1 for padding, as a tensor (B, 1, 1 + the layer's window or 0, S).
+
+    It has four dimensions because transformers takes such a mask for a finished one. S is 0 if there is one sequence
+    and no padding; the mask is None if there is no window either.
     """
     if isinstance(q_offset, Tensor) or q_offset + q_length != kv_offset + kv_length:
         raise ValueError(
-            f"{ATTENTION_NAME} attention takes caches that grow and masks of the cached and the new tokens: leave "
+            f"{ATTENTION_NAME} attention needs a cache that grows and a mask of the cached and the new tokens: leave "
             "cache_implementation out, and give attention_mask that length"
         )
-    traced = torch.compiler.is_compiling()  # then nothing is looked at, and what may be there counts as there
+    traced = torch.compiler.is_compiling()  # then values are unknown, and padding and packing are assumed
     ids = None
     if mask_function is not causal_mask_function:
         at = kv_offset + torch.arange(1, kv_length, device=device)
         row, head = torch.arange(batch_size, device=device)[:, None], torch.zeros((), dtype=torch.long, device=device)
         if use_vmap or (not traced and torch.any(mask_function(row, head, at - 1, at))):
             raise ValueError(
-                f"{ATTENTION_NAME} attention takes causal masks, windows, padding and packed sequences, no other masks"
+                f"{ATTENTION_NAME} attention supports no other masks than causal ones, windows, padding and packing"
             )
         apart = ~mask_function(row, head, at, at - 1).expand(batch_size, -1)
         ids = nn.functional.pad(apart.long().cumsum(dim=1), (1, 0)) if traced or apart.any() else None
@@ -193,7 +194,7 @@ def head_plan_mask(
 
 
 def _segments_and_window(made: Tensor | None) -> tuple[Tensor | None, int | None]:
-    """Segments (B, S) and the layer's window, of what `head_plan_mask` returned."""
+    """Segments (B, S) and the layer's window, from what `head_plan_mask` returned."""
     if made is None:
         return None, None
     if made.ndim != 4 or made.shape[1] != 1 or made.dtype != torch.long:
@@ -203,7 +204,7 @@ def _segments_and_window(made: Tensor | None) -> tuple[Tensor | None, int | None
 
 @contextmanager
 def observed_by(observe: Observer) -> Iterator[None]:
-    """Show every call within to `observe`."""
+    """Pass every enclosed call to `observe`."""
     _observers.append(observe)
     try:
         yield
@@ -214,16 +215,16 @@ def observed_by(observe: Observer) -> Iterator[None]:
 def _layer(module: nn.Module) -> int:
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int):
-        raise ValueError(f"{type(module).__name__} does not say which layer it is; head plans need its layer_idx")
+        raise ValueError(f"{type(module).__name__} must have a layer_idx, which head plans need, got none")
     return layer
 
 
 def _plan_of(module: nn.Module, n_heads: int, sliding_window: int | None) -> HeadPlan:
-    """With the model's own window where that is shorter."""
+    """The layer's plan, cut to the model's own window where that is shorter."""
     plans = getattr(module.config, "head_plans", None)
     layer = _layer(module)
     if plans and layer >= len(plans):
-        raise ValueError(f"head_plans of the configuration must have a plan for every layer; got {len(plans)}")
+        raise ValueError(f"head_plans of the configuration must have a plan for every layer, got {len(plans)}")
     plan = HeadPlan.from_dict(plans[layer]) if plans else HeadPlan.full(n_heads)
     return plan if sliding_window is None else with_windows_up_to(plan, sliding_window)
 

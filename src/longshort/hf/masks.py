@@ -12,20 +12,20 @@ from torch import Tensor
 
 
 class Layout(NamedTuple):
-    """What stands where in the sequences of a batch."""
+    """Positions and segments of the tokens in a batch."""
 
     positions: Tensor | None
-    """(T,) or (B, T); None: as they come."""
+    """(T,) or (B, T); None: consecutive."""
     segments: Tensor | None
-    """(B, T), -1 for padding; None: nothing is padded and all tokens see each other, which spares the op a mask."""
+    """(B, T), -1 for padding; None: there is no padding and one segment, so the op needs no mask."""
 
 
 def layout(mask: Tensor | None, position_ids: Tensor | None, *, batch_size: int, past: int, new: int) -> Layout:
-    """Where the new tokens stand, given a mask (B, S) and position ids (T,), (1, T) or (B, T), or one of them, or none.
+    """Layout of the new tokens, given a mask (B, S), position ids (T,), (1, T) or (B, T), both or neither.
 
-    With the mask alone, positions count from the first token of each sequence that is no padding, so that a padded one
-    gives what it gives alone. With position ids alone, a position that does not follow the one before begins a new
-    segment, as transformers has it for sequences packed without padding.
+    With the mask alone, positions count from the first token of each sequence that is not padding, so that padding does
+    not change a sequence's result. With position ids alone, a position that does not follow the previous one begins a
+    new segment, which is how transformers packs sequences without padding.
 
     >>> layout(torch.tensor([[0, 0, 1, 1]]), None, batch_size=1, past=1, new=3)
     Layout(positions=tensor([[0, 0, 1]]), segments=tensor([[-1,  0,  0]]))
@@ -42,7 +42,7 @@ def layout(mask: Tensor | None, position_ids: Tensor | None, *, batch_size: int,
         came = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(
             f"attention_mask must have shape ({batch_size}, {past + new}), sequences x cached and new tokens, "
-            f"with 0 for padding; got {came}"
+            f"with 0 for padding, got {came}"
         )
     real = mask > 0
     if _known(real.all()):
@@ -59,5 +59,5 @@ def _packed_segments(positions: Tensor) -> Tensor | None:
 
 
 def _known(condition: Tensor) -> bool:
-    """Under torch.compile nothing is known of values, and the general case, which gives the same, is taken."""
+    """Under torch.compile values are unknown, and the general case, which gives the same result, is used."""
     return not torch.compiler.is_compiling() and bool(condition)

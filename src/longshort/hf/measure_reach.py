@@ -1,6 +1,6 @@
-"""How far the heads of a transformers model look, and what cutting them to that costs: `python -m longshort.hf reach`.
+"""How far the heads of a transformers model look, and what limiting them costs: `python -m longshort.hf reach`.
 
-A head that gives the keys beyond a window next to nothing can be local; the loss of the model says what was lost.
+A head that pays almost no attention beyond a window can be made local; the model's loss shows what that costs.
 
 Shapes: B batch, H query heads, T tokens.
 """
@@ -22,21 +22,21 @@ from longshort.hf.head_plans import ATTENTION_NAME, LayerCall, observed_by, use_
 from longshort.ops import attention
 
 SHARES = (0.0, 0.01, 0.05, 0.1, 0.2, 0.35, 0.5, 1.0)
-"""Of a head's attention beyond the window, up to which the table makes it local."""
+"""Shares of a head's attention beyond the window; the table makes heads up to each of them local."""
 
 
 def far_mass(model: PreTrainedModel, input_ids: Tensor, *, window: int) -> Tensor:
-    """(layers, H): the share of each head's attention that lies beyond `window` keys, in sequences (B, T) without
-    padding; the mean over the queries that have keys beyond it.
+    """(layers, H): the share of each head's attention beyond `window` keys, in sequences (B, T) without padding, as a
+    mean over the queries that have keys beyond it.
 
-    No matrix of probabilities is formed: the sum within the window over the whole sum is exp of the difference of
-    their log-sum-exps, so one more call of the op per layer gives it.
+    No matrix of probabilities is formed: the sum within the window divided by the whole sum is exp of the difference of
+    their log-sum-exps, so it takes one more call of the op per layer.
     """
     if input_ids.ndim != 2 or input_ids.shape[1] <= window:
         shape = tuple(input_ids.shape)
         raise ValueError(f"input_ids must be sequences (B, T) of more than window={window} tokens, got shape {shape}")
     if model.config.get_text_config()._attn_implementation != ATTENTION_NAME:
-        raise ValueError(f"model must have the attention {ATTENTION_NAME!r}: call use_head_plan first")
+        raise ValueError(f"model must use the attention {ATTENTION_NAME!r}, got another: call use_head_plan first")
     sums: dict[int, Tensor] = {}
 
     def observe(call: LayerCall) -> None:
@@ -49,13 +49,13 @@ def far_mass(model: PreTrainedModel, input_ids: Tensor, *, window: int) -> Tenso
             model(row[None], use_cache=False)
     layers = model.config.get_text_config().num_hidden_layers
     if len(sums) != layers:
-        raise ValueError(f"model must attend in each of its {layers} layers; {len(sums)} of them did")
+        raise ValueError(f"model must have attention in each of its {layers} layers, got it in {len(sums)}")
     within = torch.stack([sums[layer] for layer in sorted(sums)]) / len(input_ids)
     return (1 - within).clamp(min=0).float().cpu()
 
 
 def plans_by_mass(mass: Tensor, *, window: int, most: float) -> list[HeadPlan]:
-    """For each layer of `mass` (layers, H): heads with at most `most` beyond the window are local, others global.
+    """A plan for each layer of `mass` (layers, H): heads with at most `most` beyond the window are local.
 
     >>> plans_by_mass(torch.tensor([[0.5, 0.01], [0.02, 0.0]]), window=64, most=0.05)[0].windows
     (None, 64)
@@ -68,7 +68,7 @@ def plans_by_mass(mass: Tensor, *, window: int, most: float) -> list[HeadPlan]:
 def costs(
     model: PreTrainedModel, input_ids: Tensor, mass: Tensor, *, window: int, shares: Sequence[float] = SHARES
 ) -> list[dict[str, Any]]:
-    """How many heads each share makes local, and the model's loss on the sequences then. The last plan stays."""
+    """How many heads each share makes local, and the model's loss on the sequences. The model keeps the last plan."""
     rows = []
     for most in shares:
         plans = plans_by_mass(mass, window=window, most=most)
@@ -82,29 +82,29 @@ def costs(
 
 def command(
     folder: Annotated[Path, typer.Argument(help="Folder of a transformers model and its tokenizer.")],
-    text: Annotated[Path, typer.Option(help="Plain text that the model is measured on.")],
-    window: Annotated[int, typer.Option(min=1, help="Keys that a local head sees, its own among them.")] = 64,
-    length: Annotated[int, typer.Option(min=2, help="Tokens in a sequence.")] = 512,
-    rows: Annotated[int, typer.Option(min=1, help="Sequences, from the beginning of the text.")] = 16,
+    text: Annotated[Path, typer.Option(help="Plain text to measure the model on.")],
+    window: Annotated[int, typer.Option(min=1, help="Keys that a local head sees, the current one included.")] = 64,
+    length: Annotated[int, typer.Option(min=2, help="Tokens per sequence.")] = 512,
+    rows: Annotated[int, typer.Option(min=1, help="Number of sequences, from the start of the text.")] = 16,
     out: Annotated[Path | None, typer.Option(help="JSON file for the result.")] = None,
 ) -> None:
-    """Share of each head's attention beyond a window, and the loss when heads with little there become local."""
+    """Show how much attention each head pays beyond a window, and the loss when heads with little become local."""
     tokenizer = _loaded(AutoTokenizer, folder, "tokenizer")
     tokens = tokenizer(_text(text), return_tensors="pt", verbose=False).input_ids[0]
     if length <= window or len(tokens) < rows * length:
         raise typer.BadParameter(
             f"--text must have at least {rows} sequences of --length {length} tokens, more than --window {window} "
-            f"each; it has {len(tokens)} tokens"
+            f"each, got {len(tokens)} tokens"
         )
     input_ids = tokens[: rows * length].view(rows, length)
     model = _loaded(AutoModelForCausalLM, folder, "language model").eval()
     use_head_plan(model, HeadPlan.full(model.config.get_text_config().num_attention_heads))
     mass = far_mass(model, input_ids, window=window)
-    typer.echo(f"attention beyond {window} keys, a line for each layer:")
+    typer.echo(f"share of attention beyond {window} keys, one line per layer:")
     for layer, own in enumerate(mass.tolist()):
         typer.echo(f"{layer:3}  " + "  ".join(f"{share:6.1%}" for share in own))
     found = costs(model, input_ids, mass, window=window)
-    typer.echo("\nheads with at most so much there, made local, and the loss:")
+    typer.echo("\nshare up to which a head is made local, number of local heads, loss:")
     for row in found:
         typer.echo(f"{row['most']:6.0%}  {row['local']:4} of {row['heads']}  {row['loss']:.4f}")
     if out is not None:
@@ -115,20 +115,20 @@ def command(
 def _loaded(kind: Any, folder: Path, what: str) -> Any:
     try:
         return kind.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # transformers fails in as many ways as there are models
+    except Exception as error:  # transformers fails in many ways
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise _Refused(f"{folder} must hold a {what} that transformers reads; it says: {reason}") from None
+        raise _Refused(f"{folder} must hold a {what} that transformers can read, got: {reason}") from None
 
 
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise _Refused(f"--text must be a file of text in UTF-8, got {path}: {error}") from None
+        raise _Refused(f"--text must be a UTF-8 text file, got {path}: {error}") from None
 
 
 class _Refused(typer.Exit):
-    """Ends the command with one line."""
+    """Ends the command with a one-line error."""
 
     def __init__(self, reason: str) -> None:
         typer.echo(f"error: {reason}", err=True)

@@ -1,4 +1,4 @@
-"""`GPT` as transformers knows models: a shell that translates names, masks and caches and computes nothing itself."""
+"""`GPT` as a transformers model: a shell that translates names, masks and caches and computes nothing itself."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from longshort.hf import LongShortConfig, LongShortForCausalLM
 
 __all__ = ["LongShortConfig", "LongShortForCausalLM"]
 '''
-"""What programs that cannot be told to `import longshort.hf` find in a saved folder by `trust_remote_code=True`."""
+"""A file in saved folders for programs that cannot `import longshort.hf`: `trust_remote_code=True` finds it."""
 
 
 class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
-    """A language model in which each attention head has its own reach, for everything in transformers that takes one.
+    """A language model in which each attention head has its own reach, for use anywhere in transformers.
 
-    `model.model` is the `GPT`; `LongShortForCausalLM.from_gpt(gpt)` puts the shell around one that exists.
+    `model.model` is the `GPT`; `LongShortForCausalLM.from_gpt(gpt)` wraps an existing one.
 
     >>> from longshort import GPTConfig
     >>> model = LongShortForCausalLM.from_gpt(GPT(GPTConfig.preset("tiny"))).eval()
@@ -58,9 +58,9 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_gpt(cls, gpt: GPT, **more: Any) -> LongShortForCausalLM:
-        """A shell around this very `GPT`, whose weights it shares; `more` are further fields of `LongShortConfig`."""
+        """Wrap this `GPT`, sharing its weights; `more` are further fields of `LongShortConfig`."""
         if not gpt.blocks[0].attention.causal:  # type: ignore[union-attr]
-            raise ValueError("gpt must be causal: transformers knows its class as a model that predicts what follows")
+            raise ValueError("gpt must be causal, as transformers expects of this class, got a two-sided one")
         config = LongShortConfig.from_gpt(gpt.config, dtype=gpt.embedding.weight.dtype, **more)
         with torch.device("meta"):
             model = cls(config)
@@ -89,19 +89,20 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
         Args:
             input_ids: (B, T) tokens; or give `inputs_embeds` (B, T, hidden_size).
             attention_mask: (B, cached + T), 0 for padding, on either side. Without `position_ids`, positions count
-                from the first token of each sequence that is none.
-            position_ids: (T,) or (B, T). Where there is no mask, a position that does not follow the one before begins
-                a new segment (sequences packed without padding).
-            past_key_values: a `LongShortCache`. Nothing has gradients then.
+                from the first token of each sequence that is not padding.
+            position_ids: (T,) or (B, T). Without a mask, a position that does not follow the previous one begins a new
+                segment (sequences packed without padding).
+            past_key_values: a `LongShortCache`. There are no gradients then.
             labels: (B, T) the tokens themselves: the shift by one is done here. -100 is left out of the loss.
-            use_cache: return a cache; if None, as the configuration says where no gradients are wanted. Never with
+            use_cache: return a cache; if None, the configuration decides where no gradients are needed. Never with
                 labels or in training mode.
             output_hidden_states: return the embeddings and each block's output, the last one normalised.
-            logits_to_keep: logits of so many last positions, or of these; of all if 0.
+            logits_to_keep: return logits of this many last positions, or of these positions; of all if 0.
             skip_logits: return the loss alone: the (B, T, vocab_size) logits then never exist.
-            num_items_in_batch: the loss is the sum over tokens divided by this, as the Trainer wants it.
-            kwargs: `shift_labels` (B, T), labels already shifted; the rest is ignored, as transformers passes many.
-                (A parameter of that name would make the Trainer take batches with `labels` alone for unlabelled.)
+            num_items_in_batch: the loss is the sum over tokens divided by this, as the Trainer expects.
+            kwargs: `shift_labels` (B, T), labels already shifted; the rest, of which transformers passes much, is
+                ignored. (A parameter of that name would make the Trainer treat batches with only `labels` as
+                unlabelled.)
         """
         self._refuse(output_attentions, past_key_values)
         given = _given(input_ids, inputs_embeds)
@@ -155,13 +156,13 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
         self.model.head = new_embeddings
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """As in transformers; the `GPT` learns of its new vocabulary."""
+        """As in transformers; also updates the vocabulary of the `GPT`."""
         embedding = super().resize_token_embeddings(*args, **kwargs)
         self.model.config = self.config.to_gpt()
         return embedding
 
     def save_pretrained(self, save_directory: Any, is_main_process: bool = True, **options: Any) -> None:  # type: ignore[override]
-        """As in transformers, with a file that names the classes: see `_CODE`."""
+        """As in transformers, plus a file that names the classes: see `_CODE`."""
         module = _CODE_FILE.removesuffix(".py")
         self.config.auto_map = {
             "AutoConfig": f"{module}.LongShortConfig",
@@ -172,30 +173,30 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
         super().save_pretrained(save_directory, is_main_process, **options)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """By `GPT`, which knows the projections into the residual stream.
+        """Let the `GPT`, which knows the projections into the residual stream, draw the weights.
 
-        transformers calls it for each module that holds weights of its own which were not loaded.
+        transformers calls this for each module that has weights of its own that were not loaded.
         """
         for name, part in self.model.named_modules():
             if part is module:
                 self.model.init_module(name, part)
 
     def _prepare_generated_length(self, **settings: Any) -> Any:  # type: ignore[override]
-        """Text ends with the learned positions: a pipeline asks for 256 new tokens, maybe more than there are."""
+        """Text must end with the learned positions: a pipeline asks for 256 new tokens, which may be too many."""
         prepared = super()._prepare_generated_length(**settings)  # type: ignore[misc]
         context, written = self.config.max_position_embeddings, settings["input_ids_length"]
-        room = context + 1 - settings["inputs_tensor"].shape[1]  # the last token goes through the model no more
+        room = context + 1 - settings["inputs_tensor"].shape[1]  # the last token does not go through the model again
         if self.model.position_embedding is not None and 0 < room < prepared.max_length - written:
             if not prepared.is_assistant:
                 _logger.warning_once(
-                    f"text ends after {room} new tokens, with the {context} positions that are learned"
+                    f"text ends after {room} new tokens, at the end of the {context} learned positions"
                 )
             prepared.max_length = written + room
         return prepared
 
     def _get_candidate_generator(self, *args: Any, **settings: Any) -> Any:
-        """Drafts end where text and learned positions do: prompt lookup goes as far as it finds text, and an assistant
-        may have fewer positions."""
+        """Drafts must end with the learned positions: prompt lookup goes on for as long as it finds text, and an
+        assistant may have fewer positions."""
         wanted = args[0] if args else settings["generation_config"]
         if wanted.assistant_early_exit is not None:
             raise ValueError(f"assistant_early_exit must be None for this model, got {wanted.assistant_early_exit}")
@@ -223,7 +224,7 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
         batch_size: int,
         max_cache_length: int,
     ) -> None:
-        """`generate` makes a `DynamicCache` otherwise, which keeps all of every head."""
+        """Otherwise `generate` makes a `DynamicCache`, which keeps everything for every head."""
         given = model_kwargs.get("past_key_values")
         if given is not None or generation_config.use_cache is False:
             self._refuse(None, given)
@@ -257,7 +258,7 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _refuse(self, output_attentions: bool | None, cache: Any) -> None:
         if output_attentions or (output_attentions is None and self.config.output_attentions):
-            raise ValueError("output_attentions must be False: the attention probabilities never exist, got True")
+            raise ValueError("output_attentions must be False, got True: the attention probabilities never exist")
         if cache is not None and not isinstance(cache, LongShortCache):
             raise ValueError(
                 f"past_key_values must be a longshort.hf.LongShortCache, got {type(cache).__name__}: "
@@ -265,20 +266,20 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
             )
 
     def _check_length(self, length: int, positions: Tensor | None) -> None:
-        """Learned positions end somewhere; beyond, a GPU would stop with an assertion that names nothing."""
+        """Raise past the last learned position, where a GPU would stop with an assertion that names nothing."""
         context = self.config.max_position_embeddings
         if self.model.position_embedding is None or length <= context or torch.compiler.is_compiling():
             return
         last = length - 1 if positions is None else int(positions.max())
         if last >= context:
             raise ValueError(
-                f"positions must be below max_position_embeddings={context}, which they are learned for, got {last}"
+                f"positions must be below max_position_embeddings={context}, as they are learned, got {last}"
             )
 
 
 @contextmanager
 def _hidden_states(model: GPT, wanted: bool) -> Iterator[list[Tensor]]:
-    """Filled while the model runs: what enters the first block, then what each block gives, the last one normalised."""
+    """Filled while the model runs: the first block's input, then each block's output, the last one normalised."""
     states: list[Tensor] = []
     if not wanted:
         yield states
@@ -293,11 +294,11 @@ def _hidden_states(model: GPT, wanted: bool) -> Iterator[list[Tensor]]:
 
 
 def _given(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-    """The one of the two that came."""
+    """Whichever of the two was given."""
     given = input_ids if input_ids is not None else inputs_embeds
     if given is None or (input_ids is not None and inputs_embeds is not None):
         came = "neither" if given is None else "both"
-        raise ValueError(f"give either input_ids or inputs_embeds, got {came}")
+        raise ValueError(f"input must be input_ids or inputs_embeds, got {came}")
     if given.ndim != (2 if inputs_embeds is None else 3):
         name, shape = ("input_ids", "") if inputs_embeds is None else ("inputs_embeds", ", hidden_size")
         raise ValueError(f"{name} must have shape (batch, length{shape}), got {tuple(given.shape)}")
@@ -305,7 +306,7 @@ def _given(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
 
 
 def _targets(labels: Tensor | None, shift_labels: Tensor | None) -> Tensor | None:
-    """What each position is to predict."""
+    """What each position must predict."""
     if shift_labels is not None or labels is None:
         return shift_labels
     return F.pad(labels, (0, 1), value=IGNORED_TARGET)[:, 1:].long()

@@ -1,4 +1,4 @@
-"""Our tokenizers as fast tokenizers of transformers: the same numbers for the same text, in files of its own."""
+"""Our tokenizers as fast tokenizers of transformers, in its own file format: the same ids for the same text."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from longshort.data.tokenizer import ByteTokenizer, Tokenizer, byte_characters
 
 
 def fast_tokenizer(tokenizer: Tokenizer, *, max_length: int | None = None) -> PreTrainedTokenizerFast:
-    """A transformers tokenizer that numbers text as ours does and pads on the left, as generation needs it.
+    """A transformers tokenizer that gives the same ids as ours and pads on the left, as generation needs.
 
-    The end of a document is the end of text, the beginning and the padding; text that quotes it stays text.
+    Our end-of-document token serves as its end, beginning and padding token; text that quotes it stays text.
 
     >>> from longshort.data.tokenizer import ByteTokenizer
     >>> fast = fast_tokenizer(ByteTokenizer())
@@ -42,7 +42,7 @@ def _parsed(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
 
 
 def _bytes() -> tokenizers.Tokenizer:
-    """BPE without merges over the printable stand-ins of bytes: every byte is its own token, numbered by its value."""
+    """BPE without merges over the printable stand-ins of bytes: every byte is a token with its value as id."""
     vocabulary = {character: byte for byte, character in enumerate(byte_characters())}
     inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -1,4 +1,4 @@
-"""The op and its backends; `attention` is the only way in."""
+"""The attention op and its backends; `attention` is the only entry point."""
 
 from longshort.ops.api import AttentionResult, LogitStats, attention
 from longshort.ops.smoothing import Smoothing

@@ -1,4 +1,4 @@
-"""The public op: validation, autocast and the choice of backend. The work is done by the backends.
+"""The public op: validation, autocast and the choice of backend. The backends do the work.
 
 Shapes: B batch, H query heads, H_kv key/value heads, T queries, S >= T keys, D head dimension.
 """
@@ -22,7 +22,7 @@ from longshort.ops.reference import reference
 from longshort.ops.smoothing import Smoothing, smooth_values
 
 BACKENDS = ("auto", "reference", "blocked", "triton", "sdpa", "flex")
-"""The last two are PyTorch's own attentions, by name only: "auto" never chooses them."""
+"""The last two are PyTorch's own attention, used only by name: "auto" never chooses them."""
 _TRITON = find_spec("triton") is not None
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -48,13 +48,13 @@ class AttentionResult(NamedTuple):
     """(B, H, T, D), in the dtype of q."""
     lse: Tensor
     """(B, H, T) natural log-sum-exp of each row, fp32 (float64 for float64 inputs). Not differentiable. Empty,
-    (0,), with backend="sdpa", which gives none."""
+    (0,), with backend="sdpa", which does not return one."""
     stats: LogitStats | None
     """Per-head extremes of the logits; None unless stats=True."""
 
     @property
     def logits(self) -> LogitStats | None:
-        """Another name of `stats`."""
+        """Alias of `stats`."""
         return self.stats
 
 
@@ -85,12 +85,12 @@ def attention(
         scale: 1 / sqrt(D) if None.
         causal: False is the two-sided form, in which a local head sees window - 1 keys to each side.
         softcap: logits become softcap * tanh(logits / softcap).
-        segments: (B, S) integers; a query sees keys of its own segment only. A negative id is padding: it sees nothing,
-            is seen by nothing, and gives zeros and -inf lse.
-        smoothing: pool the attention rows over the keys (LaS); lse and statistics stay those of the unpooled rows.
+        segments: (B, S) integers; a query sees only keys of its own segment. A negative id is padding, which sees
+            nothing and is seen by nothing; its output is zero and its lse -inf.
+        smoothing: pool the attention rows over the keys (LaS); lse and statistics remain those of the unpooled rows.
         stats: also return the per-head extremes of the logits.
         backend: "auto" chooses; a named backend serves the call or raises, and never falls back. "sdpa" and "flex" are
-            PyTorch's own attentions, for comparison: see `ops.sdpa` and `ops.flex` for what they serve.
+            PyTorch's own attention, for comparison: see `ops.sdpa` and `ops.flex` for what they support.
 
     >>> import torch
     >>> from longshort import HeadPlan, attention
@@ -121,7 +121,7 @@ def attention(
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cast as PyTorch's own attention does under autocast: QK-norm gives fp32 q and k beside half-precision v there."""
+    """Cast as PyTorch's own attention does under autocast, where QK-norm gives fp32 q and k with half-precision v."""
     if not (isinstance(q, Tensor) and _has_autocast(q) and torch.is_autocast_enabled(q.device.type)):
         return q, k, v
     dtype = torch.get_autocast_dtype(q.device.type)
@@ -134,7 +134,7 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _has_autocast(q: Tensor) -> bool:
-    """The meta device has none. (torch.amp.is_autocast_available breaks a compiled graph before torch 2.13.)"""
+    """The meta device has no autocast. (torch.amp.is_autocast_available breaks a compiled graph before torch 2.13.)"""
     return q.device.type != "meta"
 
 
@@ -145,7 +145,7 @@ def _without_autocast(q: Tensor) -> AbstractContextManager[Any]:
 def _smoothed(
     v: Tensor, smoothing: Smoothing, causal: bool, segments: Tensor | None, backend: str
 ) -> tuple[Tensor, Smoothing | None]:
-    """The values to attend to, and the pooling of the logits that the reference is left with."""
+    """The values to attend to, and the pooling of logits, which only the reference can do."""
     if not isinstance(smoothing, Smoothing):
         raise ValueError(f"smoothing must be None or a Smoothing, got {type(smoothing).__name__}")
     smoothing.check(causal=causal)
@@ -160,7 +160,7 @@ def _scale(scale: float | None, q: Tensor) -> float:
 
 
 def chosen_backend(backend: str, q: Tensor) -> str:
-    """Which backend serves a call with queries like these; a named one that cannot raises."""
+    """The backend that serves a call with queries like these. Raises if it is named and cannot."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     why = _triton_cannot(q) if backend == "triton" else _flex_cannot(q) if backend == "flex" else None
@@ -180,7 +180,7 @@ def _triton_cannot(q: Tensor) -> str | None:
     if q.dtype == torch.float64:
         return "it computes in float32, bfloat16 and float16, and q is float64"
     if q.shape[-1] > 256:
-        return f"its head dim is at most 256, and q has {q.shape[-1]}"
+        return f"its head dim must be at most 256, and q has {q.shape[-1]}"
     return None
 
 
@@ -214,18 +214,16 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     if v.shape[-1] != q.shape[-1]:
         raise ValueError(f"v must have the head dim of q, {q.shape[-1]}, got {v.shape[-1]}")
     if k.shape != v.shape:
-        raise ValueError(f"k and v must have one shape, got k {tuple(k.shape)} and v {tuple(v.shape)}")
+        raise ValueError(f"k and v must have the same shape, got {tuple(k.shape)} and {tuple(v.shape)}")
     if k.shape[0] != q.shape[0]:
         raise ValueError(f"k must have the batch size of q, {q.shape[0]}, got {k.shape[0]}")
     if q.shape[3] < 1:
         raise ValueError("q must have a head dim of at least 1, got 0")
     if k.shape[1] < 1 or q.shape[1] % k.shape[1]:
-        raise ValueError(
-            f"k must have a number of heads that divides q's: q has {q.shape[1]} heads, k has {k.shape[1]}"
-        )
+        raise ValueError(f"k must have a number of heads that divides q's {q.shape[1]}, got {k.shape[1]}")
     if q.shape[2] > k.shape[2]:
         raise ValueError(
-            f"q must have no more positions than k (queries are the last of them), got T={q.shape[2]} > S={k.shape[2]}"
+            f"q must have no more positions than k (queries are the last ones), got T={q.shape[2]} and S={k.shape[2]}"
         )
 
 
@@ -239,7 +237,7 @@ def _check_options(
     if not isinstance(plan, HeadPlan):
         raise ValueError(f"plan must be a HeadPlan, got {type(plan).__name__}")
     if plan.n_heads != q.shape[1]:
-        raise ValueError(f"plan must have one entry per head of q: q has {q.shape[1]} heads, plan has {plan.n_heads}")
+        raise ValueError(f"plan must have one entry for each of the {q.shape[1]} heads of q, got {plan.n_heads}")
     if scale is not None and not (_is_number(scale) and math.isfinite(scale)):
         raise ValueError(f"scale must be None or a finite number, got {scale!r}")
     if softcap is not None and not (_is_number(softcap) and 0 < softcap < math.inf):

@@ -1,8 +1,8 @@
-"""PyTorch's FlexAttention as a backend, asked for by name, on CUDA: compiled, with a block mask made from the plan.
+"""PyTorch's FlexAttention as a backend, chosen by name, on CUDA: compiled, with a block mask made from the plan.
 
-A peer to measure against and to train with. It serves windows, decays, slopes and softcap, causal and two-sided,
-grouped queries and S >= T, and gives the lse. Block masks are kept by shapes and plan, so a model makes one per length.
-FlexAttention is compiled on its own: a compiled model has a graph break at each call.
+A peer to measure against and to train with. It supports windows, decays, slopes and softcap, causal and two-sided,
+grouped queries and S >= T, and returns the lse. Block masks are cached by shape and plan, so a model makes one per
+length. FlexAttention is compiled on its own: a compiled model has a graph break at each call.
 
 Shapes: B batch, H query heads, T queries, S keys, D head dimension.
 """
@@ -36,7 +36,7 @@ def attend(
 
 
 def computed(form: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
-    """By FlexAttention in this form, compiled or, in tests on a CPU, as it is."""
+    """Computed by FlexAttention in this form: compiled or, in tests on a CPU, uncompiled."""
     n_queries, n_keys, device = q.shape[2], k.shape[2], q.device
     out, aux = form(
         q,
@@ -46,7 +46,7 @@ def computed(form: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, options:
         block_mask=_block_mask(options.windows, options.causal, n_queries, n_keys, device),
         scale=options.scale_for(q),
         enable_gqa=q.shape[1] != k.shape[1],
-        kernel_options={"BACKEND": "TRITON"},  # by itself it takes its decode kernel for few queries, and finds no tile
+        kernel_options={"BACKEND": "TRITON"},  # its own choice for few queries, the decode kernel, finds no tile
         return_aux=AuxRequest(lse=True),
     )
     return out, aux.lse.detach()
@@ -59,7 +59,7 @@ def cannot_run(q: Tensor) -> str | None:
     if q.dtype == torch.float64:
         return "it computes in float32, bfloat16 and float16, and q is float64"
     if q.shape[-1] < SMALLEST_HEAD_DIM:
-        return f"its head dim is at least {SMALLEST_HEAD_DIM}, and q has {q.shape[-1]}"
+        return f"its head dim must be at least {SMALLEST_HEAD_DIM}, and q has {q.shape[-1]}"
     return None
 
 
@@ -67,23 +67,23 @@ def _cannot(segments: Tensor | None, stats: bool) -> str | None:
     """Why it cannot compute this, or None."""
     if stats:
         return (
-            "FlexAttention gives the largest score of a row, after decay, softcap and slope, and no smallest: no logit "
-            "statistics; call it with stats=False, and train with telemetry.logits_every=0"
+            "FlexAttention returns only the largest score of a row, after decay, softcap and slope, so there are no "
+            "logit statistics; call it with stats=False, and train with telemetry.logits_every=0"
         )
     if segments is not None:
-        return "segments would take a new block mask for every batch"
+        return "segments would need a new block mask for every batch"
     return None
 
 
 @cache
 def _compiled() -> Callable[..., Any]:
-    """fullgraph, so that too many recompilations raise: uncompiled it would quietly build all T x S scores."""
+    """fullgraph, so that too many recompilations raise: uncompiled, it would silently build all T x S scores."""
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
 @cache
 def _compiled_mask() -> Callable[..., BlockMask]:
-    """Compiled, it makes the blocks without the T x S mask."""
+    """Compiled, so that the blocks are made without the T x S mask."""
     return torch.compile(create_block_mask)
 
 
@@ -95,14 +95,14 @@ def _block_mask(windows: tuple[int, ...], causal: bool, n_queries: int, n_keys: 
         offset = t + past - j
         return (offset >= 0) & (offset < reach[h]) if causal else offset.abs() < reach[h]
 
-    heads = len(windows) if len(set(windows)) > 1 else None  # one mask for all where all see alike
+    heads = len(windows) if len(set(windows)) > 1 else None  # one mask if all heads see the same
     create = _compiled_mask() if device.type == "cuda" else create_block_mask
     return create(sees, None, heads, n_queries, n_keys, device=device)
 
 
 @lru_cache(maxsize=64)
 def _score_mod(options: Options, past: int, device: torch.device) -> Callable[..., Tensor] | None:
-    """What happens to a logit before the mask; None if nothing does."""
+    """The change to a logit before the mask; None if there is none."""
     if options.decays is None and options.slopes is None and options.softcap is None:
         return None
     decays, slopes = (

@@ -1,7 +1,7 @@
-"""What a call asks for beside its tensors: one record, flattened and put together again at the torch.library boundary.
+"""The options of a call, besides its tensors: one record, flattened and rebuilt at the torch.library boundary.
 
-torch.library takes flat lists of numbers only. `schema` and `decode` hand the fields over one by one, and what they
-dispatch to gets the record back; nothing else below the public op takes it apart.
+torch.library takes flat lists of numbers only. `schema` and `decode` pass the fields one by one, and what they dispatch
+to gets the record back; nothing else below the public op takes it apart.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from torch import Tensor
 from longshort.heads import HeadPlan
 
 GLOBAL = 1 << 30
-"""The window of a global head below the public op: no row is as long, and the kernels' sums with it fit int32."""
+"""The window of a global head below the public op: longer than any row, yet small enough for int32 sums in kernels."""
 
 SCHEMA = "int[] windows, float[]? decays, float[]? slopes, float? scale, bool causal, float? softcap"
 """The fields of `Options` as torch.library writes them."""
 
 
 class Options(NamedTuple):
-    """The reach of each query head, and what all heads share."""
+    """The reach of each query head, and the options that all heads share."""
 
     windows: tuple[int, ...]
     """Visible keys, the current one included; `GLOBAL` for all."""
     decays: tuple[float, ...] | None = None
     slopes: tuple[float, ...] | None = None
     scale: float | None = None
-    """See `scale_for`; a head dimension that torch.compile traces as a symbol is no number yet."""
+    """See `scale_for`: a head dimension that torch.compile traces as a symbol is not a number yet."""
     causal: bool = True
     softcap: float | None = None
 
@@ -47,10 +47,10 @@ class Options(NamedTuple):
     def received(
         cls, windows: list[int], decays: list[float] | None, slopes: list[float] | None, *shared: float | bool | None
     ) -> Options:
-        """From the fields as torch.library passes them on: hashable again, so that tables can be kept by them."""
+        """From the fields as torch.library passes them: hashable again, so that tables can be cached by them."""
         rates = (None if rate is None else tuple(rate) for rate in (decays, slopes))
         return cls(tuple(windows), *rates, *shared)  # type: ignore[arg-type]
 
     def scale_for(self, q: Tensor) -> float:
-        """1 / sqrt(D) where none was given."""
+        """The given scale, or 1 / sqrt(D)."""
         return q.shape[-1] ** -0.5 if self.scale is None else self.scale

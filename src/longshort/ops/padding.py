@@ -1,4 +1,4 @@
-"""Tensors as the flash kernels and ours can read them: dense rows, and zeros in place of padding."""
+"""Tensors in a form that the flash kernels and ours can read: dense rows, and zeros in place of padding."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def without_padding(segments: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Zeros where segments are negative: whatever padding holds, NaN included, must reach nothing."""
+    """Zeros where segments are negative: whatever padding holds, even NaN, must not affect anything."""
     q, k, v = (dense_rows(x) for x in (q, k, v))
     if segments is None:
         return q, k, v

@@ -1,4 +1,4 @@
-"""The definition of the op: dense, readable, any dtype; the oracle of every test.
+"""The definition of the op: dense, readable, for any dtype; every test compares against it.
 
 Shapes: B batch, H query heads, T queries, S >= T keys (queries are the last T positions), D head dimension.
 """
@@ -41,7 +41,7 @@ def reference(
 
     visible = _within_reach(offset_TS, plan, causal)[None]
     if segments is not None:
-        padded = (segments < 0)[:, None, :, None]  # what padding holds, NaN included, must reach nothing
+        padded = (segments < 0)[:, None, :, None]  # what padding holds, even NaN, must not affect anything
         q_BHTD = q_BHTD.masked_fill(padded[:, :, n_keys - n_queries :], 0)
         k_BHSD, v_BHSD = k_BHSD.masked_fill(padded, 0), v_BHSD.masked_fill(padded, 0)
         ours = segments[:, n_keys - n_queries :, None]
@@ -61,7 +61,7 @@ def reference(
 
     blind = ~visible.any(-1, keepdim=True)  # rows that see nothing give zeros, not NaN
     probabilities = x.masked_fill(blind, 0).softmax(-1)
-    # Decay makes far logits alike, and softmax on a CPU adds 10^5 equal terms one by one, rounding all the same way.
+    # Decay makes far logits equal, and softmax on a CPU adds 10^5 equal terms one by one, all rounded the same way.
     probabilities = (probabilities / probabilities.sum(-1, keepdim=True)).masked_fill(blind, 0)
     out = (probabilities @ v_BHSD).to(q.dtype)
     with torch.no_grad():

@@ -1,7 +1,7 @@
-"""torch.library schemas, fakes and autograd of our backends: for each, one opaque op forward and one backward.
+"""torch.library schemas, fakes and autograd of our backends: each has one opaque forward op and one backward op.
 
-Opaque, so that torch.compile neither traces the blocks nor recompiles when the length crosses a window. Statistics are
-outputs, never hooks: compile would drop those. Backends are imported when first called.
+They are opaque so that torch.compile neither traces the blocks nor recompiles when the length crosses a window.
+Statistics are outputs, never hooks, which compile would drop. Backends are imported when first called.
 """
 
 from __future__ import annotations

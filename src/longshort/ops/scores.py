@@ -1,7 +1,7 @@
-"""The score of a pair, x = softcap(logit exp(-decay distance)) - slope distance, in PyTorch: for every form but two.
+"""The score of a pair, x = softcap(logit exp(-decay distance)) - slope distance, in PyTorch, for all backends but two.
 
-`reference` spells the formula out for itself, so that an error here cannot hide from it; the Triton kernels have it in
-their own language (`triton/scores.py`). Rates are float64: one times a distance of 10^5 needs the digits.
+`reference` has its own copy of the formula, so that tests can find an error here; the Triton kernels have theirs in
+`triton/scores.py`. Rates are float64: a rate times a distance of 10^5 needs the digits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 def scores(
     logits: Tensor, distance: Tensor, decays: Tensor | None, slopes: Tensor | None, softcap: float | None
 ) -> Tensor:
-    """x of logits = scale * q.k, before the mask; distances and rates broadcast to their shape."""
+    """x for logits = scale * q.k, before the mask; distances and rates broadcast to the shape of the logits."""
     return scores_and_derivative(logits, distance, decays, slopes, softcap, derivative=False)[0]
 
 
@@ -26,7 +26,7 @@ def scores_and_derivative(
     *,
     derivative: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """x as in `scores`, and dx/dlogits; None where that is 1 or not asked for."""
+    """x as in `scores`, and dx/dlogits; the latter is None if it is 1 or not asked for."""
     x, factor = logits, None
     if decays is not None:
         factor = decay_factor(decays, distance, x.dtype)
@@ -43,10 +43,10 @@ def scores_and_derivative(
 
 
 def decay_factor(decays: Tensor, distance: Tensor, dtype: torch.dtype) -> Tensor:
-    """By which a logit is multiplied; a product of two distances' factors is that of their sum."""
+    """The factor of a logit; the product of the factors of two distances is the factor of their sum."""
     return torch.exp(-decays * distance).to(dtype)
 
 
 def slope_bias(slopes: Tensor, distance: Tensor, dtype: torch.dtype) -> Tensor:
-    """Which is added to a capped logit."""
+    """The bias that is added to a capped logit."""
     return (-slopes * distance).to(dtype)

@@ -1,7 +1,8 @@
-"""PyTorch's scaled dot-product attention as a backend, asked for by name: one call per distinct reach.
+"""PyTorch's scaled dot-product attention as a backend, chosen by name: one call per distinct reach.
 
-A peer to measure against and to train with, differentiable by autograd and traced by torch.compile. It serves windows,
-causal and two-sided, grouped queries and S >= T; it gives no lse and no statistics, and refuses what it cannot serve.
+A peer to measure against and to train with, differentiable by autograd and traced by torch.compile. It supports
+windows, causal and two-sided, grouped queries and S >= T; it returns no lse and no statistics, and raises on anything
+it does not support.
 
 Shapes: B batch, H query heads, H_kv key/value heads, T queries, S keys, D head dimension.
 """
@@ -15,8 +16,8 @@ from torch.nn import functional as F
 from longshort.ops.options import Options
 
 LARGEST_MASK = 1 << 26
-"""Entries of the dense T x S mask that a window, or more keys than queries, takes here: past 64 MiB per call, and twice
-or four times that where a kernel turns it into numbers, there is no reason left to call a local head local."""
+"""Largest dense T x S mask, which a window or more keys than queries need here: past 64 MiB per call, and two or four
+times that where a kernel converts it to floats, a local head has no advantage left."""
 
 
 def attend(
@@ -43,28 +44,28 @@ def attend(
 def _cannot(q: Tensor, k: Tensor, options: Options, segments: Tensor | None, stats: bool) -> str | None:
     """Why SDPA cannot compute this, or None."""
     if stats:
-        return "SDPA gives no logit statistics; call it with stats=False, and train with telemetry.logits_every=0"
+        return "SDPA has no logit statistics; call it with stats=False, and train with telemetry.logits_every=0"
     if segments is not None:
-        return "segments would take a mask of T x S for every sequence"
+        return "segments would need a T x S mask for every sequence"
     if options.softcap is not None:
         return f"SDPA has no softcap, got {options.softcap}"
     if options.decays is not None:
         return "SDPA has no decay, and the plan has decays"
     if options.slopes is not None:
-        return "slopes would take a mask of T x S for every head, rounded to the dtype of q, and the plan has slopes"
+        return "slopes would need a T x S mask for every head, rounded to the dtype of q, and the plan has slopes"
     if options.scale is not None and options.scale <= 0:
-        return f"its kernels scale after they mask, so scale must be positive, got {options.scale}"
+        return f"its kernels scale after masking, so scale must be positive, got {options.scale}"
     size = q.shape[2] * k.shape[2]
     if size > LARGEST_MASK and any(_needs_mask(q, k, window, options.causal) for window in options.windows):
         return (
-            f"a band takes a dense mask here, and T x S = {q.shape[2]} x {k.shape[2]} is more than {LARGEST_MASK} "
-            'entries; backend="auto" computes the visible keys alone'
+            f"a window needs a dense mask here, and T x S = {q.shape[2]} x {k.shape[2]} is more than {LARGEST_MASK} "
+            'entries; backend="auto" computes only the visible keys'
         )
     return None
 
 
 def _needs_mask(q: Tensor, k: Tensor, window: int, causal: bool) -> bool:
-    """Does SDPA's own flag not say what a head sees? Its causal one is aligned top-left, ours bottom-right."""
+    """Is SDPA's own flag not enough to say what a head sees? Its causal mask is aligned top-left, ours bottom-right."""
     n_queries, n_keys = q.shape[2], k.shape[2]
     if window < n_keys:
         return True

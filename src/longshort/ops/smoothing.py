@@ -1,7 +1,7 @@
 """Smoothing, the S of LaS attention (arXiv 2311.16620): average pooling AP of the attention rows over the keys.
 
-AP is linear in a row, so AP(S) V = S (A V), A being the transposed pooling: the op pools the values and every backend
-serves it unchanged. Pooling the logits, before the softmax, has no such form and is left to the reference.
+AP is linear in a row, so AP(S) V = S (A V) with A the transposed pooling: the op pools the values, and every backend
+works unchanged. Pooling the logits, before the softmax, has no such form and is left to the reference.
 
 Shapes: B batch, H heads, T queries, S keys, D head dimension.
 """
@@ -20,7 +20,7 @@ STAGES = ("after", "before")
 
 @dataclass(frozen=True, kw_only=True)
 class Smoothing:
-    """How the attention rows are pooled; zero padding and a constant 1 / width, so that border rows sum to less than 1.
+    """How attention rows are pooled: with zero padding and a constant 1 / width, so border rows sum to less than 1.
 
     >>> Smoothing(width=3).offsets, Smoothing(width=3, side="centred").offsets
     (range(-2, 1), range(-1, 2))
@@ -29,9 +29,9 @@ class Smoothing:
     width: int
     """Values that are averaged; 1 changes nothing."""
     side: str = "causal"
-    """causal: value i averages values i - width + 1 to i; centred: as many after it as before it, width being odd."""
+    """causal: value i averages values i - width + 1 to i; centred: as many after as before it, with an odd width."""
     stage: str = "after"
-    """after the softmax; before pools the logits instead, an experiment that only the reference backend serves."""
+    """after the softmax, or before it: pooled logits, an experiment that only the reference backend supports."""
     lookahead: bool = False
     """Allow centred smoothing in causal attention: each position then sees (width - 1) / 2 later ones."""
 
@@ -47,12 +47,12 @@ class Smoothing:
 
     @property
     def offsets(self) -> range:
-        """Where the values that value i averages lie, relative to i."""
+        """Positions, relative to i, of the values that value i averages."""
         ahead = self.width // 2 if self.side == "centred" else 0
         return range(ahead + 1 - self.width, ahead + 1)
 
     def check(self, *, causal: bool) -> None:
-        """Raise where it would let a causal model see the future without being told to."""
+        """Raise if it would let a causal model see the future without `lookahead`."""
         if causal and self.side == "centred" and self.width > 1 and not self.lookahead:
             raise ValueError(
                 "smoothing_side must be 'causal' in causal attention, got 'centred', which averages "
@@ -61,18 +61,18 @@ class Smoothing:
             )
 
     def check_backend(self, backend: str) -> None:
-        """Raise where the backend has no pooling of logits."""
+        """Raise if the backend cannot pool logits."""
         if self.stage == "before" and backend != "reference":
             raise ValueError(
                 f'smoothing_stage must be "after" with the {backend} backend, got "before": pooling the logits before '
-                'the softmax is an experiment that only backend="reference" serves'
+                'the softmax is an experiment that only backend="reference" supports'
             )
 
 
 def smooth_values(v: Tensor, smoothing: Smoothing, segments: Tensor | None = None) -> Tensor:
-    """A V: each value (B, H, S, D) becomes the sum of its neighbours over the width, in fp32 or wider.
+    """A V: each value (B, H, S, D) becomes the sum of its neighbours divided by the width, in fp32 or wider.
 
-    Values before the first, after the last, of another segment (B, S) and of padding (negative ids) count as zeros.
+    Values before the first, after the last, in another segment (B, S) and in padding (negative ids) count as zeros.
 
     >>> smooth_values(torch.ones(1, 1, 4, 1), Smoothing(width=2)).flatten()
     tensor([0.5000, 1.0000, 1.0000, 1.0000])
@@ -85,7 +85,7 @@ def smooth_values(v: Tensor, smoothing: Smoothing, segments: Tensor | None = Non
         ids = F.pad(segments, (before, after), value=-1)
         for start, part in enumerate(parts):
             apart = (segments != ids[:, start : start + length]) | (segments < 0)
-            parts[start] = part.masked_fill(apart[:, None, :, None], 0)  # not a product: what is there may be NaN
+            parts[start] = part.masked_fill(apart[:, None, :, None], 0)  # not a product: padding may hold NaN
     total = parts[0]
     for part in parts[1:]:
         total = total + part
@@ -93,9 +93,9 @@ def smooth_values(v: Tensor, smoothing: Smoothing, segments: Tensor | None = Non
 
 
 def pool_rows(rows: Tensor, smoothing: Smoothing) -> Tensor:
-    """AP of rows (B, H, T, S) over the keys: the entry of key j averages those of the keys whose values take in j.
+    """AP of rows (B, H, T, S) over the keys: the entry of key j averages those of all keys whose values include j.
 
-    One-sided, these are keys j to j + width - 1. What a query does not see must be 0 in its row.
+    On the causal side these are keys j to j + width - 1. Entries that a query does not see must be 0.
 
     >>> pool_rows(torch.tensor([[[[0.0, 1.0, 2.0, 0.0]]]]), Smoothing(width=2)).flatten()
     tensor([0.5000, 1.5000, 1.0000, 0.0000])

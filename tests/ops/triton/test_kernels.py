@@ -236,7 +236,7 @@ def test_operator_passes_torchs_own_checks():
 REFUSALS = {
     "it needs a CUDA GPU, and q is on cpu": {"interpret": "0"},
     "q is float64": {"dtype": torch.float64},
-    "its head dim is at most 256, and q has 300": {"dim": 300},
+    "its head dim must be at most 256, and q has 300": {"dim": 300},
 }
 
 

@@ -1,7 +1,7 @@
 """Third-party models as a `GPT`: GPT-2 in the Hugging Face format, and checkpoints of the LS-attention paper's author.
 
-Each importer returns a model in evaluation mode, in float32 on the CPU, without dropout. Every tensor of the source has
-a place in it, or the import fails and names the tensor.
+Each importer returns a model in evaluation mode, in float32 on the CPU, without dropout. It uses every tensor of the
+source, or fails with an error that names the tensor.
 """
 
 from longshort.hf.importers.author import from_author

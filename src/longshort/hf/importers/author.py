@@ -1,8 +1,8 @@
 """Checkpoints of the LS-attention paper's author (arXiv 2505.15548): nanoGPT's `.pt` files, in two forms.
 
 The first form has nanoGPT's fused `c_attn`, and a window of p means p visible keys. The later form has `c_local_attn`
-and `c_global_attn`, each with q, k and v of its own heads, and hands FlashAttention a span: span + 1 visible keys. Both
-put local heads before global ones. Ours has global heads first, and a window counts the current key.
+and `c_global_attn`, each with q, k and v of its own heads, and passes FlashAttention a span: span + 1 visible keys.
+Both put local heads before global ones. A `GPT` has global heads first, and a window counts the current key.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ def from_author(
 ) -> GPT:
     """The model of one of the author's checkpoints.
 
-    What is not given is read from the checkpoint's `model_args` or `config`, under one of several names; where it is
-    not there either, the error says what is missing. A plain nanoGPT checkpoint is read with `n_global=n_heads`.
+    What is not given is read from the checkpoint's `model_args` or `config`, under one of several names; if it is not
+    there either, the error says what is missing. Read a plain nanoGPT checkpoint with `n_global=n_heads`.
 
     Args:
         path: a `.pt` file with `model` and `model_args` or `config`; it is read without running any code in it.
         n_heads: heads per layer.
-        n_global: how many of them are global.
+        n_global: number of global heads per layer.
         window: keys that each local head sees, the current one included.
-        span: or, as the later form counts, the keys before the current one.
-        activation: of the MLP: "gelu" (exact), or "gelu_tanh", which nanoGPT's first versions had.
+        span: the same in the later form's count, without the current key.
+        activation: that of the MLP: "gelu" (exact), or "gelu_tanh" as in nanoGPT's first versions.
 
     >>> model = from_author("ckpt.pt", n_global=1, window=50)  # doctest: +SKIP
     """
     if window is not None and span is not None:
-        raise ValueError(f"give window or span, not both, got window={window} and span={span}")
+        raise ValueError(f"window and span must not both be given, got {window} and {span}")
     named = str(path)
     state, settings = _read(Path(path))
     tensors = weights(state, source=named)
@@ -72,7 +72,9 @@ def from_author(
         found = _either(_SPANS if separate else _WINDOWS)
         missing.append(f"window, or span (in the checkpoint: {found})")
     if missing:
-        raise ValueError(f"{named} does not say, and must be given: {'; '.join(missing)}. It says {_said(settings)}")
+        raise ValueError(
+            f"{named}: what it does not say must be given: {'; '.join(missing)}. It says {_said(settings)}"
+        )
     assert heads is not None and n_global is not None
     window = None if n_global == heads else window
     config = GPTConfig(n_heads=heads, n_global=n_global, window=window, activation=activation, **fields)
@@ -81,14 +83,14 @@ def from_author(
 
 def _read(path: Path) -> tuple[Mapping[str, Any], dict[str, Any]]:
     if not path.is_file():
-        raise ValueError(f"path must be a .pt file, got {str(path)!r}, which is not there")
+        raise ValueError(f"path must be a .pt file, got {str(path)!r}, which does not exist")
     try:
         with warnings.catch_warnings(action="ignore"):
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except Exception as error:  # of a damaged file torch says so in many ways
-        # Never in torch's words: they tell the reader to unpickle it, which runs what an attacker put there.
+    except Exception as error:  # torch reports a damaged file in many ways
+        # Torch's own words are not shown: they advise unpickling the file, which would run an attacker's code.
         named = re.search(r"GLOBAL (\S+)", str(error))
         found = "something else" if named is None else f"one that names {named[1]}: code, which is never run"
         raise ValueError(
@@ -99,7 +101,7 @@ def _read(path: Path) -> tuple[Mapping[str, Any], dict[str, Any]]:
         found = ", ".join(map(str, checkpoint)) if isinstance(checkpoint, Mapping) else type(checkpoint).__name__
         raise ValueError(f"{path} must hold a dictionary with the key model, got {found}")
     settings: dict[str, Any] = {}
-    for key in ("config", "model_args"):  # the latter, which made the model, has the last word
+    for key in ("config", "model_args"):  # the latter, which made the model, takes precedence
         if isinstance(checkpoint.get(key), Mapping):
             settings |= checkpoint[key]
     return checkpoint["model"], settings
@@ -118,7 +120,7 @@ def _n_global(
 
 
 def _window(settings: Mapping[str, Any], span: int | None, separate: bool, named: str) -> int | None:
-    """By the names that belong to the form; what a name of the other form would count is not known."""
+    """The window under the names of this form; what a name of the other form counts is not known."""
     if span is not None:
         return span + 1
     ours, others = (_SPANS, _WINDOWS) if separate else (_WINDOWS, _SPANS)
@@ -129,13 +131,13 @@ def _window(settings: Mapping[str, Any], span: int | None, separate: bool, named
     if unclear is None:
         return None
     raise ValueError(
-        f"{named} has {unclear}={settings[unclear]!r} beside {'separate' if separate else 'fused'} projections, and "
-        "whether it counts the current key is not known: give window (it does) or span (it does not)"
+        f"{named}: {unclear}={settings[unclear]!r} with {'separate' if separate else 'fused'} projections may or may "
+        "not count the current key; give window (it counts) or span (it does not)"
     )
 
 
 def _global_first(tensors: Tensors, config: GPTConfig, separate: bool, named: str) -> Tensors:
-    """Fused projections in the plan's order of heads, and the columns of the output projection to match."""
+    """Fused projections with the heads in the plan's order, and the columns of the output projection to match."""
     n_local = config.n_heads - (config.n_global or 0)
     head_dim = config.width // config.n_heads
     turned = dict(tensors)
@@ -158,7 +160,7 @@ def _global_first(tensors: Tensors, config: GPTConfig, separate: bool, named: st
 
 
 def _fused(groups: list[Tensor | None], n_local: int, config: GPTConfig, where: str) -> Tensor:
-    """Rows as the first form has them: q of local heads, q of global ones, then k, then v."""
+    """Rows in the order of the first form: q of local heads, q of global heads, then k, then v."""
     parts = []
     head_dim = config.width // config.n_heads
     names = zip((_LOCAL, _GLOBAL), groups, (n_local, config.n_heads - n_local), strict=True)

@@ -15,16 +15,16 @@ from longshort.model import GPT, GPTConfig
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-"""Of the Conv1D layers, whose weight is (in, out)."""
+"""Names of the Conv1D layers, whose weight is (in, out)."""
 
 
 def from_gpt2(source: str | Path | Mapping[str, Tensor] | nn.Module, config: Mapping[str, Any] | None = None) -> GPT:
-    """GPT-2's weights with plain heads; logits equal transformers' to fp32 rounding.
+    """A `GPT` with GPT-2's weights and plain heads; its logits equal transformers' up to fp32 rounding.
 
     Args:
-        source: the folder that `save_pretrained` wrote, a file of safetensors, the state dict of a `GPT2LMHeadModel`
-            or `GPT2Model`, or such a model itself.
-        config: the values of config.json, needed with a state dict; else read from beside the weights.
+        source: a folder written by `save_pretrained`, a safetensors file, the state dict of a `GPT2LMHeadModel` or
+            `GPT2Model`, or such a model itself.
+        config: the values of config.json, needed with a state dict; otherwise read from the weights' folder.
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> theirs = GPT2LMHeadModel(GPT2Config(vocab_size=100, n_positions=64, n_embd=32, n_layer=2, n_head=4)).eval()
@@ -58,7 +58,7 @@ def from_gpt2(source: str | Path | Mapping[str, Tensor] | nn.Module, config: Map
 
 
 def _with_our_scale(tensors: Tensors, config: Mapping[str, Any], ours: GPTConfig) -> Tensors:
-    """Logits of another scale than 1 / sqrt(head dim) are had by scaled queries."""
+    """A logit scale other than 1 / sqrt(head dim) is folded into the queries."""
     head_dim = ours.width // ours.n_heads
     base = 1.0 if config.get("scale_attn_weights", True) else head_dim**0.5
     scaled = dict(tensors)
@@ -74,7 +74,7 @@ def _with_our_scale(tensors: Tensors, config: Mapping[str, Any], ours: GPTConfig
 def _read(
     source: str | Path | Mapping[str, Tensor] | nn.Module, config: Mapping[str, Any] | None
 ) -> tuple[Mapping[str, Any], Mapping[str, Any], str]:
-    """Tensors, config.json and what to call the source in an error."""
+    """Tensors, config.json and the name of the source in errors."""
     if isinstance(source, nn.Module):
         theirs: Any = source
         return theirs.state_dict(), config or theirs.config.to_dict(), type(source).__name__
@@ -85,13 +85,13 @@ def _read(
     path = Path(source)
     if not path.exists():
         raise ValueError(
-            f"source must be a folder or file of safetensors, got {str(source)!r}, which is not there; a name on the "
-            "hub is loaded by transformers first: from_gpt2(GPT2LMHeadModel.from_pretrained(name))"
+            f"source must be a folder or file of safetensors, got {str(source)!r}, which does not exist; load a model "
+            "of the hub with transformers: from_gpt2(GPT2LMHeadModel.from_pretrained(name))"
         )
     folder = path if path.is_dir() else path.parent
     if config is None:
         if not (folder / "config.json").is_file():
-            raise ValueError(f"{folder} has no config.json, and config was not given")
+            raise ValueError(f"{folder}: no config.json; add it or give config")
         try:
             config = parse_json((folder / "config.json").read_text(encoding="utf-8"))
         except ValueError as error:
@@ -112,14 +112,14 @@ def _tensors_of(path: Path) -> Tensors:
                 names = set(parse_json((path / _INDEX).read_text(encoding="utf-8"))["weight_map"].values())
                 files = [path / name for name in sorted(names)]
             except (ValueError, KeyError, TypeError, AttributeError):
-                raise ValueError(f"{path / _INDEX} must hold JSON with a weight_map of files") from None
+                raise ValueError(f"{path / _INDEX} must hold JSON with a weight_map of files, got none") from None
     else:
         files = [path]
     for file in files:
         if not file.is_file():
             raise ValueError(
-                f"{path} has no {file.name}; weights in pickles are not read, but a model that transformers has "
-                "loaded can be given itself"
+                f"{path}: no {file.name}; pickled weights are not read, but you can load them with transformers and "
+                "give the model itself"
             )
     try:
         return {name: tensor for file in files for name, tensor in load_file(file).items()}

@@ -1,7 +1,7 @@
-"""GPT-2's names of tensors, which nanoGPT has too, and the `GPT` that they fill.
+"""GPT-2's tensor names, which nanoGPT shares, and the `GPT` that they fill.
 
-Matrices come as `nn.Linear` has them, (out, in), with q, k and v in one `c_attn` and the heads in the plan's order;
-what differs from that is for the importers to undo.
+Matrices are expected as in `nn.Linear`, (out, in), with q, k and v in one `c_attn` and the heads in the plan's order;
+the importers undo any difference.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Tensors = dict[str, Tensor]
 _WRAPPERS = ("_orig_mod.", "module.", "transformer.")
 """Prefixes that torch.compile, DistributedDataParallel and the language-model class put before a name."""
 _OF_ATTENTION = re.compile(r"h\.\d+\.attn\.\w+")
-"""What an attention layer holds itself and not in a projection."""
+"""Tensors that an attention layer holds itself, outside its projections."""
 _OURS = {
     "wte": "embedding",
     "wpe": "position_embedding",
@@ -50,15 +50,15 @@ def weights(state: Mapping[str, Any], *, source: str) -> Tensors:
 
 
 def sizes(tensors: Tensors, *, source: str) -> dict[str, Any]:
-    """Those fields of a `GPTConfig` that the shapes alone decide; a head equal to the embedding counts as tied."""
+    """The fields of a `GPTConfig` that follow from the shapes; a head equal to the embedding counts as tied."""
     needed = ("wte.weight", "wpe.weight", "h.0.mlp.c_fc.weight", "h.0.ln_1.weight")
     missing = [name for name in needed if name not in tensors]
     if missing:
-        raise ValueError(f"{source} lacks {', '.join(missing)}, which a GPT-2-style model has; {_sample(tensors)}")
+        raise ValueError(f"{source}: a GPT-2-style model must have {', '.join(missing)}; {_sample(tensors)}")
     vocab_size, width = tensors["wte.weight"].shape
     hidden = tensors["h.0.mlp.c_fc.weight"].shape[0]
     if hidden % width:
-        raise ValueError(f"{source}: the MLP must be a multiple of the width {width} wide, got {hidden}")
+        raise ValueError(f"{source}: the MLP's width must be a multiple of the width {width}, got {hidden}")
     layers = [int(found[1]) for name in tensors if (found := re.match(r"h\.(\d+)\.", name))]
     head = tensors.get("lm_head.weight")
     return {
@@ -73,7 +73,7 @@ def sizes(tensors: Tensors, *, source: str) -> dict[str, Any]:
 
 
 def filled(config: GPTConfig, tensors: Tensors, *, source: str) -> GPT:
-    """A model of these weights, each in a place of its own shape."""
+    """A model with these weights, whose shapes must match."""
     with torch.device("meta"):
         model = GPT(config)
     left_out = ("lm_head.weight",) if config.tie_embeddings else ()
@@ -81,19 +81,19 @@ def filled(config: GPTConfig, tensors: Tensors, *, source: str) -> GPT:
     wanted = model.state_dict()
     missing, unknown = wanted.keys() - ours.keys(), ours.keys() - wanted.keys()
     if missing or unknown:
-        raise ValueError(f"{source} does not fit: missing {_listed(missing)}; without a place {_listed(unknown)}")
+        raise ValueError(f"{source}: weights do not fit: missing {_listed(missing)}; unknown {_listed(unknown)}")
     for name, tensor in ours.items():
         if tensor.shape != wanted[name].shape:
             shapes = f"{tuple(wanted[name].shape)}, got {tuple(tensor.shape)}"
             raise ValueError(f"{source}: {name} must have the shape {shapes}")
-    # Copies: a model that gave its state dict must not share its weights with ours.
+    # Copies: the source model must not share its weights with ours.
     copies = {name: tensor.detach().to("cpu", torch.float32, copy=True) for name, tensor in ours.items()}
     model.load_state_dict(copies, assign=True)
     return model.eval()
 
 
 def _is_mask(x: Tensor) -> bool:
-    """Older code saved masks (1, 1, T, T), and the number that stands for -inf, with the weights."""
+    """Older code saved masks (1, 1, T, T), and the number that stood for -inf, with the weights."""
     return x.ndim == 0 or (x.ndim == 4 and x.shape[:2] == (1, 1) and x.shape[2] == x.shape[3])
 
 

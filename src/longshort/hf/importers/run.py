@@ -1,4 +1,4 @@
-"""A third-party model as a run at step 0, which generate, evaluate, train and export take like any run.
+"""A third-party model as a run at step 0, which generate, evaluate, train and export accept like any other.
 
 The importers read and convert; here the result gets a checkpoint, a config.yaml and a tokenizer.
 """
@@ -23,12 +23,12 @@ CONFIG = "config.yaml"
 
 
 class ImportedRun(NamedTuple):
-    """What an import made."""
+    """The result of an import."""
 
     model: GPT
     checkpoint: Path
     config: Path
-    """A configuration to train on from the weights."""
+    """A configuration to continue training from the weights."""
     tokenizer: Tokenizer | None
 
 
@@ -45,7 +45,7 @@ def import_as_run(
 ) -> ImportedRun:
     """Read GPT-2's weights or a file of the paper's author (.pt) and write them as a run.
 
-    The tokenizer is that beside the source if none is named. The other options say what an author's file does not.
+    The tokenizer is the one beside the source if none is named. The other options give what an author's file does not.
     """
     reach = {"n_heads": n_heads, "n_global": n_global, "window": window, "span": span}
     if source.suffix in (".pt", ".pth", ".ckpt"):
@@ -53,7 +53,7 @@ def import_as_run(
     else:
         given = [name for name, value in (reach | {"activation": activation}).items() if value is not None]
         if given:
-            raise ValueError(f"{', '.join(given)} belong to the author's .pt files; {source} is read as GPT-2")
+            raise ValueError(f"{', '.join(given)} must be left out unless source is an author's .pt file, got {source}")
         model = from_gpt2(source)
     beside = (source if source.is_dir() else source.parent) / TOKENIZER_FILE
     if tokenizer is None and beside.is_file():
@@ -63,9 +63,9 @@ def import_as_run(
 
 
 def save_as_run(model: GPT, out: Path, *, tokenizer: Tokenizer | None = None, source: str = "") -> Path:
-    """Write the model as a run's checkpoint of step 0, with a config.yaml to train on from; returns the checkpoint.
+    """Write the model as a run's checkpoint at step 0, with a config.yaml to continue training; return the checkpoint.
 
-    The folder is there whole or not at all; one that holds anything is an error.
+    The folder is written completely or not at all; one that is not empty is an error.
     """
     if tokenizer is not None and tokenizer.vocab_size > model.config.vocab_size:
         raise ValueError(

@@ -1,6 +1,6 @@
 """PyTorch's own flash attention under one pair of functions for CPU and CUDA, with the log-sum-exp that SDPA hides.
 
-Called through aten because only there is lse returned and taken back: the pieces of a row are merged by it, and the
+It is called through aten because only aten returns and accepts lse: the pieces of a row are merged by it, and the
 backward of a piece needs the lse of the whole row. Inputs are (N, n, rows, D) views of any stride.
 """
 
@@ -16,7 +16,7 @@ _IS_ARM = platform.machine().lower() in ("aarch64", "arm64")
 
 
 def serves(q: Tensor, *, scale: float, masked: bool) -> bool:
-    """Both kernels scale after they mask, which takes scale > 0; CUDA's has no mask and is for half precision only."""
+    """Both kernels scale after masking, so scale must be > 0; CUDA's takes no mask and only half precision."""
     if scale <= 0:
         return False
     if q.device.type == "cpu":
@@ -41,8 +41,8 @@ def attend(
 def attend_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The last position's query (B, H, 1, D) over k and v (B, H_kv, S, D), all of which it sees, in any order.
 
-    The query heads of a KV head become the rows of one query. For decoding on a CPU, where what surrounds the kernel
-    in the public op takes several times as long as the kernel.
+    The query heads of a KV head become the rows of one query. For decoding on a CPU, where the public op's overhead
+    takes several times as long as the kernel.
     """
     queries = q.unflatten(1, (k.shape[1], -1))[:, :, :, 0]
     return attend(queries, k, v, scale=q.shape[-1] ** -0.5, causal=False)[0].reshape(q.shape)
@@ -65,7 +65,7 @@ def differentiate(
         return _aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale
         )
-    lse = lse.contiguous()  # the kernel takes no strides for it
+    lse = lse.contiguous()  # the kernel ignores its strides
     no_dropout = torch.zeros((), dtype=torch.int64, device=q.device)
     return _aten._scaled_dot_product_flash_attention_backward(
         grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, no_dropout, no_dropout, scale=scale
@@ -75,7 +75,7 @@ def differentiate(
 def band_block(window: int, *, backward: bool) -> tuple[int, int]:
     """(queries in a block, multiple to which its keys are rounded up) for a local head on this CPU.
 
-    The best, or within a few percent of it, of blocks of 16 to 256 at windows of 50 to 1024:
+    The best of blocks of 16 to 256 at windows of 50 to 1024, or within a few percent of it:
     see docs/notes/kernel-notes.md.
     """
     align = 1 if _IS_ARM else 16
@@ -87,9 +87,10 @@ def band_block(window: int, *, backward: bool) -> tuple[int, int]:
 
 
 def head_parts(q: Tensor, *, causal: bool) -> int:
-    """Parts (a power of two) to cut each global head into, so that no thread is idle: the backward runs by heads. A
-    short causal row on a CPU has several too: the kernel takes 512 keys at a time and passes over none of them, and so
-    computes a whole square of 512 where half is seen (docs/notes/kernel-notes.md).
+    """Parts (a power of two) to cut each global head into, so that no thread is idle: the backward runs by heads.
+
+    A short causal row on a CPU is cut too: the kernel takes 512 keys at a time and skips none of them, so it computes a
+    whole square of 512 where only half is visible (docs/notes/kernel-notes.md).
     """
     if q.device.type != "cpu":
         return 1

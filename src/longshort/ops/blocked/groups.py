@@ -1,6 +1,6 @@
-"""Heads of equal reach, gathered to be computed together: their tensors flattened, their tiles, what each tile sees.
+"""Heads of equal reach, gathered to be computed together: their flattened tensors, tiles, and what each tile sees.
 
-Shapes: B batch, H heads, S keys; N = (batch rows of a slab) x (heads of the group); tiles add n rectangles of R rows
+Shapes: B batch, H heads, S keys; N = (sequences of a slab) x (heads of the group); tiles add n rectangles of R rows
 and C columns.
 """
 
@@ -29,23 +29,23 @@ from longshort.ops.options import Options
 from longshort.ops.scores import slope_bias
 
 _DENSE_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 24}
-"""Logits the dense engine holds at once: about the L2 cache of a core, or enough to fill a GPU."""
+"""Number of logits that the dense engine holds at once: about the L2 cache of a core, or enough to fill a GPU."""
 _MASK_ELEMENTS = 1 << 20
 _SLOPED_SIDE = 256
-"""Rows and columns, at most, of the masked squares on the diagonal of a global head with slopes."""
+"""Largest side of the masked squares on the diagonal of a global head with slopes."""
 _SLAB_ELEMENTS = 1 << 16
-"""Query elements of a batch row above which a call of its own costs less than copying the heads together."""
+"""Query elements of a sequence above which a separate call costs less than copying the heads together."""
 
 SPREAD = 80.0
-"""Of the exponents of a decaying row that rescaled queries and keys may have: exp(40) = 2e17 at its ends, far from the
-largest number of fp32, and a common factor costs a dot product no digits."""
+"""Largest range of the exponents of a decaying row for which queries and keys may be rescaled: exp(40) = 2e17 at its
+ends, far from the largest fp32 number; a common factor costs a dot product no digits."""
 
 Heads = slice | list[int]
 
 
 @dataclass(frozen=True)
 class Group:
-    """Heads of one reach and the batch rows computed together with them (a slab), their tensors flattened to N."""
+    """Heads of one reach and the sequences computed together with them (a slab), their tensors flattened to N."""
 
     options: Options
     reach: Reach
@@ -56,17 +56,17 @@ class Group:
     slopes_N: Tensor | None
     query_ids: Tensor | None
     key_ids: Tensor | None
-    """(batch rows, positions): a query sees keys of its own id, none if it is negative; None if all are of one."""
+    """(sequences, positions): a query sees keys of its own id, none if the id is negative; None if all are equal."""
     masks: dict[tuple[int, ...], Tensor]
-    """By geometry: the batch rows of a group have the same ones."""
+    """By geometry; shared by the sequences of a group."""
     steep: bool
-    """Its heads decay too far for rescaled queries and keys."""
+    """Its heads decay too far for queries and keys to be rescaled."""
     apart: int = 0
-    """What is added to the distance of a query and a key: 1 where the keys begin after each query's own position."""
+    """Added to the distance between a query and a key: 1 where the keys begin after each query's own position."""
     blind_rows: bool = False
-    """Some queries may see no key: PyTorch's kernel gives their lse any value."""
+    """Some queries may see no key, and PyTorch's kernel gives these an arbitrary lse."""
     rescaled: bool = False
-    """Its queries and keys are: logits grow with the distance of keys after their query, which the mask hides."""
+    """Its queries and keys are rescaled: logits of keys after their query, which the mask hides, grow with distance."""
 
     @property
     def scale(self) -> float:
@@ -86,7 +86,7 @@ class Group:
 
     @property
     def is_fused(self) -> bool:
-        """Can PyTorch's flash attention serve? Slopes go into its mask."""
+        """Can PyTorch's flash attention compute it? Slopes go into its mask."""
         if self.options.softcap is not None or self.decays_N is not None:
             return False
         needs_mask = self.key_ids is not None or not self.is_global or self.slopes_N is not None
@@ -104,7 +104,7 @@ class Group:
             squares = max(parts, -(-size // self._tallest(_SLOPED_SIDE)))
             return diagonal_tiles(size, keys, causal, squares=squares, parts=parts)
         else:
-            # What a tile has above the diagonal is computed too, so those of causal rows are short.
+            # A tile is also computed above the diagonal, so the tiles of causal rows are short.
             most = min(128, size // 4) if self.options.causal else size
             rows = max(32, min(most, _MASK_ELEMENTS // keys))
             tiles = list(row_tiles(size, keys, self.reach, rows=self._tallest(rows)))
@@ -113,8 +113,9 @@ class Group:
         return tiles
 
     def _tallest(self, rows: int) -> int:
-        """Rows of a masked tile, at most so many. The kernel adds the mask to what it hides, and infinity less infinity
-        is NaN: half a row of rescaled logits takes exp(SPREAD / 2) of the room that fp32 has, a whole one nearly all.
+        """Rows of a masked tile, `rows` at most. The kernel adds the mask to the logits it hides, which must not be
+        infinite, as inf - inf is NaN: half a row of rescaled logits spans exp(SPREAD / 2), a whole one nearly all that
+        fp32 can hold.
         """
         return min(rows, max(1, self.n_keys // 2)) if self.rescaled else rows
 
@@ -129,7 +130,7 @@ class Group:
             yield from in_pieces(tiles, lambda tile: elements // (tile.rows * tile.cols))
 
     def visible(self, tile: Tile) -> Tensor | None:
-        """(1 or N, 1 or n, R, C) which pairs of the tile may see each other; None if all."""
+        """(1 or N, 1 or n, R, C): which pairs of the tile may see each other; None if all may."""
         if self.key_ids is None and self._sees_all(tile):
             return None
         offset = self._offsets(tile)
@@ -142,15 +143,15 @@ class Group:
         return same if len(same) == 1 else same.repeat_interleave(self.q.shape[0] // len(same), dim=0)
 
     def _sees_all(self, tile: Tile) -> bool:
-        """By the distances of the tile's corners; rectangles of a masked run all have the same ones."""
+        """Decided by the distances at the tile's corners, which are equal for all rectangles of a masked run."""
         if tile.kind == OPEN:
             return True
         nearest = tile.row + self.n_keys - self.n_queries - tile.col
         return nearest + tile.rows - 1 <= self.reach.back and nearest - tile.cols + 1 >= -self.reach.ahead
 
     def additive_mask(self, tile: Tile) -> Tensor | None:
-        """For the fused kernel: minus slope * distance where visible, else -inf; None if not needed. An open tile has
-        one row of it for all queries, of the distances to its nearest column, and `row_bias` has the rest.
+        """For the fused kernel: minus slope * distance where visible, else -inf; None if not needed. In an open tile
+        all queries share one row of it, with distances from the nearest column; `row_bias` has the rest.
         """
         if self.key_ids is not None:
             mask = self._mask(tile)
@@ -177,8 +178,8 @@ class Group:
         return torch.where(visible, bias, -torch.inf)
 
     def row_bias(self, tile: Tile) -> Tensor | None:
-        """(N, n, R) minus slope * distance of each query to the nearest column of an open tile: the part of the bias
-        that all logits of the row have, so that only lse changes by it. None where there is no such part.
+        """(N, n, R): minus slope * distance from each query to the nearest column of an open tile. All logits of a row
+        share this part of the bias, so it changes lse alone. None where there is no such part.
         """
         if self.slopes_N is None or self.key_ids is not None or tile.kind != OPEN:
             return None
@@ -187,11 +188,11 @@ class Group:
         return slope_bias(self.slopes_N[:, 0], distance, self.q.dtype)
 
     def _nearest(self, tile: Tile) -> int:
-        """To the rows of an open tile, of its columns: the last one, or the first one if it is after them."""
+        """The column of an open tile nearest to its rows: the last, or the first if the tile comes after the rows."""
         return tile.col + tile.cols - 1 if tile.col < tile.row + self.n_keys - self.n_queries else tile.col
 
     def distance(self, tile: Tile) -> Tensor:
-        """(R, C) |t - j|, the same for every rectangle of a run: masked tiles step along the diagonal."""
+        """(R, C): |t - j|, the same for every rectangle of a run, since masked tiles step along the diagonal."""
         return self._offsets(tile).abs() + self.apart
 
     def _offsets(self, tile: Tile) -> Tensor:
@@ -203,8 +204,8 @@ class Group:
 def groups(
     q: Tensor, k: Tensor, v: Tensor, options: Options, segments_BS: Tensor | None
 ) -> Iterator[tuple[Heads, slice, Group]]:
-    """Heads of equal reach together, and of them as many batch rows as can be flattened without a costly copy. Those
-    that decay beyond what rescaled queries and keys can have are apart from the others.
+    """Heads of equal reach together, with as many sequences as can be flattened without a costly copy. Heads that decay
+    too far for queries and keys to be rescaled form groups of their own.
     """
     n_keys, size = k.shape[2], q.shape[1] // k.shape[1]
     by_reach: dict[tuple[Reach, bool], list[int]] = {}
@@ -217,7 +218,7 @@ def groups(
             queries = flatten(q, rows, heads)
             keys, values = (flatten(x, rows, kv_heads(heads, size)) for x in (k, v))
             decays, slopes = (_per_head(rates, members, queries) for rates in (options.decays, options.slopes))
-            if q.device.type == "cpu" and not (decays is None and slopes is None):  # half would round their products
+            if q.device.type == "cpu" and not (decays is None and slopes is None):  # half rounds the products
                 wide = torch.promote_types(q.dtype, torch.float32)
                 queries, keys, values = (x.to(wide) for x in (queries, keys, values))
             ids = None if segments_BS is None else segments_BS[rows]
@@ -226,7 +227,7 @@ def groups(
 
 
 def _slabs(q: Tensor, members: list[int]) -> Iterator[slice]:
-    """Batch rows one by one where each is work enough, since (batch, heads) of a slice of heads is no single stride."""
+    """Sequences one by one where each is enough work, since (batch, heads) of a slice of heads has no single stride."""
     batch = q.shape[0]
     work = len(members) * q.shape[2] * q.shape[3]
     together = len(members) == 1 or work < _SLAB_ELEMENTS or q.device.type != "cpu"
@@ -236,7 +237,7 @@ def _slabs(q: Tensor, members: list[int]) -> Iterator[slice]:
 
 
 def _per_head(rates: tuple[float, ...] | None, members: list[int], q_NTD: Tensor) -> Tensor | None:
-    """(N, 1, 1, 1) float64, since a rate times a distance of 10^5 needs the digits; None if no member has any."""
+    """(N, 1, 1, 1) float64, since a rate times a distance of 10^5 needs the digits; None if all rates are 0."""
     mine = [rates[head] for head in members] if rates is not None else []
     if not any(mine):
         return None
@@ -250,7 +251,7 @@ def _as_slice(members: list[int]) -> Heads:
 
 
 def kv_heads(heads: Heads, size: int) -> Heads:
-    """The KV heads that query heads read, one entry for each, when `size` of them share one."""
+    """The KV head that each query head reads, when `size` query heads share one."""
     if size == 1:
         return heads
     members = range(heads.start, heads.stop) if isinstance(heads, slice) else heads
@@ -264,7 +265,7 @@ def flatten(x: Tensor, rows: slice, heads: Heads) -> Tensor:
 
 @contextmanager
 def flat(x: Tensor, rows: slice, heads: Heads, *, add: bool = False) -> Iterator[Tensor]:
-    """A flattened part of `x` to write into: a view where there is one, else a buffer written (or added) back."""
+    """A flattened part of `x` to write into: a view if possible, else a buffer that is written (or added) back."""
     part = x[rows][:, heads]
     flat = part.flatten(0, 1)
     if isinstance(heads, slice) and flat.data_ptr() == x[rows][:, heads].data_ptr():
@@ -285,7 +286,7 @@ def in_pieces(tiles: Iterable[Tile], most: Callable[[Tile], int]) -> Iterator[Ti
 
 
 def rectangles(x: Tensor, start: int, size: int, n: int, step: int) -> Tensor:
-    """(N, L, D) -> (N, n, size, D): n runs of positions, each `step` after the one before, as a view."""
+    """(N, L, D) -> (N, n, size, D): n runs of positions, each `step` after the previous one, as a view."""
     by_row, by_position, by_column = x.stride()
     strides = (by_row, step * by_position, by_position, by_column)
     return x.as_strided((x.shape[0], n, size, x.shape[2]), strides, x.storage_offset() + start * by_position)

@@ -1,9 +1,9 @@
 """The op in plain PyTorch, on any device: O(T w) time and memory for local heads, no T x S tensor for global ones.
 
-Heads with equal windows are computed together. Two engines compute a tile: `fused` hands strided views to PyTorch's own
-flash attention, with slopes in its mask, `dense` spells the formula out in fp32 and serves what the fused kernels
-cannot (softcap, steep decays, statistics); other decays are given to `fused` as rescaled queries and keys (`rescaled`).
-Both return what is merged by log-sum-exp, and both differentiate from (out, lse) alone.
+Heads with equal windows are computed together. Two engines compute a tile: `fused` passes strided views to PyTorch's
+own flash attention, with slopes in its mask; `dense` spells the formula out in fp32 and serves what the fused kernels
+cannot (softcap, steep decays, statistics). Other decays reach `fused` as rescaled queries and keys (`rescaled`). The
+results of both are merged by log-sum-exp, and both differentiate from (out, lse) alone.
 
 Shapes: N batch x heads of one group, T queries, S keys, D head dimension; tiles add n rectangles of R rows, C columns.
 """
@@ -32,7 +32,7 @@ from longshort.ops.padding import dense_rows, without_padding
 from longshort.ops.scores import scores_and_derivative
 
 _GRADIENT_BYTES = 1 << 23
-"""Bound on the per-block key and value gradients that overlap and are added up: they should stay in cache."""
+"""Bound on the overlapping key and value gradients of blocks, which should stay in cache while they are added up."""
 
 
 def forward(
@@ -97,7 +97,7 @@ def backward(
 
 
 def _engines(group: Group) -> tuple[Callable[..., None], Callable[..., None]]:
-    """What computes the group, forward and backward."""
+    """The functions that compute the group, forward and backward."""
     if group.is_fused:
         return _fused_forward, _fused_backward
     if rescaled.serves(group):
@@ -191,7 +191,7 @@ def _dense_backward(
 
 
 def _scores(group: Group, tile: Tile, logits: Tensor, *, derivative: bool) -> tuple[Tensor, Tensor | None]:
-    """x of the definition, -inf where not visible, and, if asked for, dx/dlogits (None where it is 1)."""
+    """x of the definition, -inf where not visible, and dx/dlogits if asked for (None where it is 1)."""
     rates = group.decays_N, group.slopes_N
     x, slope_of_x = scores_and_derivative(
         logits, group.distance(tile), *rates, group.options.softcap, derivative=derivative
@@ -201,7 +201,7 @@ def _scores(group: Group, tile: Tile, logits: Tensor, *, derivative: bool) -> tu
 
 
 def _note_extremes(group: Group, heads: Heads, largest: Tensor, smallest: Tensor) -> None:
-    """A pass over the logits alone. amax, amin, aminmax, maximum and minimum all keep a NaN."""
+    """A separate pass over the logits. amax, amin, aminmax, maximum and minimum all keep a NaN."""
     n_heads = len(largest[heads])
     high = largest.new_full((group.q.shape[0],), -torch.inf, dtype=torch.promote_types(group.q.dtype, torch.float32))
     low = torch.full_like(high, torch.inf)
@@ -220,7 +220,7 @@ def _note_extremes(group: Group, heads: Heads, largest: Tensor, smallest: Tensor
 
 
 def _store(tile: Tile, out_NTD: Tensor, lse_NT: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Write a tile's rows, or merge them with what their other columns gave."""
+    """Write a tile's rows, or merge them with the result over their other columns."""
     out, lse = _rows(out_NTD, tile), _rows(lse_NT[:, :, None], tile)[..., 0]
     if tile.merge:
         part, part_lse = _merged(out, lse, part, part_lse)
@@ -229,7 +229,7 @@ def _store(tile: Tile, out_NTD: Tensor, lse_NT: Tensor, part: Tensor, part_lse: 
 
 
 def _merged(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Of rows over some of their columns and over the others."""
+    """The result of rows over all columns, from those over some columns and over the others."""
     total = torch.logaddexp(lse, part_lse)
     blind = total == -torch.inf  # no visible key on either side: weights 0, not exp(-inf + inf)
     ours, theirs = ((x - total).exp_().masked_fill_(blind, 0)[..., None] for x in (lse, part_lse))
@@ -237,7 +237,7 @@ def _merged(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> tuple[T
 
 
 def _accumulate(tile: Tile, totals: tuple[Tensor, Tensor, Tensor], parts: tuple[Tensor, Tensor, Tensor]) -> None:
-    """Add a tile's gradients; neighbouring rectangles of a band share keys, one step of columns after the other."""
+    """Add a tile's gradients, one step of columns at a time, since neighbouring rectangles of a band share keys."""
     ours = _rows(totals[0], tile)
     if tile.merge:
         ours.add_(parts[0])

@@ -1,10 +1,10 @@
-"""LaS's decay as a change of queries and keys, so that PyTorch's flash attention serves it on CPUs.
+"""LaS's decay as a rescaling of queries and keys, so that PyTorch's flash attention can compute it on CPUs.
 
-For t >= j the factor of a logit is a product, exp(-decay (t - j)) = exp(-decay (t - c)) exp(-decay (c - j)) with any c:
-rescaled queries and keys have the decayed logits. For t < j it is the same with the other sign. So the lower half of
-two-sided attention is one causal call, and the upper half, without the diagonal, another one on the mirrored row; the
-two are merged by log-sum-exp. The factors are exp(-+ SPREAD / 2) at the ends of a row, with c in its middle: where
-decay times length is larger than SPREAD (`steep`), the dense engine serves.
+For t >= j the factor of a logit is a product, exp(-decay (t - j)) = exp(-decay (t - c)) exp(-decay (c - j)) for any c,
+so rescaled queries and keys give the decayed logits. For t < j the sign is reversed. So the lower half of two-sided
+attention is one causal call, and the upper half, without the diagonal, another one on the mirrored row; the two are
+merged by log-sum-exp. With c in the middle of a row, the factors at its ends are exp(-+ SPREAD / 2): where decay times
+length is larger than SPREAD (`steep`), the dense engine is used instead.
 
 Shapes: N batch x heads of one group, T queries, S keys, D head dimension.
 """
@@ -25,7 +25,7 @@ from longshort.ops.scores import decay_factor
 
 @dataclass(frozen=True)
 class Side:
-    """What each query sees up to its own position, or (mirrored) after it."""
+    """The keys that each query sees up to its own position, or (mirrored) after it."""
 
     group: Group
     """Causal and without decay."""
@@ -33,11 +33,11 @@ class Side:
     columns: slice
     row_factors: Tensor
     column_factors: Tensor
-    """(N, rows or columns, 1), by which queries and keys were multiplied; in the order of the row itself."""
+    """(N, rows or columns, 1): the factors of queries and keys, in the order of the row itself."""
     mirrored: bool
 
     def turned(self, x: Tensor) -> Tensor:
-        """From the order of the row to that of the group, or back."""
+        """Convert from the order of the row to that of the group, or back."""
         return _turned(x, self.mirrored)
 
 
@@ -52,7 +52,7 @@ def serves(group: Group) -> bool:
 
 
 def sides(group: Group) -> Iterator[Side]:
-    """The one before each query with itself, and, in two-sided attention, the one after it."""
+    """The keys up to each query and, in two-sided attention, those after it."""
     queries, keys = group.n_queries, group.n_keys
     past = keys - queries
     yield _side(group, slice(0, queries), slice(0, keys), Reach(group.reach.back, 0), mirrored=False)

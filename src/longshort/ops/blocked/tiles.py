@@ -1,6 +1,6 @@
 """Which rectangles of the attention matrix a head's reach covers. Pure integer geometry; `passes` computes on it.
 
-A `Tile` is a run of equally shaped rectangles of the T x S matrix, each a fixed step from the one before, so that one
+A `Tile` is a run of equally shaped rectangles of the T x S matrix, each a fixed step from the previous one, so that one
 call on strided views serves them all. Row t of T is position t + S - T; columns are positions.
 """
 
@@ -27,7 +27,7 @@ class Tile(NamedTuple):
     row_step: int = 0
     col_step: int = 0
     merge: bool = False
-    """Its rows already hold the result over other columns, to be merged by log-sum-exp."""
+    """Its rows already hold the result over other columns, with which it is merged by log-sum-exp."""
 
     def pieces(self, most: int) -> Iterator[Tile]:
         """The same rectangles in runs of at most `most`."""
@@ -54,7 +54,7 @@ class Reach(NamedTuple):
         return self.back >= n_keys - 1
 
     def rows(self, start: int, stop: int, n_queries: int, n_keys: int) -> Tile:
-        """One masked rectangle that holds all that rows start..stop may see."""
+        """One masked rectangle that covers everything rows start..stop may see."""
         past = n_keys - n_queries
         first = max(0, start + past - self.back)
         last = min(n_keys, stop + past + self.ahead)
@@ -64,7 +64,7 @@ class Reach(NamedTuple):
 def band_tiles(
     n_queries: int, n_keys: int, reach: Reach, *, block: int, align: int = 1, tallest: int | None = None
 ) -> list[Tile]:
-    """A local head: blocks of `block` queries in the interior, where all blocks have the same mask, and the edges, in
+    """A local head: blocks of `block` queries in the interior, where all blocks have the same mask, and at the edges
     tiles of at most `tallest` queries (four blocks if None).
 
     `align` rounds the keys of a block up to a multiple (some matrix kernels slow down on odd widths).
@@ -87,7 +87,7 @@ def band_tiles(
 
 
 def row_tiles(n_queries: int, n_keys: int, reach: Reach, *, rows: int, cols: int | None = None) -> Iterator[Tile]:
-    """Any head: `rows` queries at a time against all they may see, in columns of at most `cols`, to be merged."""
+    """Any head: `rows` queries at a time against all they may see, in at most `cols` columns, which are then merged."""
     for start in range(0, n_queries, rows):
         tile = reach.rows(start, min(start + rows, n_queries), n_queries, n_keys)
         width = cols or tile.cols
@@ -98,8 +98,8 @@ def row_tiles(n_queries: int, n_keys: int, reach: Reach, *, rows: int, cols: int
 def global_tiles(n_queries: int, n_keys: int, causal: bool, *, parts: int = 1) -> list[Tile]:
     """A global head in tiles that need no mask, its rows in `parts` that can run in parallel.
 
-    One long triangle handed to two threads would give the second three quarters of the work. So: a causal square for
-    each part on the diagonal, and below them open rectangles, whose rows are shared out once more.
+    If two threads split one long triangle, the second would get three quarters of the work. So each part has a causal
+    square on the diagonal, and the rows of the open rectangles below are divided again.
     """
     if not causal:
         return [_open(0, 0, n_queries, n_keys, parts, merge=False)]
@@ -109,12 +109,12 @@ def global_tiles(n_queries: int, n_keys: int, causal: bool, *, parts: int = 1) -
 def diagonal_tiles(
     n_queries: int, n_keys: int, causal: bool, kind: str = MASKED, *, squares: int, parts: int = 1
 ) -> list[Tile]:
-    """A global head in `squares` of that kind on the diagonal and open rectangles, rows in `parts`, beside them: each
-    is before the positions of all its rows, or after them.
+    """A global head as `squares` of the given kind on the diagonal and open rectangles beside them, with their rows in
+    `parts`. Each rectangle lies before the positions of all its rows, or after them.
     """
     past = n_keys - n_queries
     side = n_queries // squares
-    rest = n_queries - side * squares  # fewer rows than squares; first, where what causal ones see is smallest
+    rest = n_queries - side * squares  # fewer rows than squares; they come first, where causal rows see least
     tiles = [Tile(rest, past + rest, side, side, kind, squares, side, side)]
     starts = list(range(rest, n_queries, side))
     if rest:
@@ -129,7 +129,7 @@ def diagonal_tiles(
 
 
 def _open(row: int, col: int, rows: int, cols: int, parts: int, *, merge: bool) -> Tile:
-    """A fully visible rectangle, its rows shared out to `parts` where they divide evenly."""
+    """A fully visible rectangle, its rows divided into `parts` if that leaves no remainder."""
     if rows % parts:
         parts = 1
     share = rows // parts

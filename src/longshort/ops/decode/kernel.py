@@ -1,9 +1,9 @@
-"""The decoding kernel: a few new tokens of every row join the cache and attend over it, all heads in one launch.
+"""The decoding kernel: a few new tokens of every sequence join the cache and attend over it, all heads in one launch.
 
-A program takes one KV head of one batch row, with all its query heads. A head with many rows is split: part i takes
-tiles i, i + parts, ... of N rows, whatever the length, which is read from the device. The part that ends last joins
-them, in the order of the parts, so that two runs give equal bits. The new tokens are attended to from where they come,
-and part 0 writes them into the cache: no other program may see the rows that it overwrites.
+A program takes one KV head of one sequence, with all its query heads. A head with many rows is split: part i takes
+tiles i, i + parts, ... of N rows, whatever the length, which is read from the device. The part that finishes last
+joins them, in the order of the parts, so that two runs agree to the bit. The new tokens are read from the inputs, not
+from the cache, and part 0 writes them into the cache: no other program may see the rows that it overwrites.
 
 Letters: B batch, T new tokens, D head dimension; M queries of a KV head, N rows of a tile.
 """
@@ -22,9 +22,9 @@ REGULAR_LAYOUT = tuple(
     for which in ("long", "rest")
     for number in ("head", "heads_apart", "first", "firsts_apart", "apart", "rows", "window")
 )
-"""Where the heads of a regular layout lie, the split ones and the rest: see `place_of`."""
+"""Where the split heads and the rest of a regular layout are: see `place_of`."""
 SIZES = ("B", "n_kv", "n_long", "parts", "columns", *REGULAR_LAYOUT)
-"""Arguments whose value must not lead to another compilation."""
+"""Arguments whose value must not trigger another compilation."""
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -59,23 +59,23 @@ def decode_kernel(
     origin = first * D  # in rows, not elements: a multiple of D is known to be aligned
     keys, values, ids = keys + origin, values + origin, ids + b.to(tl.int64) * columns
     for i in tl.static_range(FETCH):
-        # Also while the kernel before it may write there: all writes meet in the second-level cache, none is missed.
+        # Safe while the previous kernel may still write there: all writes go through the L2 cache, so none is missed.
         fetch(keys, (part + i * share) * N, rows, D, WIDTH, N)
         fetch(values, (part + i * share) * N, rows, D, WIDTH, N)
     if EARLY == 1:
         tl.extra.cuda.gdc_launch_dependents()
-    if EARLY:  # begun while the kernel before it still runs: up to here nothing was read that one may write
+    if EARLY:  # started while the previous kernel still runs: nothing read so far is written by that kernel
         tl.extra.cuda.gdc_wait()
     if EARLY == 2:
         tl.extra.cuda.gdc_launch_dependents()
-    held = tl.load(length).to(tl.int32)  # not earlier: the compiler waits for it soon after
+    held = tl.load(length).to(tl.int32)  # not earlier: the compiler waits for it soon after the load
     k, v = k + b.to(tl.int64) * sk_b + head * sk_h, v + b.to(tl.int64) * sv_b + head * sv_h
     q += b.to(tl.int64) * sq_b + head * GROUP * sq_h
 
     if M == 1:
         d_D, count = tl.arange(0, WIDTH), tl.where(part == 0, D, 0)
         dtype = keys.dtype.element_ty
-        # Asked for before the walk and looked at after it, so that nothing waits for them; then they are near.
+        # Loaded before the walk and used after it, so that nothing waits for them.
         kept_k = tl.load(k + d_D, mask=d_D < count, other=0.0).to(dtype)
         kept_v = tl.load(v + d_D, mask=d_D < count, other=0.0).to(dtype)
         q_D = row_of(q, D, WIDTH, PIECES).to(dtype).to(tl.float32)
@@ -114,7 +114,7 @@ def decode_kernel(
         )  # fmt: skip
     elif SPLIT:
         leave(partial, numbers, largest, total, weighted, top, bottom, m_M, slot, part, parts, T, GROUP, WIDTH, STATS)
-        tl.debug_barrier()  # all that this program wrote comes before its ticket
+        tl.debug_barrier()  # everything this program wrote must come before its ticket
         ticket = tl.atomic_add(tickets + slot, 1, sem="acq_rel", scope="gpu")
         if ticket == parts - 1:
             tl.debug_barrier()
@@ -128,7 +128,7 @@ def decode_kernel(
 
 @triton.jit
 def own_work(n_long, parts):
-    """Slot (of a split head), part, how many parts there are, batch row and place in the layout of this program."""
+    """Slot (of a split head), part, number of parts, sequence and place in the layout of this program."""
     b, work = tl.program_id(0), tl.program_id(1)
     if work < n_long * parts:
         which, part, share = work // parts, work % parts, parts
@@ -141,14 +141,14 @@ def own_work(n_long, parts):
 
 @triton.jit
 def place_of(i, b, head, heads_apart, first, firsts_apart, apart, rows, window):
-    """Head, first row in batch row b, number of rows, and window of head i of some that lie at equal distances."""
+    """Head, first row in sequence b, number of rows, and window of the i-th of some heads at equal distances."""
     first = tl.cast(first, tl.int64) + i * tl.cast(firsts_apart, tl.int64) + b * tl.cast(apart, tl.int64)
     return head + i * heads_apart, first, rows, window
 
 
 @triton.jit
 def fetch(cache, row, rows, D: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr):
-    """Ask the second-level cache for N rows, as far as there are so many: one address for each line of 128 bytes."""
+    """Prefetch N rows, or as many as there are, into the L2 cache: one address per line of 128 bytes."""
     LINE: tl.constexpr = 1024 // cache.dtype.element_ty.primitive_bitwidth
     LINES: tl.constexpr = max(1, WIDTH // LINE)
     i = tl.arange(0, N * LINES)
@@ -159,7 +159,7 @@ def fetch(cache, row, rows, D: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexp
 
 @triton.jit
 def append(cache, new, stride, held, rows, T: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr):
-    """Write the T new rows, which are as long as D, where they belong."""
+    """Write the T new rows, of D numbers each, to their places in the cache."""
     d_D = tl.arange(0, WIDTH)
     for i in tl.static_range(T):
         row = tl.load(new + i * stride + d_D, mask=d_D < D)
@@ -172,7 +172,7 @@ def leave(
     partial, numbers, largest, total, weighted, top, bottom, m_M, slot, part, parts,
     T: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, STATS: tl.constexpr,
 ):  # fmt: skip
-    """Leave what a part saw for the last one: (slots, queries, parts, WIDTH), and four numbers of each."""
+    """Store what a part saw for the last one to join: (slots, queries, parts, WIDTH), and four numbers for each."""
     real = m_M < GROUP * T
     at = (slot * (GROUP * T) + m_M) * parts + part
     tl.store(partial + at[:, None].to(tl.int64) * WIDTH + tl.arange(0, WIDTH)[None, :], weighted, mask=real[:, None])
@@ -189,7 +189,7 @@ def join(
     T: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, STATS: tl.constexpr,
     JOINED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Finish query m from what all parts left, JOINED of them at a time, AHEAD times as many being fetched."""
+    """Finish query m from what all parts stored, JOINED parts at a time, with AHEAD times as many being fetched."""
     lanes = tl.arange(0, JOINED)
     largest, total = tl.full((JOINED,), NEVER, tl.float32), tl.zeros((JOINED,), tl.float32)
     top, bottom = tl.full((JOINED,), float("-inf"), tl.float32), tl.full((JOINED,), float("inf"), tl.float32)
@@ -197,7 +197,7 @@ def join(
     for first in tl.range(0, parts, JOINED, loop_unroll_factor=AHEAD):
         there = lanes < parts - first
         at = (slot * (GROUP * T) + m) * parts + first + lanes
-        # Past the first-level cache, which may hold what an earlier launch left.
+        # Bypasses the L1 cache, which may hold what an earlier launch left there.
         theirs = tl.load(numbers + at * 4, mask=there, other=NEVER, cache_modifier=".cg")
         also = tl.load(
             partial + at[:, None].to(tl.int64) * WIDTH + tl.arange(0, WIDTH)[None, :],
@@ -225,7 +225,7 @@ def finish(
     out, so_b, so_h, so_t, extremes, largest, total, weighted, top, bottom, m_M, b, head, B, n_kv,
     T: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, STATS: tl.constexpr,
 ):  # fmt: skip
-    """Write the rows of some queries, and the extremes of their logits: (2, B, heads, T)."""
+    """Write the output rows of some queries, and the extremes of their logits: (2, B, heads, T)."""
     d_D = tl.arange(0, WIDTH)
     real = m_M < GROUP * T
     member, i = m_M // T, m_M % T
@@ -235,7 +235,8 @@ def finish(
         out + at[:, None] + d_D[None, :], rows.to(out.dtype.element_ty), mask=real[:, None] & (d_D < D)[None, :]
     )  # fmt: skip
     if STATS:
-        # Maxima drop a NaN, but it is in the row's total; so it is after an infinite logit, no NaN itself.
+        # Maxima drop a NaN, but the row's total keeps it. An infinite logit makes the total NaN too, hence the second
+        # condition.
         broken = (total != total) & (largest < float("inf"))
         at = ((b * n_kv + head) * GROUP + member) * T + i
         tl.store(extremes + at, tl.where(broken, float("nan"), top), mask=real)

@@ -1,4 +1,4 @@
-"""From a decoding step to its launch: which heads are split into how many parts, tile shapes, and the arguments."""
+"""From a decoding step to its launch: how many parts each head is split into, tile shapes, and the arguments."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from longshort.ops.triton.device import power_of_two, precision_of, processors, 
 from longshort.ops.triton.forward_kernel import reduce_extremes_kernel
 
 _JOINED, _AHEAD = 4096, 4
-"""Numbers of parts that are joined at a time, not by their count, or each would be compiled for; and how many times
-as many are on their way, where there are more."""
+"""Numbers joined at a time, whatever the count of parts, since each count would otherwise be compiled separately; and
+how many times as many are being fetched, where there are more."""
 
 
 class DecodeShape(NamedTuple):
-    """How a launch cuts its work."""
+    """How a launch divides its work."""
 
     columns: int
     """Rows of the cache that a program takes at a time."""
@@ -31,15 +31,15 @@ class DecodeShape(NamedTuple):
     stages: int
     """Depth of the software pipeline over the tiles."""
     programs: float
-    """That each processor of the GPU gets, of those that split heads make: the number of parts follows."""
+    """Programs of split heads per multiprocessor of the GPU; the number of parts follows from it."""
     early: int = 0
-    """Begin before the kernel before it has ended, and wait for it where its results are needed; from Hopper on. The
-    next one may begin when this one does (1), has waited (2), or has walked over its rows (3): if at once, those that
-    wait hold processors, and fetch, several launches ahead."""
+    """Start before the previous kernel has ended, and wait for it where its results are needed; from Hopper on. The
+    next kernel may start when this one does (1), after it has waited (2), or after its walk (3). With 1, waiting
+    programs occupy multiprocessors, and prefetch, several launches ahead."""
     fetch: int = 0
-    """Tiles of each program that are asked for, into the second-level cache, before the length is known; on CUDA."""
+    """Tiles of each program that are prefetched into the L2 cache before the length is known; on CUDA."""
     matrix: bool = False
-    """One query by the matrix units too, which compute 16 rows for it; several always are."""
+    """Use the matrix units for a single query too, though they compute 16 rows for it; several queries always do."""
 
 
 TUNED: dict[str, list[tuple[int, int, DecodeShape]]] = {
@@ -54,13 +54,13 @@ TUNED: dict[str, list[tuple[int, int, DecodeShape]]] = {
         (128, 1, DecodeShape(16, 4, 6, 1.0, 0, 1)),
     ]
 }
-"""By GPU: head dimension, split heads of all batch rows, shape. From `python -m benchmarks decoding --attention`."""
+"""By GPU: head dimension, split heads of all sequences, shape. From `python -m benchmarks decoding --attention`."""
 _given: list[DecodeShape] = []
 
 
 @contextmanager
 def use(shape: DecodeShape) -> Iterator[None]:
-    """Within this, every launch has this shape: for the search that makes the table, and for tests."""
+    """Give every enclosed launch this shape: for the search that makes the table, and for tests."""
     _given.append(shape)
     try:
         yield
@@ -123,7 +123,7 @@ def decode(
 
 
 def decode_shape(q: Tensor, keys: Tensor, layout: tuple[int, ...], batch: int) -> DecodeShape:
-    """The tuned shape of the nearest number of split heads, or one for GPUs and sizes that were not tuned."""
+    """The tuned shape for the nearest number of split heads, or a default for GPUs and sizes that were not tuned."""
     if _given:
         return _given[-1]
     longest = max(layout[2::3])
@@ -137,7 +137,7 @@ def _looked_up(dtype: torch.dtype, dim: int, slots: int, several: bool, device: 
     fitting = [row for row in rows if dim <= row[0] < 2 * max(dim, 32)]
     if fitting and dtype.itemsize == 2 and not several:
         return min(fitting, key=lambda row: (row[0], abs(math.log2(row[1] / slots))))[2]
-    # 8 KB of keys and as much of values a tile, two tiles on their way: three programs share a processor.
+    # A tile is 8 KB of keys and 8 KB of values, with two tiles in flight: three programs share a multiprocessor.
     return DecodeShape(max(16, min(128, 8192 // dtype.itemsize // width_of(dim))), 4, 3, 1.0)
 
 
@@ -146,11 +146,11 @@ class _Cut(NamedTuple):
     """Heads that are split."""
     parts: int
     regular: tuple[int, ...]
-    """Where the split heads and the rest lie, as the kernel's arguments have it: no look into memory comes before the
-    cache is read. Zeros if they lie in no such order."""
+    """Where the split heads and the rest are, as arguments of the kernel, so that no memory is read before the cache.
+    Zeros if their layout is not regular."""
     table: Tensor | None
-    """(H_kv, 5) int64, if they do not: KV head, first row, rows from one batch row to the next, rows, window of its
-    first query head; the split heads first. One place to look: each look takes half a microsecond."""
+    """(H_kv, 5) int64, if it is not regular: KV head, first row, rows from one sequence to the next, rows, window of
+    its first query head; the split heads come first. One table, since each access takes half a microsecond."""
 
 
 @cache  # a captured CUDA graph reads the table for as long as it lives
@@ -162,12 +162,12 @@ def _cut(
     batch: int,
     device: torch.device,
 ) -> _Cut:
-    """Heads of the most rows are split if others have fewer, or if they alone would leave processors idle."""
+    """The heads with the most rows are split if others have fewer, or if multiprocessors would be idle without it."""
     heads = [HeadLayout(*layout[i : i + 3]) for i in range(0, len(layout), 3)]
     tiles = [-(-head.rows // columns) for head in heads]
     long = [head for head in range(len(heads)) if 2 * tiles[head] > max(tiles)]
     parts = parts_of(max(tiles), round(programs * processors(device)) // (batch * len(long)))
-    if parts == 1:  # nothing is split, and it does not matter which heads come first: those that are alike
+    if parts == 1:  # nothing is split, so the order of the heads is free: equal ones together
         long = [head for head in range(len(heads)) if heads[head].rows == max(head.rows for head in heads)]
     order = [*long, *(head for head in range(len(heads)) if head not in long)]
     numbers = [(head, *heads[head], windows[head]) for head in order]
@@ -178,22 +178,22 @@ def _cut(
 
 
 def parts_of(tiles: int, room: int) -> int:
-    """How many parts a head of so many tiles has, where there is room for so many.
+    """Number of parts for a head of this many tiles, given room for that many parts.
 
     >>> parts_of(256, 132), parts_of(256, 300), parts_of(256, 0)
     (128, 256, 1)
     """
     parts = max(1, min(tiles, room))
-    return -(-tiles // -(-tiles // parts))  # none with a tile more than the others where one part fewer would do
+    return -(-tiles // -(-tiles // parts))  # the fewest parts whose longest is no longer
 
 
 def joined_at_a_time(head_dim: int) -> int:
-    """Of the parts of a head."""
+    """How many parts of a head are joined at a time."""
     return max(8, min(128, _JOINED // width_of(head_dim)))
 
 
 def _at_equal_distances(heads: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """(head, from one to the next, first row, from one to the next, apart, rows, window); empty if that is not so.
+    """(head, step to the next, first row, step to the next, apart, rows, window); empty if the steps are not equal.
 
     >>> _at_equal_distances([(1, 500, 40, 20, 16), (2, 520, 40, 20, 16), (3, 540, 40, 20, 16)])
     (1, 1, 500, 20, 40, 20, 16)
@@ -207,5 +207,5 @@ def _at_equal_distances(heads: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _pieces(width: int, threads: int) -> int:
-    """Of a row, each smaller than the number of threads; not more than four."""
+    """Number of pieces of a row, each smaller than the number of threads; at most four."""
     return min(4, power_of_two(width // threads + 1))

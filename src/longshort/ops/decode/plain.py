@@ -1,6 +1,6 @@
-"""A decoding step in PyTorch, on any device: KV heads that lie alike in the cache are computed together.
+"""A decoding step in PyTorch, on any device: KV heads with the same layout in the cache are computed together.
 
-Shapes: B batch, H query heads, h of them those of one pool, H_kv key/value heads, T new tokens, D head dimension,
+Shapes: B batch, H query heads, h query heads of one pool, H_kv key/value heads, T new tokens, D head dimension,
 R rows of a head's pool.
 """
 
@@ -20,12 +20,12 @@ from longshort.ops.scores import scores
 class _PoolView(NamedTuple):
     heads: list[int]
     layout: HeadLayout
-    """Of its first head; the others follow, each `rows` later."""
+    """First row of its first head; the others follow, each `rows` later."""
 
 
 @lru_cache(maxsize=64)
 def _pools(layout: tuple[int, ...]) -> list[_PoolView]:
-    """KV heads that lie one after the other with equally many rows are computed together."""
+    """Neighbouring KV heads with equally many rows form one pool."""
     pools: list[_PoolView] = []
     for head in range(len(layout) // 3):
         own = HeadLayout(*layout[3 * head : 3 * head + 3])
@@ -89,13 +89,13 @@ def _attend_pool(
     heads: list[int],
     options: Options,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the query heads of one pool, `heads`: what they attend to (B, h, T, D), logits (B, h, T, R), what they see."""
+    """For the query heads `heads` of one pool: outputs (B, h, T, D), logits (B, h, T, R), and which rows they see."""
     new, ring, group = k.shape[2], keys.shape[2], q.shape[1] // k.shape[1]
     t_T = length + torch.arange(new, device=q.device)
     keys.index_copy_(2, t_T % ring, k.to(keys.dtype))
     values.index_copy_(2, t_T % ring, v.to(values.dtype))
     rows = ring
-    if length.device.type == "cpu":  # reading it costs nothing here, and rows not yet written need not be read
+    if length.device.type == "cpu":  # reading the length is free here, and rows not yet written need not be read
         rows = min(ring, int(length) + new)
         keys, values = keys[:, :, :rows], values[:, :, :rows]
     last = length + new - 1
@@ -109,7 +109,7 @@ def _attend_pool(
         seen = seen & ((theirs[:, None] == ours) & (ours >= 0))[:, None]
     used = seen.any(2).unflatten(1, (-1, group)).any(2)
     dtype = torch.promote_types(keys.dtype, torch.float32)
-    hidden = ~used[..., None]  # what such rows hold, NaN included, must reach nothing
+    hidden = ~used[..., None]  # what such rows hold, even NaN, must not affect anything
     k_BHRD, v_BHRD = (x.to(dtype).masked_fill(hidden, 0).repeat_interleave(group, dim=1) for x in (keys, values))
     q_BHTD = q.to(keys.dtype).to(dtype)
     logits = options.scale_for(q) * (q_BHTD @ k_BHRD.mT)

@@ -1,7 +1,7 @@
-"""One decoding step: new tokens join a cache of fixed size and attend over it; the call, its schemas and fakes.
+"""One decoding step: new tokens join a cache of fixed size and attend over it. The call, its schemas and fakes.
 
 For `nn.static_cache`, not for users. Everything that changes from step to step is on the device, so that a step can be
-captured in a CUDA graph and compiled. `plain` computes it in PyTorch, `launch` in one launch of a Triton kernel.
+captured in a CUDA graph or compiled. `plain` computes it in PyTorch, `launch` in one launch of a Triton kernel.
 
 Shapes: B batch, H query heads, H_kv key/value heads, T new tokens, D head dimension.
 """
@@ -48,10 +48,10 @@ def decode(
 
     Args:
         keys, values: flat storage; written in place.
-        length: (1,) int64, positions held before this call.
-        segments: (B, columns) int64 of all positions, the new ones included; a negative id is padding.
-        tickets: at least B * H_kv int32, zero before and after: for the kernel's own use, one launch at a time.
-        layout: of each KV head. A ring must have room for what any of the T tokens sees.
+        length: (1,) int64, number of positions held before this call.
+        segments: (B, columns) int64 for all positions, the new ones included; a negative id is padding.
+        tickets: at least B * H_kv int32, zero before and after, for the kernel's own use by one launch at a time.
+        layout: that of each KV head. A ring must have room for everything that any of the T tokens sees.
         backend: as in `attention`; every backend but Triton means the plain form.
     """
     ops = torch.ops.longshort

@@ -1,6 +1,6 @@
-"""What the queries of one KV head see of a cache, and of the new tokens: the walks of the decoding kernel.
+"""The walks of the decoding kernel: what the queries of one KV head see of the cache and of the new tokens.
 
-A state is the largest score, the total weight, the weighted values, and the highest and lowest logit of each query.
+A state holds the largest score, total weight, weighted values, and highest and lowest logit of each query.
 Letters: T new tokens, D head dimension; M queries of a KV head, N rows of a tile.
 """
 
@@ -27,9 +27,9 @@ def one_query(
     SEGMENTS: tl.constexpr, STATS: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
     PIECES: tl.constexpr,
 ):  # fmt: skip
-    """What one query sees of the cache, and in part 0 of its own key. Each of the N lanes has a softmax of its own
-    until the end: in the loop no thread waits for another outside its warp, and a product by hand needs no 16 rows of
-    a matrix unit."""
+    """What one query sees of the cache and, in part 0, its own key. Each of the N lanes keeps its own softmax until the
+    end: in the loop no thread waits for another outside its warp, and a product without the matrix units does not need
+    their 16 rows."""
     d_D, n_N = tl.arange(0, WIDTH), tl.arange(0, N)
     decay, slope = rates_of(decays, slopes, head, DECAY, SLOPE)
     largest, total = tl.full((N,), NEVER, tl.float32), tl.zeros((N,), tl.float32)
@@ -68,7 +68,7 @@ def one_query(
 
 @triton.jit
 def over_lanes(largest, total, weighted, top, bottom, STATS: tl.constexpr):
-    """Softmaxes of N lanes, (N,) and (N, WIDTH), as one: (1,) and (1, WIDTH)."""
+    """Merge the softmaxes of N lanes, (N,) and (N, WIDTH), into one: (1,) and (1, WIDTH)."""
     above = tl.max(largest, 0, keep_dims=True)
     fade = tl.exp2(largest - above)
     total = tl.sum(total * fade, 0, keep_dims=True)
@@ -86,8 +86,8 @@ def also_itself(
     D: tl.constexpr, WIDTH: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr, STATS: tl.constexpr,
     N: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """The one query also sees its own key, at distance 0, as the cache will hold it: in the first of N lanes, and all
-    compute it, or threads of several warps would have to meet."""
+    """Let the one query see its own key, at distance 0, as the cache will hold it. It counts in the first of N lanes,
+    but all lanes compute it, or threads of several warps would have to synchronise."""
     seen = tl.arange(0, N) == 0
     if SEGMENTS:
         seen = seen & (tl.load(ids + held) >= 0)
@@ -108,8 +108,9 @@ def also_itself(
 
 @triton.jit
 def row_of(x, count, WIDTH: tl.constexpr, PIECES: tl.constexpr):
-    """The `count` numbers from a pointer on, and zeros. Fewer than there are threads Triton loads wherever they are
-    needed; more, once, and they change hands in shared memory: before the walk, whose first copies would wait."""
+    """The `count` numbers from a pointer on, then zeros. Triton loads fewer numbers than threads wherever they are
+    needed; it loads more only once and exchanges them through shared memory. That comes before the walk, whose first
+    copies would have to wait for it."""
     if PIECES == 1:
         row = piece_of(x, count, 0, WIDTH, PIECES)
     elif PIECES == 2:
@@ -135,7 +136,7 @@ def several_queries(
     DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
     PRECISION: tl.constexpr, STATS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """What the queries of a KV head see of the cache, by the matrix units."""
+    """What the queries of a KV head see of the cache, computed by the matrix units."""
     d_D, n_N = tl.arange(0, WIDTH), tl.arange(0, N)
     q_MD, t_M, window, decay, slope, ours = queries(
         q, sq_h, sq_t, keys, ids, windows, decays, slopes, head, held, T, GROUP, D, WIDTH, DECAY, SLOPE, SEGMENTS, M
@@ -170,7 +171,7 @@ def also_each_other(
     DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
     PRECISION: tl.constexpr, STATS: tl.constexpr, M: tl.constexpr, NEW: tl.constexpr,
 ):  # fmt: skip
-    """The queries also see the new keys, as the cache will hold them."""
+    """Let the queries see the new keys, as the cache will hold them."""
     d_D, n_N = tl.arange(0, WIDTH), tl.arange(0, NEW)
     q_MD, t_M, window, decay, slope, ours = queries(
         q, sq_h, sq_t, keys, ids, windows, decays, slopes, head, held, T, GROUP, D, WIDTH, DECAY, SLOPE, SEGMENTS, M
@@ -212,7 +213,7 @@ def queries(
 
 @triton.jit
 def tile_of(row_N, there, d_D, D: tl.constexpr, WIDTH: tl.constexpr):
-    """Offsets (N, WIDTH) of rows of the cache, and which of them to read."""
+    """Offsets (N, WIDTH) of rows of the cache, and which to read."""
     real = there[:, None]
     if WIDTH != D:
         real = real & (d_D < D)[None, :]

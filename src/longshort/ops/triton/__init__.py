@@ -1,4 +1,4 @@
-"""The op as Triton kernels for CUDA GPUs; imported when first dispatched, never before."""
+"""The op as Triton kernels for CUDA GPUs; imported on first use."""
 
 from longshort.ops.triton.launch import backward, forward
 

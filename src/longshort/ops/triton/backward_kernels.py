@@ -1,7 +1,7 @@
 """The backward kernels: query gradients, then key and value gradients. Each program owns what it writes.
 
-No atomics, so two runs give equal bits. Walks are as in the forward kernel; in the second kernel keys and queries
-change places.
+There are no atomics, so two runs agree to the bit. Walks are as in the forward kernel; in the second kernel keys and
+queries swap roles.
 """
 
 # mypy: ignore-errors
@@ -36,8 +36,8 @@ def grad_q_kernel(
     SKIP: tl.constexpr, FOLD: tl.constexpr, FADE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
     SPLIT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr, PAD: tl.constexpr,
 ):  # fmt: skip
-    """A program owns M queries. For the next kernel it writes two numbers a row: lse in base 2, and delta, the sum of
-    grad * out. A row that sees nothing or lies beyond the end has an lse of +inf: its weights are zero, unmasked.
+    """A program owns M queries. It writes two numbers per row for the next kernel: lse in base 2, and delta, the sum of
+    grad * out. A row that sees nothing or is past the end has an lse of +inf, so its weights are zero without a mask.
     """
     tile, part, slot, b, h = own_tile(tl.cdiv(T, M), n_long, parts, heads, SPLIT, True)
     window, decay, slope = head_options(windows, decays, slopes, h, DECAY, SLOPE)
@@ -86,7 +86,7 @@ def weights(
     logits, lse, t, j, decay, slope, scale, softcap,
     DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
-    """softmax of the scores by their lse (base 2), before the mask, and dx / dlogits; of either orientation."""
+    """Softmax of the scores from their lse (base 2), before the mask, and dx / dlogits; in either orientation."""
     if FOLD:
         p, derivative = tl.exp2(logits * (scale * LOG2E) - lse), logits
     else:
@@ -102,7 +102,7 @@ def grad_rows(
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
     FOLD: tl.constexpr, FADE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What one tile of keys adds to the query gradients, still without the scale."""
+    """What one tile of keys adds to the query gradients, before the scale is applied."""
     logits = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
     if FADE:
         fade_M, fade_N = fading(t_M, j_N, key, decay, FADE)
@@ -137,7 +137,7 @@ def grad_kv_kernel(
     SKIP: tl.constexpr, FOLD: tl.constexpr, FADE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
     SPLIT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A program owns N keys, of a KV head, and walks over the queries of its query heads that see them."""
+    """A program owns N keys of a KV head and walks over the queries that see them, in each of its query heads."""
     tile, part, slot, b, kv = own_tile(tl.cdiv(S, N), n_long, parts, heads, SPLIT, False)
     ids = segments + b.to(tl.int64) * S
     begin = tile * N
@@ -181,7 +181,7 @@ def grad_columns(
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
     FOLD: tl.constexpr, FADE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What one tile of queries adds to the key gradients (still without the scale) and value gradients."""
+    """What one tile of queries adds to the key gradients (before the scale is applied) and value gradients."""
     logits = tl.dot(k_ND, tl.trans(q_MD), input_precision=PRECISION)
     if FADE:
         fade_M, fade_N = fading(t_M, j_N, first, decay, FADE)
@@ -212,7 +212,7 @@ def add_parts_kernel(
     partial, grad, heads, sg_b, sg_h, sg_t, factor, n_long, parts, length,
     D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of long heads: the sum of what their parts found, times `factor`."""
+    """The gradients of long heads: the sum over their parts, times `factor`."""
     first, slot = tl.program_id(0) * ROWS, tl.program_id(1)
     total = tl.zeros((ROWS, WIDTH), tl.float32)
     for part in range(parts):

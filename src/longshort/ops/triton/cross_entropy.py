@@ -1,6 +1,7 @@
-"""Cross-entropy of a chunk of logits in one kernel: it reads them once from memory and leaves their gradient in place.
+"""Cross-entropy of a chunk of logits in one kernel, which reads them from memory once and overwrites them with their
+gradient.
 
-PyTorch's operations one by one pass over the logits some ten times, in fp32. What it computes is
+Separate PyTorch operations pass over the logits about ten times, in fp32. The kernel computes the same as
 `longshort.losses.linear._chunk_loss`.
 """
 
@@ -22,12 +23,12 @@ def cross_entropy_kernel(
     logits, targets, losses, stride, n_classes, ignored, z_weight, exponent, linear_below,
     GRADIENT: tl.constexpr, DAMPED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program owns a row; the second time, its logits come from the cache."""
+    """A program owns a row; its second pass over the logits reads them from the cache."""
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at = logits + row * stride
     target = tl.load(targets + row)
     kept = target != ignored
-    # A target that is no class would be read from elsewhere; so it makes the loss NaN.
+    # A target that is not a class would read foreign memory, so it makes the loss NaN instead.
     picked = tl.load(at + target, mask=(target >= 0) & (target < n_classes), other=float("nan")).to(tl.float32)
     if DAMPED:
         picked = damped(picked, exponent, linear_below)
@@ -85,7 +86,7 @@ def chunk_loss(
     exponent: float,
     linear_below: float,
 ) -> tuple[Tensor, Tensor | None]:
-    """Summed loss (fp32) of one chunk, and its gradient by the logits, which it overwrites.
+    """Summed loss (fp32) of one chunk, and its gradient, which overwrites the logits.
 
     Args:
         logits: (N, V), rows dense.

@@ -1,7 +1,7 @@
 """The forward kernel: output, log-sum-exp and logit extremes of heads of any reach, in one launch.
 
-A program takes M query rows of one head and walks over the keys they see, N at a time. While the last rows of a lone
-long head are computed most of the GPU would wait: such walks are cut into parts, which a second kernel joins.
+A program takes M query rows of one head and walks over the keys they see, N at a time. While the last rows of a single
+long head are computed, most of the GPU would be idle: such walks are cut into parts, which a second kernel joins.
 """
 
 # mypy: ignore-errors
@@ -83,7 +83,7 @@ def join_parts_kernel(
     out, lse, extremes, partial, numbers, heads, so_b, so_h, so_t, scale, B, H, T, n_long, parts,
     D: tl.constexpr, WIDTH: tl.constexpr, FOLD: tl.constexpr, STATS: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    """The rows of long heads from what their parts saw."""
+    """Compute the rows of long heads from what their parts saw."""
     tile, slot = tl.program_id(0), tl.program_id(1)
     b, h = slot // n_long, tl.load(heads + slot % n_long)
     largest, total, weighted, top, bottom = nothing_seen(M, WIDTH)
@@ -128,7 +128,7 @@ def finish(
     """Write the rows of a tile, and the extremes of their logits."""
     rows = tile * M + tl.arange(0, M)
     blind = total == 0.0
-    share = 1.0 / tl.where(blind, 1.0, total)  # a division a row, not one an element
+    share = 1.0 / tl.where(blind, 1.0, total)  # one division per row, not per element
     store_rows(out, so_b, so_h, so_t, b, h, tile * M, T, weighted * share[:, None], M, D, WIDTH)
     log_total = tl.log2(tl.where(blind, 1.0, total))
     if FOLD:
@@ -141,7 +141,8 @@ def finish(
         counts = (rows < T) & (total != 0.0)
         top = tl.max(tl.where(counts, top, float("-inf")), 0)
         bottom = tl.min(tl.where(counts, bottom, float("inf")), 0)
-        # tl.max and tl.min drop a NaN, but it is in the row's total; so it is after an infinite logit, no NaN itself.
+        # tl.max and tl.min drop a NaN, but the row's total keeps it. An infinite logit makes the total NaN too, hence
+        # the second condition.
         broken = tl.max(((total != total) & (largest < float("inf"))).to(tl.int32), 0) > 0
         at = (b * H + h) * tl.cdiv(T, M) + tile
         tl.store(extremes + at, tl.where(broken, float("nan"), top))
@@ -155,9 +156,9 @@ def see(
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
     FOLD: tl.constexpr, FADE: tl.constexpr, STATS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The rows' state after one more tile of keys; only an edge tile needs its mask."""
+    """The state of the rows after one more tile of keys; only an edge tile needs a mask."""
     logits = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
-    unit = scale if FADE else 1.0  # of the logits' extremes
+    unit = scale if FADE else 1.0  # the unit of the logits' extremes
     if FOLD or FADE:
         x = logits
     else:
@@ -176,7 +177,7 @@ def see(
         top = tl.maximum(top, tl.max(logits, 1) * unit)
     if FADE:
         fade_M, fade_N = fading(t_M, j_N, key, decay, FADE)
-        factor = tl.maximum(fade_M * (scale * LOG2E), 1e-30)  # 0 would make NaN of a masked score
+        factor = tl.maximum(fade_M * (scale * LOG2E), 1e-30)  # 0 would turn a masked score into NaN
         x = x * fade_N[None, :]
         above = tl.maximum(largest, tl.max(x, 1) * factor)
         y = x * factor[:, None] - above[:, None]
@@ -186,7 +187,7 @@ def see(
         above = tl.maximum(largest, tl.max(x, 1))
         y = x * factor - (above * factor)[:, None]
     if STATS and FOLD and not SEGMENTS:
-        # y <= 0: its bits grow as it falls. Hopper takes the largest of three unsigned numbers in one instruction.
+        # y <= 0, so its bits grow as it falls. Hopper finds the largest of three unsigned numbers in one instruction.
         lowest = tl.max(by_lane(y.to(tl.uint32, bitcast=True)), 1).to(tl.float32, bitcast=True)
         bottom = tl.minimum(bottom, tl.where(edge, float("inf"), lowest * (1.0 / factor) + above[:, None]))
     p = tl.exp2(y)
@@ -198,7 +199,7 @@ def see(
 
 @triton.jit
 def by_lane(x):
-    """(M, N) -> (M, N/8, 8): a thread holds pairs of every 8 columns, so sums over the middle need no other thread."""
+    """(M, N) -> (M, N/8, 8): a thread holds a pair of every 8 columns, so sums over the middle stay within a thread."""
     return tl.reshape(x, (x.shape[0], x.shape[1] // 8, 8))
 
 

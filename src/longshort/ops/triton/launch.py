@@ -19,7 +19,7 @@ from longshort.ops.triton.scores import FADES
 from longshort.ops.triton.tiles import LONG, TileShape, parts_for, tile_shape
 
 _PAD = 128
-"""No tile of rows is larger; the numbers of a row's end are followed by as many as one may read."""
+"""No tile has more rows; the numbers that rows pass between kernels are padded by as many as a tile may read."""
 
 
 def forward(
@@ -35,7 +35,7 @@ def forward(
     given = _arguments(q, k, options, segments)
     shape = tile_shape("forward", q, given.windows)
     if stats:
-        shape = shape._replace(registers=None)  # they need some more
+        shape = shape._replace(registers=None)  # statistics need a few more
     cut = _cut(shape, given, 1, batch, n_queries, shape.rows, k.shape[2], shape.columns, q.device)
     extremes = q.new_empty((2, batch, n_heads, cut.tiles) if stats else (0,), dtype=torch.float32)
     partial = q.new_empty((cut.slots, cut.parts, n_queries, width_of(head_dim)), dtype=torch.float32)
@@ -78,7 +78,7 @@ def backward(
     if segments is not None:
         grad = grad.masked_fill((segments[:, k.shape[2] - q.shape[2] :] < 0)[:, None, :, None], 0)
     given = _arguments(q, k, options, segments)
-    # Two-sided, its registers cost more than it saves (benchmarks/results/las-h200.json).
+    # In two-sided attention its registers cost more than it saves (benchmarks/results/las-h200.json).
     given.flags["FADE"] &= options.causal
     padded = _tiles_in(q.shape[2] + _PAD - 1, _PAD) * _PAD
     numbers = torch.empty((2, *lse.shape[:2], padded), dtype=torch.float32, device=q.device)
@@ -98,7 +98,7 @@ def _query_gradients(
     numbers: Tensor,
     grad_q: Tensor,
 ) -> None:
-    """Fills grad_q and the two numbers of each row that the other kernel reads."""
+    """Fill grad_q and the two numbers per row that the other kernel reads."""
     batch, _, n_queries, head_dim = q.shape
     shape = tile_shape("grad_q", q, given.windows)
     cut = _cut(shape, given, 1, batch, n_queries, shape.rows, k.shape[2], shape.columns, q.device)
@@ -124,7 +124,7 @@ def _key_value_gradients(
     grad_k: Tensor,
     grad_v: Tensor,
 ) -> None:
-    """Fills grad_k and grad_v."""
+    """Fill grad_k and grad_v."""
     (batch, n_heads, n_queries, head_dim), (_, n_kv, n_keys, _) = q.shape, k.shape
     shape = tile_shape("grad_kv", q, given.windows)
     cut = _cut(shape, given, n_heads // n_kv, batch, n_keys, shape.columns, n_queries, shape.rows, q.device)
@@ -157,16 +157,16 @@ class _Cut(NamedTuple):
     """How a launch divides its work."""
 
     heads: Tensor
-    """Of the side that owns tiles, the long ones first."""
+    """Heads of the side that owns tiles, the long ones first."""
     n_long: int
     tiles: int
-    """That each head owns."""
+    """Tiles that each head owns."""
     parts: int
-    """Of the walk of a long head."""
+    """Parts of the walk of a long head."""
     slots: int
-    """Long heads of all batch rows whose walks are cut; 0 if they are whole."""
+    """Long heads of all sequences whose walks are cut; 0 if none is cut."""
     grid: tuple[int, int, int]
-    """Batch rows, tiles, heads; each part of a long head counts as one."""
+    """Sequences, tiles, heads; each part of a long head counts as a head."""
 
 
 def _cut(
@@ -180,7 +180,7 @@ def _cut(
     other: int,
     device: torch.device,
 ) -> _Cut:
-    """`owned` positions in tiles of `own`, which walk over `passed` positions in tiles of `other`."""
+    """`owned` positions in tiles of `own`, each walking over `passed` positions in tiles of `other`."""
     by_reach = _by_reach(given.windows, group, device)
     tiles, steps = _tiles_in(owned, own), _tiles_in(passed, other)
     parts = 1
@@ -201,7 +201,7 @@ def _tiling(shape: TileShape) -> dict[str, Any]:
 
 
 def _tiled(tensors: tuple[Tensor, ...], rows: tuple[int, ...], tma: bool) -> list[Any]:
-    """The tensors, or descriptors by which Hopper's copy engine fetches tiles of so many positions."""
+    """The tensors, or descriptors with which Hopper's copy engine fetches tiles of `rows` positions."""
     if not tma:
         return list(tensors)
     return [
@@ -213,19 +213,19 @@ def _tiled(tensors: tuple[Tensor, ...], rows: tuple[int, ...], tma: bool) -> lis
 
 
 def _descriptors_serve(*tensors: Tensor) -> bool:
-    """The copy engine wants addresses and strides in multiples of 16 bytes; before Hopper there is none."""
+    """The copy engine, which exists from Hopper on, needs addresses and strides in multiples of 16 bytes."""
     if tensors[0].device.type == "cuda" and capability(tensors[0].device) < (9, 0):
         return False
     return all(x.data_ptr() % 16 == 0 and all(s * x.itemsize % 16 == 0 for s in x.stride()[:3]) for x in tensors)
 
 
 def _addressable(x: Tensor) -> Tensor:
-    """Within a tile the kernels count in 32 bits: positions that lie further apart than this are copied together."""
+    """Kernels count in 32 bits within a tile, so a tensor whose positions are further apart than that is copied."""
     return x if x.stride(2) < 1 << 24 else x.contiguous()
 
 
 def _tiles_in(length: int, size: int) -> int:
-    return -(-length // size)  # Triton's own takes microseconds
+    return -(-length // size)  # Triton's own function takes microseconds
 
 
 class _ByReach(NamedTuple):
@@ -233,12 +233,12 @@ class _ByReach(NamedTuple):
     """(H,) int32, the long heads first."""
     n_long: int
     reach: tuple[int, ...]
-    """Of each head."""
+    """Window of each head."""
 
 
 @cache  # a captured CUDA graph reads the table for as long as it lives
 def _by_reach(windows: tuple[int, ...], group: int, device: torch.device) -> _ByReach:
-    """Of KV heads of `group` query heads. The table stays on the device: a call copies nothing to it."""
+    """For KV heads of `group` query heads each. The table stays on the device, so that a call copies nothing to it."""
     reach = [max(windows[i : i + group]) for i in range(0, len(windows), group)]
     heads = sorted(range(len(reach)), key=lambda head: reach[head] < LONG)
     on_device = torch.tensor(heads, dtype=torch.int32, device=device)
@@ -257,17 +257,17 @@ def _ranges(segments: Tensor) -> Tensor:
 
 
 class _Arguments(NamedTuple):
-    """What all kernels are told, in the order of their arguments."""
+    """What all kernels share, in the order of their arguments."""
 
     tables: tuple[Tensor, ...]
     scalars: tuple[float, ...]
     flags: dict[str, Any]
     windows: tuple[int, ...]
-    """Of each query head."""
+    """One for each query head."""
 
 
 def _arguments(q: Tensor, k: Tensor, options: Options, segments: Tensor | None) -> _Arguments:
-    """A table that is not used is stood in for by another."""
+    """The arguments of a call; another table stands in for one that is not used."""
     (batch, n_heads, n_queries, head_dim), n_keys = q.shape, k.shape[2]
     scale, softcap = options.scale_for(q), options.softcap
     reach = table(options.windows, torch.int32, q.device)

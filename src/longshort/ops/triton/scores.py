@@ -1,7 +1,7 @@
-"""What a tile of logits becomes, shared by the forward, backward and decoding kernels.
+"""From a tile of logits to scores, shared by the forward, backward and decoding kernels.
 
-Letters: M query rows and N key columns of a tile, D head dimension. Exponentials are base 2, the unit of the hardware:
-a score is factor * x with x in whatever unit is cheapest, so that without decay, softcap or slope the scale costs
+Letters: M query rows and N key columns of a tile, D head dimension. Exponentials are base 2, as in the hardware: a
+score is factor * x with x in whatever unit is cheapest, so that without decay, softcap or slope the scale costs
 nothing.
 """
 
@@ -32,9 +32,9 @@ def visible_range(t, window, S, CAUSAL: tl.constexpr):
 
 @triton.jit
 def visible(t, j, window, ids, S, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr):
-    """May the query at position t see the key at position j? Both broadcast; `ids` are the segments of a batch row."""
+    """May the query at position t see the key at position j? Both broadcast; `ids` are the segments of a sequence."""
     if CAUSAL:
-        seen = (t - j).to(tl.uint32) < window.to(tl.uint32)  # below zero is a large number: one comparison, not two
+        seen = (t - j).to(tl.uint32) < window.to(tl.uint32)  # negative wraps to a large number: one comparison, not two
     else:
         first, last = visible_range(t, window, S, CAUSAL)
         seen = (j >= first) & (j <= last)
@@ -65,12 +65,12 @@ def rates_of(decays, slopes, h, DECAY: tl.constexpr, SLOPE: tl.constexpr):
 
 @triton.jit
 def fading(t, j, border, decay, FADE: tl.constexpr):
-    """exp(-decay |t - j|), split into a factor of the query and one of the key, for keys of one side of their query.
+    """exp(-decay |t - j|), split into a factor for the query and one for the key, for keys on one side of their query.
 
-    FADE is 1 for keys up to the query and -1 for keys from it on. So a tile takes an exponential a row and a column and
-    not one an element. `border` is where the tile begins in the direction of the walk, along which the factor is then
-    the same in every tile and is computed before the walk.
-    A key on the other side, which a causal mask hides, has a factor above 1: finite, since the decay is at most FADES.
+    FADE is 1 for keys up to the query and -1 for keys from it on. A tile then needs one exponential per row and column,
+    not one per element. `border` is where the tile begins in the direction of the walk: the factor in that direction
+    is the same in every tile and is computed before the walk.
+    A key on the other side, which a causal mask hides, has a factor above 1, but finite, as the decay is at most FADES.
     """
     rate = decay * (FADE * LOG2E)
     return tl.exp2(-rate * (t - border).to(tl.float32)), tl.exp2(rate * (j - border).to(tl.float32))
@@ -78,7 +78,7 @@ def fading(t, j, border, decay, FADE: tl.constexpr):
 
 @triton.jit
 def scores(logits, t, j, decay, slope, softcap, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr):
-    """x of the definition, before the mask, and dx / dlogits; t and j are broadcast to the shape of the logits."""
+    """x of the definition, before the mask, and dx / dlogits; t and j broadcast to the shape of the logits."""
     x = logits
     derivative = tl.full(x.shape, 1.0, tl.float32)
     distance = tl.abs(t - j).to(tl.float32)

@@ -1,7 +1,7 @@
-"""Tiles that no pair of equal segments can lie in are passed over: by the lowest and highest segment of each block.
+"""Skipping tiles that cannot hold a pair of equal segments, by the lowest and highest segment of each block.
 
-Segments may come in any order: a tile is left out only where its numbers and those of the other side do not overlap.
-With packed documents that is all but the documents' own tiles; with padding, the padding.
+Segments may come in any order: a tile is skipped only if its range of segments and that of the other side do not
+overlap. With packed documents that leaves only each document's own tiles; with padding, it skips the padding.
 """
 
 # mypy: ignore-errors
@@ -15,12 +15,12 @@ BLOCK = tl.constexpr(64)
 NONE = tl.constexpr(1 << 62)
 """The lowest segment of a block of padding alone; its highest is -1."""
 SHORT = tl.constexpr(4 * 64)
-"""Walks of no more positions are not worth a look into the ranges."""
+"""For walks of no more positions than this, looking up the ranges does not pay."""
 
 
 @triton.jit(do_not_specialize=("S", "blocks"))
 def segment_ranges_kernel(segments, ranges, S, blocks, BLOCKS: tl.constexpr):
-    """(B, blocks, 2): the lowest and the highest segment of each block; padding has none."""
+    """(B, blocks, 2): the lowest and the highest segment of each block, leaving out padding."""
     b, block = tl.program_id(0), tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     position = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     ids = tl.load(segments + b.to(tl.int64) * S + position, mask=position < S, other=-1)
@@ -33,7 +33,7 @@ def segment_ranges_kernel(segments, ranges, S, blocks, BLOCKS: tl.constexpr):
 def meeting(ranges, b, own, start, stop, shift, S, OWN: tl.constexpr, STEP: tl.constexpr):
     """The part of a walk, start .. stop in steps of STEP, that may meet a segment of positions own .. own+OWN.
 
-    The walk is over queries or keys, at positions `shift` further on.
+    The walk is over queries or keys; their positions are `shift` higher.
     """
     if stop - start > SHORT:
         blocks = tl.cdiv(S, BLOCK)

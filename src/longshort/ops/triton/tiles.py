@@ -1,8 +1,8 @@
-"""Tile shapes: how many rows and columns a program takes at a time, by a small table and never by a search at run time.
+"""Tile shapes: how many rows and columns a program takes at a time, from a small table and never by search at run time.
 
 The table is `tile_table.json`, made by `python -m benchmarks attention --tune` on the GPUs it names; LONGSHORT_TILES
-may name another such file, whose rows come first. What was not tuned gets shapes that fit a GPU with 99 KB of shared
-memory.
+may name another such file, whose entries take precedence. What was not tuned gets shapes that fit a GPU with 99 KB of
+shared memory.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from longshort.ops.options import GLOBAL
 
 KERNELS = ("forward", "grad_q", "grad_kv")
 LONG = 1024
-"""A head that sees at least so far back is scheduled before the others."""
+"""A head that sees at least this far back is scheduled before the others."""
 
 
 class TileShape(NamedTuple):
-    """How one kernel cuts its work: rows are queries, columns keys."""
+    """How one kernel divides its work: rows are queries, columns are keys."""
 
     rows: int
     columns: int
@@ -34,9 +34,9 @@ class TileShape(NamedTuple):
     """Depth of the software pipeline over the tiles that pass by."""
     warps: int
     registers: int | None = None
-    """The most that a thread may have; None leaves it to the compiler."""
+    """Most registers that a thread may use; None leaves it to the compiler."""
     parts: int = 0
-    """Into how many parts the walk of a long head is cut; 0 leaves it to `parts_for`."""
+    """Number of parts that the walk of a long head is cut into; 0 leaves it to `parts_for`."""
 
 
 _given: dict[str, TileShape] = {}
@@ -44,7 +44,7 @@ _given: dict[str, TileShape] = {}
 
 @contextmanager
 def use(shapes: dict[str, TileShape]) -> Iterator[None]:
-    """Within this, kernels named here have these shapes: for the search that makes the table, and for tests."""
+    """Give the named kernels these shapes in the enclosed calls: for the search that makes the table, and for tests."""
     before = dict(_given)
     _given.update(shapes)
     try:
@@ -73,11 +73,11 @@ def _looked_up(
 def choose(
     rows: list[dict[str, Any]], kernel: str, head_dim: int, window: int, local: bool, length: int
 ) -> TileShape | None:
-    """The row of the smallest head dim that is large enough, nearest in window and length; None if there is none.
+    """The entry with the smallest sufficient head dim that is nearest in window and length; None if there is none.
 
-    The window is the widest of the local heads', 0 if there are none.
+    The window is the widest of the local heads, 0 if there are none.
 
-    Plans without a long head (`local`) have rows of their own, where the table has any.
+    Plans without a long head (`local`) use entries of their own, if the table has any.
     """
     fitting = [row for row in rows if row["kernel"] == kernel and head_dim <= row["head_dim"] < 2 * max(head_dim, 32)]
     fitting = [row for row in fitting if row.get("local", False) == local] or fitting
@@ -119,16 +119,16 @@ def parts_for(
     causal: bool,
     processors: int,
 ) -> int:
-    """Into how many parts to cut the walks of long heads: two where the longest would outlast a fair share of the work.
+    """Number of parts to cut the walks of long heads into: two if the longest takes more than a fair share of the work.
 
-    More parts never paid on an H200, nor did two at head dim 128, where a part's sums are large
+    More parts never paid off on an H200, nor did two at head dim 128, where a part's sums are large
     (docs/notes/kernel-notes.md).
 
     Args:
-        reach: keys that each head sees.
-        tiles: tiles that a head owns.
-        steps: tiles of `other` positions that a global head's longest walk passes.
-        processors: of the GPU; about three programs share one.
+        reach: number of keys that each head sees.
+        tiles: number of tiles that a head owns.
+        steps: number of tiles of `other` positions in the longest walk of a global head.
+        processors: multiprocessors of the GPU; about three programs share one.
     """
     walks = [min(steps, -(-w // other) + 1) for w in reach]
     work = sum(tiles * walk * (0.5 if causal and walk == steps else 1.0) for walk in walks) * batch

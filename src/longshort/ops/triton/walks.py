@@ -1,4 +1,4 @@
-"""How a program finds its work and fetches it: its tile, the range it walks over, loads and stores.
+"""How a program finds and loads its work: its tile, the range it walks over, loads and stores.
 
 Letters: B batch, H heads, T queries, S keys; M query rows and N key columns of a tile, D head dimension.
 """
@@ -12,12 +12,12 @@ import triton.language as tl
 from longshort.ops.triton.scores import visible_range
 
 SIZES = ("B", "H", "T", "S", "n_long", "parts", "tiles", "length", "padded")
-"""Arguments whose value must not lead to another compilation."""
+"""Arguments whose value must not trigger another compilation."""
 
 
 @triton.jit
 def slab(base, stride_b, stride_h, b, h):
-    """Where (b, h) of a (B, H, T, D) tensor begins; 64-bit, since B*H*T*D passes 2^31 at sizes people use."""
+    """Where (b, h) of a (B, H, T, D) tensor begins; 64-bit, since B*H*T*D exceeds 2^31 at sizes people use."""
     return base + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h
 
 
@@ -60,10 +60,10 @@ def store_rows(
 
 @triton.jit
 def own_tile(tiles, n_long, parts, heads, SPLIT: tl.constexpr, DESCENDING: tl.constexpr):
-    """Tile, part, slot (-1 for a short head), batch row and head of this program.
+    """Tile, part, slot (-1 for a short head), sequence and head of this program.
 
-    Long heads come first, their longest tiles before the others, each in `parts`; so the last programs to end are
-    short ones. The axes of the grid spare the divisions of one number, which cost as much as masking a tile.
+    Long heads come first, each in `parts`, their longest tiles before the others, so that the last programs to end are
+    short. Three grid axes save dividing a single index, which would cost as much as masking a tile.
     """
     b, tile, which, part, slot = tl.program_id(0), tl.program_id(1), tl.program_id(2), 0, -1
     long_programs = n_long
@@ -98,7 +98,7 @@ def keys_of(row, window, T, S, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.cons
 
 @triton.jit
 def at_edge(row, key, window, T, S, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr):
-    """Does a tile hold pairs that may not see each other? Else the work of masking it is skipped."""
+    """Does a tile hold pairs that may not see each other? If not, it needs no mask."""
     _, clear_last = visible_range(row + S - T, window, S, CAUSAL)
     clear_first, _ = visible_range(row + S - T + M - 1, window, S, CAUSAL)
     return (key < clear_first) | (key + N - 1 > clear_last)
@@ -115,8 +115,8 @@ def queries_of(begin, window, T, S, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl
 
 @triton.jit
 def on_side(start, stop, first, SIDE: tl.constexpr, OWN: tl.constexpr, STEP: tl.constexpr):
-    """The tiles of a walk, start .. stop in steps of STEP, that lie before first .. first+OWN (SIDE 1), after it (-1)
-    or neither (0). A tile that shares one position with it still counts as before or after.
+    """The tiles of a walk, start .. stop in steps of STEP, that are before first .. first+OWN (SIDE 1), after it (-1)
+    or neither (0). A tile that shares only one position with it still counts as before or after.
     """
     mixed = tl.maximum(first + 1, 0) // STEP * STEP
     after = tl.cdiv(tl.maximum(first + OWN - 1, 0), STEP) * STEP
