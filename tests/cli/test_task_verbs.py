@@ -64,7 +64,7 @@ def test_evaluate_gives_the_accuracy_of_a_split(tmp_path):
     shown = verb("evaluate", tmp_path / "run", "--length", 16)
     assert shown.exit_code == 1 and "--length is for text" in shown.stderr
     shown = verb("generate", tmp_path / "run", "--device", "cpu")
-    assert shown.exit_code == 1 and "holds a classifier" in shown.stderr
+    assert shown.exit_code == 1 and "a classifier of the task" in shown.stderr
 
 
 def test_a_wrong_name_gives_the_list(tmp_path):

@@ -121,7 +121,7 @@ def test_text_comes_in_whole_characters(trained):
 def test_a_split_that_is_empty_is_named_where_it_is_made_and_where_it_is_missed(trained, yaml_file, tmp_path):
     (tmp_path / "text.txt").write_text("all of it is for training " * 20)
     made = run("data", "--out", tmp_path / "tokens", tmp_path / "text.txt", "--split", 1, 0, 0)
-    assert made.exit_code == 0 and "nothing in validation and test" in made.output
+    assert made.exit_code == 0 and "no text for validation and test" in made.output
     words = ["validation.tokens: empty", "--split 0.9 0.05 0.05"]
     options = [f"data.path={tmp_path / 'tokens'}", f"run.out={tmp_path / 'run'}"]
     assert_one_line_error(run("train", yaml_file, *options), *words)
@@ -132,7 +132,7 @@ def test_a_split_that_is_empty_is_named_where_it_is_made_and_where_it_is_missed(
 @pytest.mark.parametrize("state", ["[" * 100_000, "[]", '{"sha256": {}}', '{"sha256": 5, "step": 1, "config": {}}'])
 def test_a_state_that_is_no_state_is_one_line(verb, state, tmp_path):
     (tmp_path / "state.json").write_text(state)
-    assert_one_line_error(run(verb, tmp_path), "state.json is damaged")
+    assert_one_line_error(run(verb, tmp_path), "state.json: damaged")
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "generate"])

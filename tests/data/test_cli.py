@@ -75,4 +75,4 @@ def test_no_out_is_refused():
 def test_named_validation_without_sources_is_refused(book, tmp_path):
     shown = run("--out", tmp_path / "out", "--validation", book)
     assert shown.exit_code == 1
-    assert "expected sources of your own too" in shown.stderr
+    assert "validation and test must come with sources" in shown.stderr

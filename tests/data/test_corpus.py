@@ -58,7 +58,7 @@ def test_identity_changes_with_the_files(tmp_path):
 
 def test_a_folder_without_text_says_what_it_looked_for(tmp_path):
     write(tmp_path, a_pdf="x")
-    with pytest.raises(DataError, match=r"holds no text files; expected names ending in \.txt, \.jsonl"):
+    with pytest.raises(DataError, match=r"holds no text files; names must end in \.txt, \.jsonl"):
         open_corpus([tmp_path])
 
 
@@ -95,7 +95,7 @@ def test_a_hub_dataset_is_streamed(hub):
 
 def test_a_hub_dataset_without_text_is_refused(hub):
     hub.records["train"] = [{"body": "x"}]
-    with pytest.raises(DataError, match=r"hf:a/b:train: a record has the fields \['body'\]; expected a string 'text'"):
+    with pytest.raises(DataError, match=r"hf:a/b:train: records must have a string 'text', got the fields \['body'\]"):
         list(open_corpus(["hf:a/b"]).documents())
 
 
@@ -112,7 +112,7 @@ def test_hub_without_its_package_names_the_command_that_installs_it(monkeypatch)
 
 
 def test_an_empty_hub_name_is_refused():
-    with pytest.raises(DataError, match="expected hf:OWNER/NAME"):
+    with pytest.raises(DataError, match="must be hf:OWNER/NAME"):
         HubDataset.parse("hf:")
 
 

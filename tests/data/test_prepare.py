@@ -140,7 +140,7 @@ def test_the_same_again_is_found_and_not_made_again(books, tmp_path):
 def test_other_settings_do_not_replace_a_folder_unless_forced(books, tmp_path, options):
     prepare(books, tmp_path / "out")
     before = content(tmp_path / "out")
-    with pytest.raises(DataError, match="holds data of other sources or settings; give another --out, or --force"):
+    with pytest.raises(DataError, match="holds data from other sources or settings; give another --out, or --force"):
         prepare(books, tmp_path / "out", **options)
     assert content(tmp_path / "out") == before
     prepare(books, tmp_path / "out", force=True, **options)

@@ -104,7 +104,7 @@ def test_numbers_beyond_sixteen_bits_get_thirty_two():
     ("content", "complaint"),
     [
         ("{", "cannot be read"),
-        ("[]", "expected the object"),
+        ("[]", "must be the object"),
         ("{}", "not a tokenizer.json"),
         ('{"model": 3}', "not a tokenizer.json"),
     ],
@@ -126,11 +126,11 @@ def test_a_vocabulary_without_an_end_of_document_is_refused():
 
 
 def test_a_missing_tokenizer_says_what_would_be_right(tmp_path):
-    with pytest.raises(DataError, match=r"expected 'bytes', a tokenizer\.json or a folder with one"):
+    with pytest.raises(DataError, match=r"name a tokenizer\.json, a folder with one, or 'bytes'"):
         load_tokenizer(tmp_path / "nowhere")
 
 
 def test_loading_bytes_as_bpe_is_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(ByteTokenizer().to_dict()))
-    with pytest.raises(DataError, match="expected a BPE vocabulary"):
+    with pytest.raises(DataError, match="name a BPE vocabulary"):
         BPETokenizer.load(tmp_path)

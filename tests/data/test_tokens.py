@@ -98,7 +98,7 @@ def test_a_missing_file_names_the_command_that_makes_it(tmp_path):
 def test_a_file_without_header_is_unfinished(tmp_path):
     write(tmp_path / "train.tokens")
     header_path(tmp_path / "train.tokens").unlink()
-    assert "unfinished: its header train.json is not there" in refusal(tmp_path / "train.tokens")
+    assert "unfinished, since its header train.json is missing" in refusal(tmp_path / "train.tokens")
 
 
 @pytest.mark.parametrize("change", [-1, -2, 1, 2])
@@ -107,7 +107,7 @@ def test_a_file_of_another_size_is_refused(tmp_path, change):
     write(path)
     data = path.read_bytes()
     path.write_bytes(data[:change] if change < 0 else data + b"\0" * change)
-    assert f"has {6 + change} bytes; its header says 6" in refusal(path)
+    assert f"must have the 6 bytes that its header says, got {6 + change}" in refusal(path)
 
 
 def test_a_changed_byte_is_found_on_request(tmp_path):
@@ -117,7 +117,7 @@ def test_a_changed_byte_is_found_on_request(tmp_path):
     data[0] ^= 1
     path.write_bytes(data)
     TokenFile.open(path)
-    assert "damaged: checksum" in refusal(path, verify=True)
+    assert "damaged: its header says checksum" in refusal(path, verify=True)
 
 
 def test_another_vocabulary_is_refused(tmp_path):
@@ -134,11 +134,11 @@ def test_another_vocabulary_is_refused(tmp_path):
     ("changes", "expected"),
     [
         ({"format": "else"}, "not the header of a token file"),
-        ({"version": 2}, "format version 2; expected 1"),
-        ({"count": "3"}, "count is '3'; expected int"),
-        ({"count": -1}, "-1 tokens"),
-        ({"fingerprint": None}, "fingerprint is None; expected str"),
-        ({"dtype": "float64"}, "expected uint16 or uint32"),
+        ({"version": 2}, "format version must be 1, got 2"),
+        ({"count": "3"}, "count must be int, got '3'"),
+        ({"count": -1}, "got -1 of"),
+        ({"fingerprint": None}, "fingerprint must be str, got None"),
+        ({"dtype": "float64"}, "tokens of uint16 or uint32"),
     ],
 )
 def test_a_wrong_header_is_refused(tmp_path, changes, expected):

@@ -1,4 +1,4 @@
-"""`python -m tests.soak`: what `make soak` runs. `--only kill:3` gives one case again, `--tiny` a few of each."""
+"""`python -m tests.soak`, which `make soak` runs. `--only kill:3` repeats one case; `--tiny` runs a few of each."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="a few cases of each kind, and no page")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--keep", type=Path, help="work in this folder, and leave it there to look at")
+    parser.add_argument("--keep", type=Path, help="work in this folder and keep it")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="longshort-soak-"))
     faults.load(folder)
-    shutil.rmtree(folder)  # made above; the one with the library is named in the environment
+    shutil.rmtree(folder)  # made above; the folder with the library is named in the environment
     work = options.keep or faults.folder()
     started = time.monotonic()
     try:
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def soak(options: argparse.Namespace, work: Path, started: float) -> int:
-    """Run what was asked for; 1 if there was a problem."""
+    """Run the chosen parts; returns 1 if there was a problem."""
     kind, _, case = (options.only or "").partition(":")
     parts = {"full": full_part, "kill": kills_part, "corruption": corruptions_part}
     if kind and kind not in parts:
@@ -65,7 +65,7 @@ def soak(options: argparse.Namespace, work: Path, started: float) -> int:
 
 
 def preload(*, hf: bool) -> None:
-    """Load what the commands need, once, before any of them is forked; nothing may be computed here."""
+    """Load what the commands need once, before any is forked; nothing may be computed here."""
     import altair  # noqa: F401
     import jinja2  # noqa: F401
     import torch._dynamo
@@ -80,7 +80,7 @@ def preload(*, hf: bool) -> None:
     if hf:
         import longshort.hf.export
         import longshort.hf.importers.run  # noqa: F401
-    for name in ("pydantic", "tokenizers", "typer._adapters"):  # which the commands would load, if they are there
+    for name in ("pydantic", "tokenizers", "typer._adapters"):  # loaded by the commands, if installed
         with suppress(ImportError):
             importlib.import_module(name)
     torch.set_num_threads(1)
@@ -100,7 +100,7 @@ def kills_part(options: argparse.Namespace, base: Path, work: Path, case: str) -
 def corruptions_part(options: argparse.Namespace, base: Path, work: Path, case: str) -> list[dict[str, Any]]:
     from . import corruptions
 
-    say("the run that is to be damaged, and what whole files give")
+    say("the run to be damaged, and the results on undamaged files")
     built = corruptions.build(base, work / "stopped")
     cases = corruptions.plan(CORRUPTIONS, built, options.seed)
     if options.tiny:
@@ -115,7 +115,7 @@ def corruptions_part(options: argparse.Namespace, base: Path, work: Path, case: 
 def full_part(options: argparse.Namespace, base: Path, work: Path, case: str) -> list[dict[str, Any]]:
     from . import full_disk
 
-    say("what every command finds before the disk is full")
+    say("the input of every command, before the disk is full")
     verb, _, number = case.partition(":")
     verbs = [verb] if verb else ["train"] if options.tiny else list(full_disk.VERBS)
     built = full_disk.build(base, work / "with-room", verbs)
@@ -127,7 +127,7 @@ def full_part(options: argparse.Namespace, base: Path, work: Path, case: str) ->
 
 
 def spread(what: str, cases: Sequence[Any], run: Any, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """All cases on `--jobs` processes, with progress; in the order of their names."""
+    """Run all cases on `--jobs` processes and show progress; results in the order of their names."""
     from .children import spread as over_processes
 
     rows: list[dict[str, Any]] = []
@@ -139,7 +139,7 @@ def spread(what: str, cases: Sequence[Any], run: Any, options: argparse.Namespac
 
 
 def say(text: str, more: str = "") -> None:
-    """Progress: one line that changes in a terminal, lines elsewhere."""
+    """Show progress: one updating line in a terminal, plain lines elsewhere."""
     end = "\n" if more or not sys.stdout.isatty() else "\r"
     print(f"\x1b[K{text}" if sys.stdout.isatty() else text, more, end=end, flush=True)
 

@@ -1,4 +1,4 @@
-"""Commands in child processes that start at once: forked from one that has torch loaded and has never used it."""
+"""Runs commands in child processes that start at once: forked from one that has loaded torch but never used it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Outcome:
     """How a command ended."""
 
     code: int
-    """Its exit code; of a signal, the negative number."""
+    """Its exit code; for a signal, the negative number."""
     out: str
     err: str
     hit: str = ""
-    """The file operation that a fault came upon: category, operation, path."""
+    """The file operation that a fault hit: category, operation, path."""
     seen: int = 0
-    """How many operations there were, where it was not killed."""
+    """How many operations there were, if it was not killed."""
 
     @property
     def killed(self) -> bool:
@@ -41,7 +41,7 @@ class Outcome:
 
     @property
     def crashed(self) -> bool:
-        """Whether it ended otherwise than with success or one line of error."""
+        """Whether it ended other than in success or a one-line error."""
         errors = sum(line.startswith("error: ") for line in self.err.splitlines())
         return self.code not in (0, 1) or "Traceback" in self.err + self.out or errors != self.code
 
@@ -53,7 +53,7 @@ class Outcome:
 def longshort(
     arguments: Sequence[str], folder: Path, *, fault: Fault | None = None, kill_after: float | None = None
 ) -> Outcome:
-    """Run `longshort ARGUMENTS` in `folder`, perhaps with a fault, or killed from outside after some seconds."""
+    """Run `longshort ARGUMENTS` in `folder`, optionally with a fault, or killed from outside after some seconds."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as hit:
         child = os.fork()
         if child == 0:
@@ -73,7 +73,7 @@ def longshort(
 
 
 def _become(arguments: list[str], folder: Path, fault: Fault | None, report: int) -> None:
-    """Be the command, and end as it ends; what a fault hits is named on the file `report`."""
+    """Run the command in this process and exit as it does; what a fault hits is written to the file `report`."""
     code = 70
     try:
         signal.alarm(LIMIT)
@@ -89,7 +89,7 @@ def _become(arguments: list[str], folder: Path, fault: Fault | None, report: int
     except BaseException:
         traceback.print_exc()
     finally:
-        gc.collect()  # what files left open have to say when they are closed at last
+        gc.collect()  # brings out errors of files that were left open
         sys.stdout.flush()
         sys.stderr.flush()
         if fault is not None:
@@ -98,7 +98,7 @@ def _become(arguments: list[str], folder: Path, fault: Fault | None, report: int
 
 
 def _wait(child: int, seconds: float) -> None:
-    """Until so much time is over or the child has ended, which is left to be waited for."""
+    """Wait until the time is up or the child has ended, without reaping it."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
@@ -107,7 +107,7 @@ def _wait(child: int, seconds: float) -> None:
 
 
 def spread(cases: Sequence[Any], work: Callable[[Any], dict[str, Any]], jobs: int) -> Iterator[dict[str, Any]]:
-    """What `work` makes of each case, as it comes, from `jobs` processes."""
+    """The result of `work` for each case, as it finishes, from `jobs` processes."""
     readers = {}
     for job in range(min(jobs, len(cases))):
         reader, writer = os.pipe()
@@ -129,7 +129,7 @@ def spread(cases: Sequence[Any], work: Callable[[Any], dict[str, Any]], jobs: in
                     continue
                 selector.unregister(key.fileobj)
                 if os.waitpid(key.data, 0)[1]:
-                    raise RuntimeError("a process of the soak itself failed; what it said is above")
+                    raise RuntimeError("a process of the soak itself failed; its output is above")
 
 
 def _serve(cases: Sequence[Any], work: Callable[[Any], dict[str, Any]], writer: int) -> None:

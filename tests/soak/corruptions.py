@@ -1,7 +1,7 @@
-"""One file of a run or of its data is damaged; whoever reads it then either says so or gives the same result.
+"""Damages one file of a run or of its data; a command that reads it must either say so or give the same result.
 
-A command has noticed where it ends in one line of error, or goes on and says what is damaged. Anything else must be
-equal to what the same command gives on whole files.
+A command has noticed if it ends in a one-line error, or continues and says what is damaged. Otherwise its result must
+equal that of the same command on undamaged files.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ REPORT = ["report", "run", "--no-png"]
 RESUME = [*subject.TRAIN, "run.steps=30"]
 RESUMED = "resumed"
 """The folder in which the undamaged run was resumed."""
-_NOTICE = re.compile(r"damaged|torn|left out|lacks|missing|no whole")
+_NOTICE = re.compile(r"damaged|incomplete|left out|lacks|missing|no complete")
 
 
 @dataclass(frozen=True)
 class Damage:
-    """Something that can happen to a file; `change` is given the content, a generator and the files beside it."""
+    """Something that can happen to a file; `change` takes its content and a random generator."""
 
     name: str
     change: Callable[[bytes, random.Random], bytes | None]
@@ -68,12 +68,12 @@ TARGETS: dict[str, tuple[tuple[str, ...], tuple[list[str], ...]]] = {
     "tokenizer.json": (("data/tokenizer.json", "run/tokenizer.json"), (GENERATE, RESUME, GENERATE, subject.PREPARE)),
     "metrics.jsonl": (("run/metrics.jsonl",), (REPORT, RESUME, REPORT)),
 }
-"""By kind of file: where it is found, and the commands, in this order, that meet it."""
+"""For each kind of file: where it is, and the commands that read it, in order."""
 _SHARES = (24, 16, 34, 30, 20, 32, 44)
 
 
 def plan(count: int, base: Path, seed: int, kinds: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The drawn cases, of all kinds of files or of some: which file, and what happens to it."""
+    """The cases, drawn at random from all or some kinds of files: which file, and what happens to it."""
     draw = random.Random(f"{seed}/corruption")
     kinds = list(kinds) or [kind for kind, share in zip(TARGETS, _SHARES, strict=True) for _ in range(share)]
     draw.shuffle(kinds)
@@ -82,7 +82,7 @@ def plan(count: int, base: Path, seed: int, kinds: Sequence[str] = ()) -> list[d
         kind = kinds[number % len(kinds)]
         files = sorted(str(path.relative_to(base)) for pattern in TARGETS[kind][0] for path in base.glob(pattern))
         damage = SWAPPED if draw.random() < 0.1 else draw.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
-        file = draw.choice([*files, files[-1], files[-1]])  # of checkpoints the newest, which is read first
+        file = draw.choice([*files, files[-1], files[-1]])  # favours the newest checkpoint, which is read first
         case = {"case": f"corruption:{number}", "kind": kind, "file": file, "damage": damage}
         if damage == SWAPPED:
             case["with"] = draw.choice(_neighbours(base, file))
@@ -91,7 +91,7 @@ def plan(count: int, base: Path, seed: int, kinds: Sequence[str] = ()) -> list[d
 
 
 def _neighbours(base: Path, file: str) -> list[str]:
-    """Files that could be mistaken for it: of its folder, of its name elsewhere, and those of the run beside it."""
+    """Files that could be mistaken for it: in its folder, of the same name elsewhere, and in the run beside it."""
     here = [path for path in (base / file).parent.iterdir() if path.is_file()]
     tops = ("run", "other") if "checkpoints" in file else ("run", "data")
     named = [path for top in tops for path in (base / top).rglob(Path(file).name)]
@@ -114,7 +114,7 @@ def apply(case: dict[str, Any], folder: Path, seed: int) -> None:
 
 
 def build(base: Path, to: Path) -> Path:
-    """A run stopped after 20 of its 30 steps, a run of another seed beside it, and what each command gives on them."""
+    """A run stopped after 20 of its 30 steps, and beside it a run with another seed."""
     folder = subject.with_run(subject.copy(base, to), "skipping", save_every=4, keep=3)
     subject.must_work(longshort([*subject.TRAIN, "run.steps=20"], folder))
     subject.must_work(longshort([*subject.TRAIN, "run.steps=20", "run.seed=1", "run.out=other"], folder))
@@ -122,7 +122,7 @@ def build(base: Path, to: Path) -> Path:
 
 
 def expected(built: Path, work: Path, kinds: set[str]) -> dict[str, list[Any]]:
-    """What whole files give: for each kind of file, the answers to its commands."""
+    """The results on undamaged files: for each kind of file, those of its commands."""
     answers: dict[str, list[Any]] = {}
     for kind in sorted(kinds):
         folder = subject.copy(built, work / "whole")
@@ -135,7 +135,7 @@ def expected(built: Path, work: Path, kinds: set[str]) -> dict[str, list[Any]]:
 
 
 def one(case: dict[str, Any], *, built: Path, answers: dict[str, list[Any]], work: Path, seed: int) -> dict[str, Any]:
-    """Damage one file of a copy and give the commands that meet it."""
+    """Damage one file of a copy and run the commands that read it."""
     folder = subject.copy(built, work / case["case"].replace(":", "-"))
     apply(case, folder, seed)
     row = {**case, "outcome": "harmless", "said": "", "problem": ""}
@@ -152,7 +152,7 @@ def one(case: dict[str, Any], *, built: Path, answers: dict[str, list[Any]], wor
         if command is RESUME:
             different = subject.difference(folder / subject.RUN, work / RESUMED / subject.RUN)
             excused = bool(says)
-        else:  # once the user was told, what is made of the files that are left may differ
+        else:  # once the user was told, later results may differ
             different = "" if _answer(command, outcome, folder) == answer else "another result"
             excused = row["outcome"] != "harmless"
         if different and not excused:
@@ -162,7 +162,7 @@ def one(case: dict[str, Any], *, built: Path, answers: dict[str, list[Any]], wor
 
 
 def _answer(command: list[str], outcome: Outcome, folder: Path) -> Any:
-    """What a command gave, without times."""
+    """The result of a command, without times."""
     match command[0]:
         case "evaluate":
             return json.loads((folder / "evaluation.json").read_text())

@@ -1,6 +1,6 @@
-"""Makes file operations of a child process fail: the Python side of faults.c, which is compiled here and loaded first.
+"""Makes file operations of a child process fail: the Python side of faults.c, which is compiled here and preloaded.
 
-The process that calls `load` starts itself again with the library in front of libc; Linux with a C compiler is needed.
+The process that calls `load` restarts itself with the library in front of libc, which needs Linux and a C compiler.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class Fault:
     """What happens at the `at`-th file operation (from 1) that belongs to `category`."""
 
     kind: int
-    """KILL: the process gets SIGKILL in the middle of it. FULL: from there on the disk has no room."""
+    """KILL: the process gets SIGKILL in the middle of it. FULL: from there on the disk is full."""
     at: int
     category: str = "*"
     """s: writing a checkpoint, l: the log, p: removing old checkpoints, *: any."""
 
 
 def load(folder: Path) -> None:
-    """Start this program again under the library, built in `folder`; returns where that has been done."""
+    """Restart this program under the library, built in `folder`; returns once that has been done."""
     if os.environ.get(_MARK):
         return
     if not sys.platform.startswith("linux"):
@@ -40,18 +40,18 @@ def load(folder: Path) -> None:
         subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", str(library), str(SOURCE)], check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         sys.exit(f"error: cannot compile {SOURCE.name} with {compiler} (or set CC): {error}")
-    # One thread: a process that has more cannot be forked safely.
+    # One thread, since a process with more cannot be forked safely.
     settings = {"LD_PRELOAD": str(library), _MARK: str(folder), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
     os.execve(sys.executable, [sys.executable, "-m", "tests.soak", *sys.argv[1:]], os.environ | settings)
 
 
 def folder() -> Path:
-    """Where the library was built: a folder for this soak alone."""
+    """Where the library was built: a folder used only by this soak."""
     return Path(os.environ[_MARK])
 
 
 def arm(fault: Fault, folder: Path, report: int) -> None:
-    """From here on this process's operations in `folder` count; the one that is hit is named on the file `report`."""
+    """From here on, count this process's operations in `folder`; the one hit is written to the file `report`."""
     category = ctypes.c_char(fault.category.encode())
     _library().faults_arm(fault.kind, category, ctypes.c_long(fault.at), os.fsencode(folder), report)
 

@@ -1,7 +1,7 @@
-"""The disk is full at the first, second, third ... write of a command, and stays so: nothing is lost, nothing is half.
+"""Fills the disk at the first, second, third ... write of a command: nothing may be lost or half-written.
 
-The command ends in one line of error, what was there before is there still, and the same command, given room, ends as
-if nothing had happened.
+The command must end in a one-line error and leave earlier files as they were, and the same command, given room, must
+end as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ NEVER = 10**9
 
 @dataclass(frozen=True)
 class Verb:
-    """A command that writes, and what it must leave."""
+    """A command that writes, and what it must leave behind."""
 
     arguments: list[str]
     problem: Callable[[Path, Path], str]
-    """How a folder in which it was given again differs from the undisturbed one, in words."""
+    """Says how a folder in which it was run again differs from the undisturbed one."""
     older: tuple[str, ...] = ()
-    """Files that stand there before and must afterwards be as they were, or whole and new."""
+    """Files that exist before, and afterwards must be unchanged or complete and new."""
     most: int | None = None
-    """Only so many of its writes are tried; None: all."""
+    """Only this many of its writes are tried; None means all."""
 
 
 def _same_files(*parts: str) -> Callable[[Path, Path], str]:
-    """Compare what stands in some folders or files, drafts included, to the byte."""
+    """Compare some folders or files byte for byte, drafts included."""
 
     def problem(folder: Path, reference: Path) -> str:
         for part in parts:
@@ -77,14 +77,14 @@ VERBS = {
         ["compare", subject.CONFIG, "--variants", "ls", "--out", "compared"],
         _same_files("compared/comparison.json", "compared/report.html"),
         older=("compared/comparison.json", "compared/report.html"),
-        most=12,  # the pictures after it are written as the page is, and take long to draw
+        most=12,  # the pictures come after, are written the same way, and are slow to draw
     ),
 }
 OLD = b'what was there before, with the marks of our own kinds: "checkpoint": "variant" data-variant=\n'
 
 
 def build(base: Path, to: Path, verbs: Sequence[str]) -> Path:
-    """A folder in which every verb finds its input: a finished run, a finished comparison, GPT-2's weights."""
+    """A folder with the input of every verb: a finished run, a finished comparison, GPT-2's weights."""
     folder = subject.with_run(subject.copy(base, to), "plain", steps=6, save_every=2, eval_every=3)
     subject.must_work(longshort(subject.TRAIN, folder))
     if "compare" in verbs:
@@ -94,7 +94,7 @@ def build(base: Path, to: Path, verbs: Sequence[str]) -> Path:
 
 
 def starting_point(verb: str, built: Path, to: Path) -> Path:
-    """A copy in which the verb's output does not stand yet, or an older one does."""
+    """A copy without the verb's output, or with an older one."""
     folder = subject.copy(built, to)
     if verb == "train":
         shutil.rmtree(folder / subject.RUN)
@@ -107,14 +107,14 @@ def starting_point(verb: str, built: Path, to: Path) -> Path:
 
 
 def undisturbed(verb: str, built: Path, work: Path) -> tuple[Path, int]:
-    """What the verb makes where there is room, and how many of its writes are tried."""
+    """What the verb writes when there is room, and how many of its writes are tried."""
     folder = starting_point(verb, built, work / f"room-{verb}")
     outcome = subject.must_work(longshort(VERBS[verb].arguments, folder, fault=Fault(FULL, NEVER)))
     return folder, min(outcome.seen, VERBS[verb].most or outcome.seen)
 
 
 def one(case: tuple[str, int], *, built: Path, work: Path) -> dict[str, Any]:
-    """Fill the disk at one write of a verb, and see what is left and what the verb makes of it when there is room."""
+    """Fill the disk at one write of a verb; check what is left, and that the verb succeeds when there is room again."""
     verb, number = case
     folder = starting_point(verb, built, work / f"full-{verb}-{number}")
     reference = work / f"room-{verb}"
@@ -131,33 +131,33 @@ def one(case: tuple[str, int], *, built: Path, work: Path) -> dict[str, Any]:
 def _after(verb: str, folder: Path, reference: Path, code: int, crashed: bool) -> str:
     """What is wrong after the disk was full."""
     if crashed:
-        return "ended otherwise than in one line"
+        return "did not end in a one-line error"
     if code == 0 and (problem := VERBS[verb].problem(folder, reference)):
-        return f"ended well, but {problem}"
+        return f"succeeded, but {problem}"
     for name in VERBS[verb].older:
         if (folder / name).read_bytes() not in (OLD, (reference / name).read_bytes()):
-            return f"{name} is neither the older nor the new one"
+            return f"{name} is neither the old nor the new one"
     if verb == "train":
         for path in (folder / subject.RUN / "checkpoints").glob("step-*"):
             theirs = reference / subject.RUN / "checkpoints" / path.name / "model.safetensors"
             json.loads((path / "state.json").read_text())
             if theirs.is_file() and (path / "model.safetensors").read_bytes() != theirs.read_bytes():
-                return f"{path.name} is not whole"
+                return f"{path.name} is incomplete"
     return ""
 
 
 def _again(verb: str, folder: Path, reference: Path) -> str:
     outcome = longshort(VERBS[verb].arguments, folder)
     if verb in ("export", "import") and outcome.code == 1 and not VERBS[verb].problem(folder, reference):
-        return ""  # it was whole already, and what exists is not written over
+        return ""  # it was already complete, and existing output is not overwritten
     if outcome.code or outcome.crashed:
-        return f"given again, with room: {outcome.said}"
+        return f"run again, with room: {outcome.said}"
     problem = VERBS[verb].problem(folder, reference)
-    return f"given again, with room: {problem}" if problem else ""
+    return f"run again, with room: {problem}" if problem else ""
 
 
 def _write_gpt2(folder: Path) -> None:
-    """GPT-2 of one layer with the names and shapes of Hugging Face's."""
+    """A GPT-2 of one layer with Hugging Face's names and shapes."""
     import numpy as np
     from safetensors.numpy import save_file
 

@@ -1,7 +1,7 @@
-"""A run that is killed again and again, and started again each time, ends as the one that never was, to the bit.
+"""A run that is killed again and again, and restarted each time, ends bit for bit as one that was never killed.
 
-Most kills come at a drawn file operation, half-way through it: in a save, in the log, in the removal of old
-checkpoints. The others come from outside, at a drawn time.
+Most kills come half-way through a random file operation: in a save, in the log, in the removal of old checkpoints. The
+others come from outside, at a random time.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .faults import KILL, Fault
 
 KILLS_PER_RUN = 10
 _MOMENTS = {"s": 45, "l": 12, "p": 18, "time": 25}
-"""How often, of a hundred, a kill is meant for which moment."""
+"""Percentage of kills aimed at each moment."""
 _REACH = {"s": 40, "l": 12, "p": 12}
-"""Within how many operations of its kind the kill comes: those of two or three saves."""
+"""The kill comes within this many operations of its kind, about those of two or three saves."""
 NAMES = {
     "s": "while saving",
     "l": "while writing the log",
@@ -30,12 +30,12 @@ NAMES = {
 
 
 def setting(number: int) -> str:
-    """The settings take turns."""
+    """The setting of a run; the settings take turns."""
     return list(subject.SETTINGS)[number % len(subject.SETTINGS)]
 
 
 def references(base: Path, work: Path, runs: Iterable[int]) -> dict[str, Path]:
-    """The undisturbed run of each setting that these runs have."""
+    """The undisturbed run of each setting used by these runs."""
     made = {}
     for name in {setting(number) for number in runs}:
         made[name] = subject.with_run(subject.copy(base, work / f"undisturbed-{name.replace(' ', '-')}"), name)
@@ -46,7 +46,7 @@ def references(base: Path, work: Path, runs: Iterable[int]) -> dict[str, Path]:
 def one_run(
     number: int, *, base: Path, references: dict[str, Path], work: Path, seed: int, count: int = KILLS_PER_RUN
 ) -> dict[str, Any]:
-    """Kill one run `count` times and compare its end; one that finishes before is compared, and another one begins."""
+    """Kill one run `count` times and compare its end; if it finishes earlier, it is compared and another begins."""
     draw = random.Random(f"{seed}/kill/{number}")
     name = setting(number)
     folder = subject.with_run(subject.copy(base, work / f"kill-{number}"), name)
@@ -58,9 +58,9 @@ def one_run(
         if outcome.killed:
             hits[NAMES[outcome.hit[:1] or "time"]] += 1
         elif outcome.code or outcome.crashed:
-            row["problem"] = f"started again after {sum(hits.values())} kills: {outcome.said}"
+            row["problem"] = f"restarted after {sum(hits.values())} kills: {outcome.said}"
             break
-        else:  # finished before the kill: another run of the same
+        else:  # finished before the kill: start another run with the same setting
             row["problem"] = subject.difference(folder / subject.RUN, references[name] / subject.RUN)
             if row["problem"]:
                 break

@@ -1,4 +1,4 @@
-"""The results of a soak: docs/notes/soak.json, and the page that is made of it."""
+"""The results of a soak: docs/notes/soak.json, and the page made from it."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from longshort.version import __version__
 ROOT = Path(__file__).parents[2]
 DATA, PAGE = ROOT / "docs" / "notes" / "soak.json", ROOT / "docs" / "notes" / "soak.md"
 OUTCOMES = {
-    "refused": "one line of error",
-    "noticed": "goes on, and says what is damaged",
-    "harmless": "the same result to the bit",
-    "undetected": "another result, nothing said",
+    "refused": "one-line error",
+    "noticed": "continues, and says what is damaged",
+    "harmless": "same result, bit for bit",
+    "undetected": "another result, unreported",
     "crash": "crash",
 }
 
 _INTRODUCTION = """\
-Written by `make soak`, with `docs/notes/soak.json`, which has every case. A case runs again by its name and seed:
+`make soak` writes this page and `docs/notes/soak.json`, which lists every case. To repeat one case:
 `python -m tests.soak --only kill:3 --seed {seed}`. A tiny model is trained on a CPU with one thread, where training is
-deterministic: whatever happens to a run, it must end as the one to which nothing happened, to the bit.
+deterministic: whatever happens to a run, it must end bit for bit as the undisturbed run does.
 """
 _KILLS = """\
-Runs that save every third step, killed with SIGKILL and started again until they finish. Most kills come half-way
-through a drawn file operation, the others from outside at a drawn time. Weights, optimizer, checkpoints left, losses,
-evaluations and spikes must equal those of the undisturbed run, and the log must have every step once.
+Runs that save every third step are killed with SIGKILL and restarted until they finish. Most kills come half-way
+through a random file operation, the others from outside at a random time. Weights, optimizer state, the remaining
+checkpoints, losses, evaluations and spikes must equal those of the undisturbed run, with every step once in the log.
 """
 _DAMAGE = """\
-Flipped bits, zeroed blocks, files cut short, lengthened, emptied, removed or swapped, in a run stopped half-way
-and in its data. Then come the commands that read the file: train (to resume), evaluate, generate, report, data.
+One file of a run stopped half-way, or of its data, has bits flipped or a block zeroed, or is cut short, lengthened,
+emptied, removed or swapped. The commands that read it follow: train (to resume), evaluate, generate, report, data.
 """
 _FULL = """\
-From the named operation on nothing fits any more; a write stops half-way. The command must end in one line, leave what
-was there before as it was, and, given again with room, end as if nothing had happened. Of compare, whose runs are
-finished before, the first writes are tried: the table and the page, which the pictures follow.
+From the named operation on, the disk is full, and a write stops half-way. The command must end in a one-line error,
+leave earlier files as they were and, run again with room, end as if nothing had happened. For compare, whose runs are
+finished beforehand, only the first writes are tried: the table and the page, not the pictures after them.
 """
 
 
 def circumstances(seed: int, seconds: float) -> dict[str, Any]:
-    """What was run, on what kind of machine."""
+    """What was run, and on what kind of machine."""
     import safetensors
     import torch
 
@@ -70,7 +70,7 @@ def page(results: dict[str, Any]) -> str:
         _INTRODUCTION.format(seed=about["seed"]),
         f"Commit {about['commit'][:12]}; {versions}; {about['machine']}; seed {about['seed']}; "
         f"{about['seconds'] / 60:.0f} minutes.\n",
-        f"**{len(problems)} problems.**\n" if problems else "**No problem was found.**\n",
+        f"**{len(problems)} problems.**\n" if problems else "**No problems found.**\n",
         *[f"- `{row['case']}`: {row['problem']}\n" for row in problems],
         _kills(results["kills"]),
         _corruptions(results["corruptions"]),

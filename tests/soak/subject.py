@@ -1,6 +1,6 @@
-"""What the soak is done to: a folder with text, its tokens, and runs small enough to take a second.
+"""The subject of the soak: a folder with text, its tokens, and runs small enough to take a second.
 
-All paths in it are relative, and commands run inside it, so that copies of it say the same to the letter.
+All paths are relative and commands run inside the folder, so that copies of it give exactly the same output.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "data": {"segments": True},
         "schedule": {"kind": "wsd"},
         "run": {"accumulate": 2},
-        # A threshold so low that ordinary noise is skipped now and then.
+        # A threshold so low that ordinary noise sometimes counts as a spike.
         "stability": {"guard": "skip", "guard_threshold": 0.7, "clip": "tensor", **_GUARD},
     },
     "rolling back": {
@@ -46,7 +46,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "stability": {"guard": "rollback", "guard_threshold": 0.9, "guard_cap": 100, "qk_clip": 50.0, **_GUARD},
     },
 }
-"""Between them, all that has a state of its own."""
+"""Together they use everything that has state of its own."""
 
 
 def configuration(name: str, **run: Any) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def prepare(folder: Path) -> Path:
 
 
 def with_run(folder: Path, name: str, **run: Any) -> Path:
-    """Write the configuration; what stands in the folder stays."""
+    """Write the configuration; everything else in the folder stays."""
     (folder / CONFIG).write_text(yaml.safe_dump(configuration(name, **run)))
     return folder
 
@@ -81,14 +81,14 @@ def copy(folder: Path, to: Path) -> Path:
 
 
 def must_work(outcome: Outcome) -> Outcome:
-    """What is asked without a fault must not fail."""
+    """A command without a fault must not fail."""
     if outcome.code or outcome.crashed:
         raise RuntimeError(f"an undisturbed command failed ({outcome.code}): {outcome.out}{outcome.err}")
     return outcome
 
 
 def difference(run: Path, reference: Path) -> str:
-    """How a finished run differs from the undisturbed one, in words; empty where it is equal to the bit."""
+    """How a finished run differs from the undisturbed one, in words; empty if it is equal bit for bit."""
     mine, theirs = records(run), records(reference)
     for kind in ("train", "eval", "spike", "end"):
         pairs = [[_untimed(record) for record in log if record["kind"] == kind] for log in (mine, theirs)]
@@ -112,7 +112,7 @@ def difference(run: Path, reference: Path) -> str:
 
 
 def records(run: Path) -> list[dict[str, Any]]:
-    """The lines of a run's log, which must all be whole."""
+    """The lines of a run's log, which must all be complete."""
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 

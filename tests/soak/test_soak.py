@@ -1,4 +1,4 @@
-"""The soak itself still works: a few kills, damaged files and full disks. `make soak` has them in numbers."""
+"""The soak itself still works, on a few kills, damaged files and full disks. `make soak` runs many more."""
 
 import os
 import subprocess

@@ -1,7 +1,7 @@
 """Where text comes from: files, folders, Hugging Face datasets, and the standard library of the running Python.
 
-A `Corpus` names its parts and hands out their documents in pieces, in an order that never changes. Reading one file is
-`reading`'s, what is done with the text is `prepare`'s.
+A `Corpus` names its parts and yields their documents in pieces, in an order that never changes. `reading` reads one
+file; `prepare` turns the text into tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TextFile:
 
     path: Path
     name: str
-    """The path relative to the source it was found in: what identifies it, wherever the source lies."""
+    """The path relative to its source, which identifies the file wherever the source is."""
     size: int
     modified_ns: int
 
@@ -55,7 +55,7 @@ class HubDataset:
     name: str
     config: str | None
     split: str | None
-    """None: the dataset's own train, validation and test become ours."""
+    """If None, the dataset's own train, validation and test splits are used."""
 
     size = None
 
@@ -68,7 +68,7 @@ class HubDataset:
         address, _, split = spec.removeprefix(HUB_PREFIX).partition(":")
         name, _, config = address.partition("@")
         if not name:
-            raise DataError(f"{spec!r}: names no dataset; expected {HUB_PREFIX}OWNER/NAME[@CONFIG][:SPLIT]")
+            raise DataError(f"a dataset must be {HUB_PREFIX}OWNER/NAME[@CONFIG][:SPLIT], got {spec!r}")
         return cls(name, config or None, split or None)
 
     def pieces(self) -> Iterator[Piece]:
@@ -77,7 +77,7 @@ class HubDataset:
         for record in self._records(stream):
             text = record.get("text")
             if not isinstance(text, str):
-                raise DataError(f"{self}: a record has the fields {sorted(record)}; expected a string 'text'")
+                raise DataError(f"{self}: records must have a string 'text', got the fields {sorted(record)}")
             if not text.strip():
                 continue
             for part, ends_document in cut(text):
@@ -108,7 +108,7 @@ class HubDataset:
             yield record
 
     def _guarded(self, call: Callable[[], Any]) -> Any:
-        """`datasets` fails in as many ways as there are networks and dataset scripts; the user gets one line."""
+        """Turn any failure of `datasets`, which has no common exception, into one line."""
         try:
             return call()
         except Exception as error:
@@ -130,12 +130,12 @@ class Corpus:
 
     @property
     def size(self) -> int | None:
-        """Bytes as stored, or None where a part cannot say."""
+        """Bytes as stored, or None if a part does not know its size."""
         sizes = [part.size for part in self.parts]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
     def pieces(self) -> Iterator[Piece]:
-        """The documents in pieces; `Piece.read` counts on through the corpus."""
+        """The documents in pieces; `Piece.read` accumulates over the whole corpus."""
         before = 0
         for part in self.parts:
             piece = None
@@ -144,7 +144,7 @@ class Corpus:
             before += part.size if part.size is not None else (piece.read if piece else 0)
 
     def documents(self) -> Iterator[str]:
-        """The documents whole, one at a time."""
+        """The whole documents, one at a time."""
         parts: list[str] = []
         for piece in self.pieces():
             parts.append(piece.text)
@@ -153,14 +153,15 @@ class Corpus:
                 parts = []
 
     def identity(self) -> list[Any]:
-        """Changes when a part does: names, sizes and times of change, not the text itself."""
+        """Changes whenever a part does: names, sizes and modification times, not the text itself."""
         return [part.identity() for part in self.parts]
 
 
 def open_corpus(sources: Sequence[str | Path]) -> Corpus:
-    """Files, folders (searched through, hidden files left out) and `hf:OWNER/NAME[@CONFIG][:SPLIT]`, in that order.
+    """The text of files, folders and `hf:OWNER/NAME[@CONFIG][:SPLIT]`, in the order given.
 
-    A file named itself is read whatever its ending; in a folder those count that end in .txt, .jsonl, .gz, .xz or .zst.
+    A file that is named itself is read whatever its extension. Folders are searched recursively for visible files that
+    end in .txt, .jsonl, .gz, .xz or .zst.
     """
     parts: list[TextFile | HubDataset] = []
     names = []
@@ -186,12 +187,12 @@ def _files(source: Path) -> list[TextFile]:
         return [TextFile.at(source, source.name)]
     found = [path for path in _walk(source, skip=frozenset()) if path.suffix in LAYOUTS + COMPRESSIONS]
     if not found:
-        raise DataError(f"{source}: holds no text files; expected names ending in {', '.join(LAYOUTS + COMPRESSIONS)}")
+        raise DataError(f"{source}: holds no text files; names must end in {', '.join(LAYOUTS + COMPRESSIONS)}")
     return [TextFile.at(path, path.relative_to(source).as_posix()) for path in found]
 
 
 def _walk(root: Path, skip: frozenset[str]) -> list[Path]:
-    """Visible files beneath root, sorted by their relative path, which is the same on every machine."""
+    """Visible files under `root`, sorted by relative path, the same order on every machine."""
     found = []
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in skip and not name.startswith(".")]
@@ -199,14 +200,14 @@ def _walk(root: Path, skip: frozenset[str]) -> list[Path]:
     return sorted((path for path in found if path.is_file()), key=lambda path: path.relative_to(root).as_posix())
 
 
-# Tests stay out: many systems ship the library without them, and they are two thirds of the text where they are.
+# Tests are left out: many systems ship the library without them, and elsewhere they are two thirds of the text.
 _NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
 
 
 def standard_library_corpus() -> dict[str, Corpus]:
     """The source text of the running Python's own standard library: 12 MB in 700 files for Python 3.11.
 
-    Split by file, 90 / 5 / 5 percent, by a hash of the relative path: a file keeps its side in the next Python too.
+    Split by file, 90 / 5 / 5 percent, by a hash of the relative path, so a file stays in its split in later Pythons.
 
     >>> sorted(standard_library_corpus())
     ['test', 'train', 'validation']
@@ -219,7 +220,7 @@ def standard_library_corpus() -> dict[str, Corpus]:
         parts[_side_of(name)].append(TextFile.at(path, name))
     if not all(parts.values()):
         raise DataError(
-            f"{root}: this Python has too little of its standard library as .py files; expected text of your own"
+            f"{root}: this Python has too little of its standard library as .py files; give text of your own"
         )
     title = f"{len(files)} files of the standard library of Python {platform.python_version()}"
     return {split: Corpus(tuple(part), title) for split, part in parts.items()}

@@ -1,7 +1,7 @@
-"""Text with a share of its tokens replaced at random: what a model meets when its corpus is noisy.
+"""Replaces a share of a text's tokens at random, to imitate a noisy corpus.
 
-Whether a token is replaced, and by what, is a function of the seed and of its place in the file. So a corpus is
-corrupted once and for all, as a real one is: every epoch, window and rank meets the same wrong tokens.
+Whether a token is replaced, and by what, depends only on the seed and its position in the file. So a corpus is
+corrupted once, as a real one is: every epoch, window and rank sees the same wrong tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from longshort.data.permutation import mixed
 class Corruption:
     """Replaces tokens by ones drawn uniformly from the vocabulary.
 
-    Ends of documents are neither replaced nor drawn. A drawn token may be the one that was there, with probability
+    End-of-document tokens are neither replaced nor drawn. A drawn token equals the one it replaces with probability
     1 / (vocab_size - 1).
 
     >>> half = Corruption(0.5, vocab_size=100, kept=99, seed=0)
@@ -26,8 +26,8 @@ class Corruption:
     (True, True)
 
     Args:
-        share: From 0 to 1, of tokens that are replaced.
-        kept: The token that is left alone.
+        share: Share of the tokens that are replaced, from 0 to 1.
+        kept: The token that is neither replaced nor drawn.
     """
 
     def __init__(self, share: float, *, vocab_size: int, kept: int, seed: int) -> None:
@@ -40,7 +40,7 @@ class Corruption:
         self._keys = np.frombuffer(digest, dtype="<u8")
 
     def __call__(self, tokens: NDArray[np.int64], start: int) -> NDArray[np.int64]:
-        """The tokens that stand at `start`, `start` + 1, ... of the file, corrupted."""
+        """The tokens at positions `start`, `start` + 1, ... of the file, corrupted."""
         if not self.share:
             return tokens
         places = np.arange(start, start + len(tokens), dtype=np.uint64)

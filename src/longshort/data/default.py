@@ -1,4 +1,4 @@
-"""The data used when no other is named: the standard library of the running Python, as bytes, prepared once."""
+"""The default data: the standard library of the running Python, as bytes, prepared once."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ CACHE_VARIABLE = "LONGSHORT_CACHE"
 
 
 def default_data(cache_dir: Path | str | None = None, progress: PrepareProgress | None = None) -> Path:
-    """The prepared default corpus; made on the first call, in a few seconds, and found again on later ones.
+    """The prepared default corpus, made on the first call, in a few seconds, and reused later.
 
-    It lies in `cache_dir`, else $LONGSHORT_CACHE, else ~/.cache/longshort, in a folder named after the Python.
+    It is in `cache_dir`, else $LONGSHORT_CACHE, else ~/.cache/longshort, in a folder named after the Python version.
     """
     corpora = standard_library_corpus()
     identity = json.dumps([corpus.identity() for corpus in corpora.values()])
@@ -27,5 +27,5 @@ def default_data(cache_dir: Path | str | None = None, progress: PrepareProgress 
 
 
 def cache_root() -> Path:
-    """Where data that can be made again is kept: $LONGSHORT_CACHE, else ~/.cache/longshort."""
+    """Where reproducible data is kept: $LONGSHORT_CACHE, else ~/.cache/longshort."""
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "longshort")

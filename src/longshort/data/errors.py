@@ -1,4 +1,4 @@
-"""What a user can get wrong about data, as one exception."""
+"""The exception for a user's mistakes about data."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Tokenizing on several processes, with results in the order of the text whatever their number.
+"""Tokenizes on several processes; results come in the order of the text, whatever the number of processes.
 
-Processes are spawned, not forked: the caller may have threads (torch has), and forking those deadlocks now and then.
+Processes are spawned, not forked: the caller may have threads (torch does), and forking then can deadlock.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Encoded(NamedTuple):
 
 
 def encode_in_order(pieces: Iterable[Assigned], tokenizer: Tokenizer, workers: int) -> Generator[Encoded, None, None]:
-    """Tokenize pieces, each document ended by its end token, on `workers` processes (1: in this one)."""
+    """Tokenize pieces on `workers` processes (1 means this one), with an end token after each document."""
     tasks = _tasks(pieces)
     if workers == 1:
         for task in tasks:
@@ -56,8 +56,8 @@ def encode_in_order(pieces: Iterable[Assigned], tokenizer: Tokenizer, workers: i
             yield from in_flight.popleft().result()
     except BrokenProcessPool:
         raise DataError(
-            "workers: a tokenizing process died (out of memory, or the calling script does not keep its work under "
-            'if __name__ == "__main__"); expected to pass with workers=1'
+            "a tokenizing process died (out of memory, or the calling script does not keep its work under "
+            'if __name__ == "__main__"); try workers=1'
         ) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -94,16 +94,16 @@ def _encode_here(task: list[Assigned]) -> list[Encoded]:
 def _start(tokenizer: dict[str, Any]) -> None:
     global _of_this_process
     follow_the_parent()
-    # The processes are the parallelism.
+    # The processes already run in parallel.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _of_this_process = tokenizer_from_dict(tokenizer)
 
 
 def follow_the_parent() -> None:
-    """What a process of a pool does first: its parent alone listens to Ctrl-C, and it ends when the parent does."""
+    """First call of a pool's process: leave Ctrl-C to the parent, and end when the parent does."""
     # Ctrl-C reaches the whole group; the parent decides what to do about it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A pool's processes wait for ever when their parent is killed outright: each holds both ends of its own queue.
+    # A pool's processes wait forever if their parent is killed: each holds both ends of its own queue.
     threading.Thread(target=_leave_with_the_parent, daemon=True).start()
 
 

@@ -1,4 +1,4 @@
-"""A shuffled order of n things that is computed, not stored: any place of it in constant time and memory."""
+"""A shuffled order of n items that is computed, not stored: any item of it in constant time and memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _ROUNDS = 6
 class Permutation:
     """A bijection of 0 .. size-1, chosen by a key.
 
-    A Feistel network shuffles 0 .. 4^k-1, the smallest such range that holds `size` (at most four times as many
-    numbers); whatever lands outside is sent through again until it is inside, which keeps the map one to one.
+    A Feistel network shuffles 0 .. 4^k-1, the smallest such range with at least `size` numbers (at most four times as
+    many); a number that lands outside 0 .. size-1 is sent through again until it is inside, so the map stays bijective.
 
     >>> sorted(Permutation(5, "any key")(np.arange(5)).tolist())
     [0, 1, 2, 3, 4]
@@ -29,7 +29,7 @@ class Permutation:
         self._keys = np.frombuffer(digest, dtype="<u8")
 
     def __call__(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The things at these places, each in 0 .. size-1."""
+        """The items at these places, each in 0 .. size-1."""
         values = places.astype(np.uint64)
         outside = np.ones(values.shape, dtype=bool)
         while outside.any():
@@ -47,7 +47,7 @@ class Permutation:
 
 
 def mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of splitmix64 (Steele, Lea, Flood 2014): every input bit moves every output bit."""
+    """The finalizer of splitmix64 (Steele, Lea, Flood 2014): every input bit affects every output bit."""
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return x ^ x >> np.uint64(31)

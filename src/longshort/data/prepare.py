@@ -1,7 +1,7 @@
-"""From text to a folder of token files: DIR/{train,validation,test}.tokens with their headers, and DIR/tokenizer.json.
+"""Turns text into a folder of token files: DIR/{train,validation,test}.tokens with headers, and DIR/tokenizer.json.
 
-Everything is written beside its final name and put in place at the end, the header of train last: a folder whose
-train.json is there is whole. One process at a time works on a folder; a second one waits and finds the work done.
+Everything is written under a temporary name and renamed at the end, the header of train last: a folder with a
+train.json is complete. One process at a time works on a folder; a second one waits and finds the work done.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from longshort.data.tokens import FORMAT, VERSION, TokenFile, TokenWriter, heade
 from longshort.files import parse_json, write_json
 
 BPE_TRAINING_CHARACTERS = 1 << 28
-"""A vocabulary is learned from the beginning of the training text: more changes it little and takes long."""
+"""A vocabulary is learned from the beginning of the training text: more text changes it little and takes long."""
 
 MOST_WORKERS = 1024
 PrepareProgress = Callable[[str, int, int | None], None]
-"""Called with the stage, the bytes done and the bytes in all (None: not known)."""
+"""Called with the stage, the bytes done and the total bytes (None if unknown)."""
 
 Sources = str | Path | Sequence[str | Path]
 
@@ -44,7 +44,7 @@ class PreparedData:
     splits: dict[str, TokenFile]
     source: str
     reused: bool
-    """Whether it was there already, made from the same sources with the same settings."""
+    """Whether it already existed, made from the same sources with the same settings."""
 
 
 def prepare(
@@ -64,12 +64,12 @@ def prepare(
     """Turn text into token files. The same input gives the same bytes, whatever the number of workers.
 
     Args:
-        sources: Files, folders, `hf:OWNER/NAME`; or a corpus for each split.
+        sources: Files, folders or `hf:OWNER/NAME`; or a corpus for each split.
         tokenizer: 'bytes' (the default), or a tokenizer.json or a folder that holds one.
         vocab_size: Instead of a tokenizer: learn a byte-level BPE of this size from the training text.
-        split: Shares of train, validation and test. Without effect where `validation` or `test` are given, when all of
-            `sources` is for training, and for a single Hugging Face dataset that has such splits of its own.
-        workers: Processes that tokenize; by default one for bytes, which are no work, and one for each core for BPE.
+        split: Shares of train, validation and test. Ignored if `validation` or `test` is given, since all of `sources`
+            is then for training, and for a single Hugging Face dataset that has such splits of its own.
+        workers: Processes that tokenize; by default one for bytes, which are cheap, and one per core for BPE.
         force: Replace what is in `out`, even if it was made from something else.
 
     >>> import tempfile
@@ -104,7 +104,7 @@ class _Job:
     """What `prepare` was asked to do, checked."""
 
     corpora: Mapping[str, Corpus]
-    """The text of each split, or only of 'train' where that is to be divided."""
+    """The text of each split, or only of 'train' if that is to be divided."""
     out: Path
     given: Tokenizer | None
     vocab_size: int | None
@@ -124,7 +124,7 @@ class _Job:
 
     @property
     def recipe(self) -> str:
-        """A hash of all that decides what is written."""
+        """A hash of everything that determines the output."""
         ingredients = {
             "version": VERSION,
             "sources": {name: corpus.identity() for name, corpus in self.corpora.items()},
@@ -167,14 +167,14 @@ class _Job:
             writers = {
                 split: stack.enter_context(TokenWriter(_file(self.out, split), tokenizer, **notes)) for split in SPLITS
             }
-            # Closed here, not when the garbage collector comes: an error must not leave processes behind.
+            # Closed here rather than by the garbage collector, so that an error leaves no processes behind.
             encoded = stack.enter_context(contextlib.closing(encode_in_order(division.pieces(), tokenizer, workers)))
             for chunk in encoded:
                 writers[chunk.split].append(chunk.ids)
                 self.report("tokenizing", chunk.read, self.size)
             if not writers["train"].count:
-                raise DataError(f"{self.source}: no text for training; expected files that hold more than blanks")
-            # Train first and, of the headers, last: between the two the folder has no header of train and is not whole.
+                raise DataError(f"{self.source}: no text for training; give files that hold more than blanks")
+            # Train's tokens first and its header last: in between, the folder has no train header, so it is incomplete.
             for split in SPLITS:
                 writers[split].install()
             write_json(self.out / TOKENIZER_FILE, tokenizer.to_dict())
@@ -185,10 +185,12 @@ class _Job:
 def _corpora(
     sources: Sources | Mapping[str, Corpus], validation: Sources | None, test: Sources | None
 ) -> dict[str, Corpus]:
-    """The text of each split, or only {'train': ...} where there is one text to divide."""
+    """The text of each split, or only {'train': ...} if there is one text to divide."""
     if isinstance(sources, Mapping):
         if validation is not None or test is not None:
-            raise DataError("validation, test: given beside a corpus for each split; expected sources of your own too")
+            raise DataError(
+                "validation and test must come with sources for training, got a corpus for each split instead"
+            )
         return {name: sources[name] for name in SPLITS if name in sources}
     corpora = {"train": open_corpus(_as_list(sources))}
     for name, other in (("validation", validation), ("test", test)):
@@ -212,12 +214,12 @@ def _file(out: Path, split: str) -> Path:
 
 
 def _temporary(name: str) -> bool:
-    """Whether it is what an interrupted run leaves beside one of our files."""
+    """Whether it is a temporary file that an interrupted call left."""
     return name.endswith(".tmp") and any(name.startswith(f".{ours}.") for ours in _OURS)
 
 
 def _whole(out: Path, recipe: str) -> dict[str, TokenFile] | None:
-    """The token files of an earlier run by the same recipe, or None where there are none or one is damaged."""
+    """The token files of an earlier call with the same recipe; None if there are none or one is damaged."""
     try:
         files = {split: TokenFile.open(_file(out, split), verify=True) for split in SPLITS}
         train = files["train"]
@@ -229,7 +231,7 @@ def _whole(out: Path, recipe: str) -> dict[str, TokenFile] | None:
 
 def _refuse_other_content(out: Path, recipe: str) -> None:
     names = {entry.name for entry in out.iterdir() if not _temporary(entry.name)}
-    # Token files are put in place before all else, so that what an interrupted run leaves always has one.
+    # Token files are renamed before all else, so that the leftovers of an interrupted call always include one.
     if names and ("train.tokens" not in names or not names <= _OURS):
         raise DataError(
             f"{out}: holds other files ({min(names - _OURS or names)}); give an empty or new folder, or --force"
@@ -237,7 +239,7 @@ def _refuse_other_content(out: Path, recipe: str) -> None:
     for header in (header_path(_file(out, split)) for split in SPLITS):
         if header.is_file() and not _made_by(header, recipe):
             raise DataError(
-                f"{out}: holds data of other sources or settings; give another --out, or --force to replace it"
+                f"{out}: holds data from other sources or settings; give another --out, or --force to replace it"
             )
 
 
@@ -251,7 +253,7 @@ def _made_by(header: Path, recipe: str) -> bool:
 
 @contextlib.contextmanager
 def _sole_use_of(folder: Path) -> Iterator[None]:
-    """Hold a lock on the folder itself, which the system lets go of when the process ends, however it ends."""
+    """Lock the folder itself; the system releases the lock however the process ends."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
@@ -260,7 +262,7 @@ def _sole_use_of(folder: Path) -> Iterator[None]:
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
-        # Some network file systems cannot lock a folder; two runs at once then cost time, and one of them an error.
+        # Some network file systems cannot lock a folder; of two calls at once, one may then fail.
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield

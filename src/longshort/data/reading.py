@@ -1,7 +1,7 @@
-"""One file of text, as documents in pieces of bounded size.
+"""Reads one file of text as documents, in pieces of bounded size.
 
-Knows compression (.gz, .xz, .zst), encoding (UTF-8) and layout (plain text or JSON lines). Which files to read, and
-what becomes of the text, is for others.
+It knows compression (.gz, .xz, .zst), encoding (UTF-8) and layout (plain text or JSON lines). `corpus` decides which
+files to read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMPRESSIONS = (".gz", ".xz", ".zst")
 LAYOUTS = (".txt", ".jsonl")
 SEPARATOR = "<|endoftext|>"
 LONGEST_PIECE = 1 << 18
-"""Characters. Long documents are handed on in pieces, so that memory does not grow with the longest of them."""
+"""Characters per piece. Long documents come in pieces, so that memory does not grow with the longest document."""
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -40,8 +40,8 @@ class Piece(NamedTuple):
 def read_pieces(path: Path) -> Iterator[Piece]:
     """The documents of a file, in pieces. Every failure is a `DataError` that names the file.
 
-    A file is JSON lines (one object with a string `text` a line) where its name, without the compression's ending, ends
-    in .jsonl or .json, and else plain text, in which a line `<|endoftext|>` ends a document, as the file's end does.
+    A file whose name, without the compression's extension, ends in .jsonl or .json is JSON lines: one object with a
+    string `text` per line. Any other is plain text, in which a line `<|endoftext|>` or the file's end ends a document.
     """
     layout = path.with_suffix("") if path.suffix in COMPRESSIONS else path
     documents = _json_lines if layout.suffix in (".jsonl", ".json") else _plain_text
@@ -52,9 +52,9 @@ def read_pieces(path: Path) -> Iterator[Piece]:
 
 @contextlib.contextmanager
 def open_text(path: Path) -> Iterator[tuple[IO[str], IO[bytes]]]:
-    """The lines of a text file, unpacked where it is compressed, and the file as it is stored, to ask for its place.
+    """The lines of a text file, decompressed if necessary, and the raw file, whose position shows the progress.
 
-    Every failure while it is read is a `DataError` that names the file.
+    Every failure while reading is a `DataError` that names the file.
     """
     try:
         with path.open("rb") as raw, contextlib.closing(_decompressed(path, raw)) as unpacked:
@@ -64,20 +64,19 @@ def open_text(path: Path) -> Iterator[tuple[IO[str], IO[bytes]]]:
     except UnicodeDecodeError as error:
         offset = watched.count - len(error.object) + error.start
         raise DataError(
-            f"{path}: not UTF-8 text: byte 0x{error.object[error.start]:02x} at offset {offset}; expected UTF-8 (to "
-            "convert another encoding: iconv -f ENCODING -t UTF-8)"
+            f"{path}: not UTF-8 text: byte 0x{error.object[error.start]:02x} at offset {offset}; convert it: "
+            "iconv -f ENCODING -t UTF-8"
         ) from None
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
         raise DataError(
-            f"{path}: truncated, damaged or not a {path.suffix} archive ({error}); expected a whole one: "
-            "make or download it again"
+            f"{path}: truncated, damaged or not a {path.suffix} archive ({error}); make or download it again"
         ) from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
 def cut(text: str) -> Iterator[tuple[str, bool]]:
-    """A whole document as pieces: (text, whether it is the last). Cuts at line ends where there are any.
+    """A whole document as pieces: (text, whether it is the last). Cuts at line ends if there are any.
 
     >>> list(cut("one line"))
     [('one line', True)]
@@ -93,7 +92,7 @@ def cut(text: str) -> Iterator[tuple[str, bool]]:
 def _plain_text(path: Path, lines: IO[str]) -> Iterator[tuple[str, bool]]:
     pending: list[str] = []
     size = 0
-    begun = False  # whether a piece of the current document has been handed on
+    begun = False  # whether a piece of the current document has been yielded
     starts_line = True
     while line := lines.readline(LONGEST_PIECE):
         if starts_line and line.strip() == SEPARATOR:
@@ -126,11 +125,11 @@ def _json_lines(path: Path, lines: IO[str]) -> Iterator[tuple[str, bool]]:
         try:
             record: Any = parse_json(line)
         except ValueError as error:
-            raise DataError(f"{path}: line {number} is not JSON ({error}); expected one object a line") from None
+            raise DataError(f"{path}, line {number}: not JSON ({error}); each line must be one object") from None
         if not isinstance(record, dict) or not isinstance(record.get("text"), str):
             came = f"the fields {sorted(record)}" if isinstance(record, dict) else f"a {type(record).__name__}"
-            raise DataError(f'{path}: line {number} holds {came}; expected an object with a string "text"')
-        # JSON can spell half a surrogate pair, which no encoding can write.
+            raise DataError(f'{path}, line {number}: must be an object with a string "text", got {came}')
+        # JSON can hold half a surrogate pair, which no encoding can write.
         text = _LONE_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", record["text"])
         if not _blank(text):
             yield from cut(text)
@@ -150,7 +149,7 @@ def _decompressed(path: Path, raw: IO[bytes]) -> IO[bytes]:
 
 
 class _ZstdFile:
-    """Reads a .zst file of any number of frames. `zstandard`'s own reader takes a truncated file for a whole one."""
+    """Reads a .zst file of any number of frames. `zstandard`'s own reader takes a truncated file for a complete one."""
 
     def __init__(self, path: Path, raw: IO[bytes]) -> None:
         try:
@@ -182,11 +181,11 @@ class _ZstdFile:
         return taken
 
     def close(self) -> None:
-        """The file beneath is closed by whoever opened it."""
+        """Do nothing: the caller closes the underlying file."""
 
 
 class _Watched(io.RawIOBase):
-    """Passes bytes on and counts them, for error messages; refuses zero bytes, which text has none of."""
+    """Passes bytes on and counts them for error messages; refuses zero bytes, which no text contains."""
 
     def __init__(self, path: Path, inner: IO[bytes]) -> None:
         self.count = 0
@@ -202,7 +201,7 @@ class _Watched(io.RawIOBase):
             utf_16 = self.count == 0 and block.startswith((b"\xff\xfe", b"\xfe\xff"))
             what = "UTF-16 text" if utf_16 else f"a binary file (a zero byte at offset {self.count + zero})"
             raise DataError(
-                f"{self._path}: {what}; expected UTF-8 text, plain or JSON lines, also as {', '.join(COMPRESSIONS)}"
+                f"{self._path}: {what}; give UTF-8 text, plain or JSON lines, also as {', '.join(COMPRESSIONS)}"
             )
         self.count += len(block)
         buffer[: len(block)] = block

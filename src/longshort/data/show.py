@@ -15,7 +15,7 @@ from longshort.data.prepare import PreparedData, PrepareProgress, prepare
 
 
 def prepare_and_show(sources: Sequence[str], out: Path, *, console: Console, **options: Any) -> PreparedData:
-    """`prepare` with a progress bar and a summary; no sources means the standard library, and the user is told so."""
+    """`prepare` with a progress bar and a summary; without sources it uses the standard library, and says so."""
     if not sources:
         console.print("no SOURCES: using the source text of the running Python's own standard library", soft_wrap=True)
     with progress_bar(console) as progress:
@@ -27,7 +27,7 @@ def prepare_and_show(sources: Sequence[str], out: Path, *, console: Console, **o
 
 @contextlib.contextmanager
 def progress_bar(console: Console) -> Iterator[PrepareProgress]:
-    """A bar that follows the stages of `prepare`; it vanishes at the end, and is none where there is no terminal."""
+    """A bar that follows the stages of `prepare` and disappears at the end; shown only in a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading", total=None)
@@ -35,12 +35,16 @@ def progress_bar(console: Console) -> Iterator[PrepareProgress]:
 
 
 def summary(prepared: PreparedData) -> Iterator[str]:
-    """Lines that say what was read, where it went, and how much it is."""
+    """Lines that say what was read, where it was written, and how much it is."""
     tokenizer = prepared.tokenizer
     yield f"read    {prepared.source}"
-    yield f"found   {prepared.folder}: made before, nothing to do" if prepared.reused else f"wrote   {prepared.folder}"
+    yield (
+        f"found   {prepared.folder}: already prepared, nothing to do"
+        if prepared.reused
+        else f"wrote   {prepared.folder}"
+    )
     for name, tokens in prepared.splits.items():
         yield f"        {name:<11}{len(tokens):>14,} tokens {tokens.documents:>10,} documents"
     if empty := [name for name, tokens in prepared.splits.items() if not len(tokens)]:
-        yield f"note    nothing in {' and '.join(empty)}: training needs validation, and `evaluate` its --split"
+        yield f"note    no text for {' and '.join(empty)}: training needs validation, `evaluate` its --split"
     yield f"        vocabulary of {tokenizer.vocab_size:,}, fingerprint {tokenizer.fingerprint[:12]}"

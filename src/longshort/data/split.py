@@ -1,7 +1,7 @@
-"""Which text is for training, which for validation, which for the test.
+"""Decides which text is for training, which for validation and which for the test.
 
-By document where there are enough of them, and else each document by place: its beginning for training, its end for the
-other two.
+The split is by document if there are enough of them. Otherwise each document is cut: its beginning is for training, its
+end for the other two.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Assigned(NamedTuple):
 
 @dataclass(frozen=True)
 class ByCorpus:
-    """Each split has text of its own."""
+    """Each split has its own text."""
 
     corpora: Mapping[str, Corpus]
 
@@ -45,8 +45,8 @@ class ByCorpus:
 class ByDocument:
     """Whole documents, spread evenly by the golden ratio.
 
-    Multiples of the golden ratio leave no gap wider than 2 / n among n points, so that n documents leave no share of
-    2 / n or more without any, as drawing at random would; and they keep step with no period of the corpus.
+    Multiples of the golden ratio leave no gap wider than 2 / n among n points, so every share of at least 2 / n gets a
+    document, unlike with a random draw; and they do not fall in step with any period of the corpus.
     """
 
     corpus: Corpus
@@ -70,7 +70,7 @@ class ByDocument:
 
 @dataclass(frozen=True)
 class ByPlace:
-    """Every document cut in three, for corpora of few documents (one book, say)."""
+    """Every document cut in three, for corpora of few documents, such as one book."""
 
     corpus: Corpus
     shares: tuple[float, float, float]
@@ -85,9 +85,7 @@ class ByPlace:
             if not borders:
                 length = next(lengths, None)
                 if length is None:
-                    raise DataError(
-                        f"{self.corpus.description}: changed while it was read; expected it to stay as it is"
-                    )
+                    raise DataError(f"{self.corpus.description}: changed while it was read; run the same command again")
                 borders = self._borders(length)
                 place = 0
             start = 0
@@ -109,7 +107,7 @@ Division = ByCorpus | ByDocument | ByPlace
 
 
 def divide(corpus: Corpus, shares: tuple[float, float, float], seed: int) -> Division:
-    """Divide a corpus by shares; reads as much of it as it takes to know whether there are enough documents."""
+    """Divide a corpus by shares; reads only enough of it to know whether there are enough documents."""
     if (
         len(shares) != 3
         or not all(0 <= share <= 1 for share in shares)

@@ -1,7 +1,7 @@
-"""Batches out of a token file: a pure function of (seed, step, rank, world size).
+"""Batches from a token file: a pure function of (seed, step, rank, world size).
 
-A resumed run meets the batches it would have met; there is no state to save but the step. Letters: b the rows of one
-rank's share, T the length of a window, which is T + 1 tokens: T inputs and the T targets one further on.
+A resumed run gets the batches it would have got; the only state to save is the step. Letters: b the sequences of one
+rank's share, T the length of a window, which is T + 1 tokens: T inputs and the T targets, one position later.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Batch(NamedTuple):
     tokens: Tensor
     """(b, T) int64"""
     targets: Tensor
-    """(b, T) int64: the tokens one further on"""
+    """(b, T) int64: the tokens one position later"""
     segments: Tensor | None
-    """(b, T) int64: which document of its window a token belongs to, from 0; None unless asked for"""
+    """(b, T) int64: the number of each token's document within its window, from 0; None unless asked for"""
     indices: tuple[int, ...]
-    """The number of each row's window within its epoch"""
+    """The number of each sequence's window within its epoch"""
 
 
 class Window(NamedTuple):
@@ -44,23 +44,23 @@ class Window(NamedTuple):
     targets: Tensor
     """(T,) int64"""
     fresh: int
-    """Targets from here on have not been in a window before: scoring those counts every target once."""
+    """Targets from here on were in no earlier window: scoring only those counts every target once."""
     start: int
-    """Place of the first token in the file"""
+    """Position of the first token in the file"""
 
 
 class TokenStream:
     """Shuffled windows of a token file.
 
-    An epoch goes through all windows once, in an order of its own. Windows lie end to end; where they begin moves from
-    epoch to epoch by up to one length, so that the model does not always meet the same cuts. The rows of a step are the
-    same for every world size: rank r takes the r-th of equal contiguous shares.
+    Each epoch goes through all windows once, in its own order. Windows are adjacent; their start shifts from epoch to
+    epoch by up to one length, so that the cuts are not always the same. The sequences of a step are the same for every
+    world size: rank r takes the r-th of equal contiguous shares.
 
     Args:
-        batch_size: Rows of a step over all ranks.
-        length: Inputs of a row, T.
-        segments: Also number the documents within each row.
-        corruption: Share of tokens that random ones replace; see `Corruption`.
+        batch_size: Sequences per step over all ranks.
+        length: Inputs per sequence, T.
+        segments: Also number the documents within each sequence.
+        corruption: Share of tokens replaced by random ones; see `Corruption`.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class TokenStream:
         self._corruption = Corruption(
             corruption, vocab_size=token_file.vocab_size, kept=token_file.end_of_document, seed=seed
         )
-        # One window's worth of room for the beginning to move in, where the file is long enough.
+        # Leave one window of room for the start to shift, if the file is long enough.
         self.windows_per_epoch = max(1, len(token_file) // length - 1)
         self._room = min(length - 1, len(token_file) - 1 - self.windows_per_epoch * length)
         self._order = functools.lru_cache(maxsize=4)(self._order_of)
 
     def batch(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
-        """The rows of `rank` in step `step`, counted from 0."""
+        """The sequences of `rank` in step `step`, counted from 0."""
         first, share = rows_of_rank(step, self.batch_size, rank, world_size)
         indices, starts = self._windows(first, share)
         rows = np.stack([self._row(start) for start in starts])
@@ -103,7 +103,7 @@ class TokenStream:
         return self._corruption(row, start)
 
     def _windows(self, first: int, count: int) -> tuple[list[int], list[int]]:
-        """Numbers and beginnings of the windows at `count` places of the endless sequence of epochs."""
+        """Numbers and starts of `count` windows in the endless series of epochs."""
         indices: list[int] = []
         starts: list[int] = []
         while count:
@@ -123,7 +123,7 @@ class TokenStream:
 
 
 def rows_of_rank(step: int, batch_size: int, rank: int, world_size: int) -> tuple[int, int]:
-    """First row of a rank's share of a step, in the endless sequence of rows, and how many it takes.
+    """The first sequence of a rank's share of a step, numbered over all steps, and how many it takes.
 
     >>> rows_of_rank(step=2, batch_size=8, rank=1, world_size=4)
     (18, 2)
@@ -139,7 +139,7 @@ def rows_of_rank(step: int, batch_size: int, rank: int, world_size: int) -> tupl
 
 
 def document_numbers(tokens: Tensor, end_of_document: int) -> Tensor:
-    """Number the documents of each row from 0; an end token belongs to the document it ends. (b, T) to (b, T) int64.
+    """Number the documents of each sequence from 0, (b, T) to (b, T) int64; an end token belongs to the one it ends.
 
     >>> document_numbers(torch.tensor([[5, 256, 6, 7, 256]]), 256)
     tensor([[0, 0, 1, 1, 1]])
@@ -149,9 +149,9 @@ def document_numbers(tokens: Tensor, end_of_document: int) -> Tensor:
 
 
 def windows(token_file: TokenFile, length: int, stride: int, limit: int | None = None) -> Iterator[Window]:
-    """Windows over a whole split, in order, beginning `stride` tokens apart; the last one ends where the split does.
+    """Windows over a whole split, in order, starting `stride` tokens apart; the last one ends where the split does.
 
-    Every target is fresh in exactly one window, so that with `limit` None the fresh targets are the whole split but its
+    Every target is fresh in exactly one window, so without a `limit` the fresh targets are the whole split except its
     first token. `limit` stops after that many windows.
     """
     _check_length(token_file, length)
@@ -176,11 +176,11 @@ def _check_length(token_file: TokenFile, length: int) -> None:
     if not len(token_file):
         split = token_file.path.stem
         raise DataError(
-            f"{token_file.path}: empty, this data has no {split} split; expected data made with a share for it "
-            "(longshort data --split 0.9 0.05 0.05) or with a text of its own"
+            f"{token_file.path}: empty, since this data has no {split} split; prepare the data with a share for it "
+            "(longshort data --split 0.9 0.05 0.05) or with a source of its own"
         )
     if len(token_file) < length + 1:
         raise DataError(
-            f"{token_file.path}: {len(token_file):,} tokens are fewer than one window of length {length:,} needs, "
-            f"{length + 1:,}; expected a longer text or a smaller length"
+            f"{token_file.path}: {len(token_file):,} tokens, but one window of length {length:,} needs "
+            f"{length + 1:,}; give a longer text or a smaller length"
         )

@@ -1,6 +1,6 @@
-"""Text to numbers and back: raw bytes, which need no training, or byte-level BPE through the package `tokenizers`.
+"""Text to tokens and back: raw bytes, which need no training, or byte-level BPE through the package `tokenizers`.
 
-Both are lossless. Neither ever makes the end-of-document token out of text: only `prepare` puts it there.
+Both are lossless. Neither ever produces the end-of-document token from text: only `prepare` inserts it.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ if TYPE_CHECKING:
 TOKENIZER_FILE = "tokenizer.json"
 LARGEST_VOCABULARY = 10_000_000
 _END_TOKENS = (SEPARATOR, "<|end_of_text|>", "</s>", "<eos>")
-"""What widely used vocabularies call the end of a document, in order of preference."""
+"""Names of the end-of-document token in widely used vocabularies, in order of preference."""
 
 
 class Tokenizer(Protocol):
-    """What the rest of the package needs of a tokenizer."""
+    """What the rest of the package needs from a tokenizer."""
 
     @property
     def vocab_size(self) -> int: ...
 
     @property
     def fingerprint(self) -> str:
-        """sha256 of the vocabulary: equal for two tokenizers whose numbers mean the same."""
+        """sha256 of the vocabulary: equal for two tokenizers whose ids mean the same."""
 
     @property
     def end_of_document(self) -> int: ...
 
     def encode(self, text: str) -> NDArray[Any]:
-        """Numbers of a text, uint16 or, for vocabularies beyond 65,536, uint32."""
+        """Token ids of a text, uint16 or, for vocabularies beyond 65,536, uint32."""
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
-        """The text of numbers; the end of a document has none. Bytes that are not UTF-8 become U+FFFD."""
+        """The text of token ids; the end of a document has no text. Bytes that are not UTF-8 become U+FFFD."""
 
     def to_dict(self) -> dict[str, Any]:
         """The content of tokenizer.json; `tokenizer_from_dict` reads it back."""
 
 
 class ByteTokenizer:
-    """The 256 bytes of UTF-8 and an end of document.
+    """The 256 byte values of UTF-8 text and an end-of-document token.
 
     >>> ByteTokenizer().encode("é!")
     array([195, 169,  33], dtype=uint16)
@@ -80,7 +80,7 @@ class ByteTokenizer:
 
 
 class BPETokenizer:
-    """Byte-level BPE; tokenizer.json is that of Hugging Face, readable by `tokenizers` and `transformers`.
+    """Byte-level BPE; its tokenizer.json is Hugging Face's, readable by `tokenizers` and `transformers`.
 
     >>> tokenizer = BPETokenizer.train(["to be or not to be"], vocab_size=260)
     >>> tokenizer.decode(tokenizer.encode("to be!"))
@@ -91,7 +91,7 @@ class BPETokenizer:
         vocabulary = inner.get_vocab(with_added_tokens=True)
         end = next((token for token in _END_TOKENS if token in vocabulary), None)
         if end is None:
-            raise DataError(f"tokenizer: has no end-of-document token; expected one of {', '.join(_END_TOKENS)}")
+            raise DataError(f"the tokenizer has no end-of-document token; it must have one of {', '.join(_END_TOKENS)}")
         # Without this, a text that quotes the end token would end its document there.
         inner.encode_special_tokens = True
         self._inner = inner
@@ -102,11 +102,11 @@ class BPETokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> BPETokenizer:
-        """Learn merges from texts. The vocabulary is smaller than asked for where the texts have too few pairs."""
+        """Learn merges from texts. The vocabulary is smaller than asked for if the texts have too few pairs."""
         import tokenizers
         from tokenizers import decoders, models, pre_tokenizers, trainers
 
-        if not 257 <= vocab_size <= LARGEST_VOCABULARY:  # the package aborts the process where it cannot allocate
+        if not 257 <= vocab_size <= LARGEST_VOCABULARY:  # the package aborts the process if it cannot allocate
             raise DataError(
                 f"vocab_size must be from 257 (the bytes and the end of a document) to "
                 f"{LARGEST_VOCABULARY:,}, got {vocab_size}"
@@ -130,14 +130,14 @@ class BPETokenizer:
         try:
             inner = tokenizers.Tokenizer.from_str(json.dumps(data))
         except Exception as error:  # the package raises a bare Exception
-            raise DataError(f"tokenizer: not a tokenizer.json of Hugging Face tokenizers ({error})") from None
+            raise DataError(f"not a tokenizer.json of Hugging Face tokenizers ({error})") from None
         return cls(inner)
 
     @classmethod
     def load(cls, path: Path | str) -> BPETokenizer:
         tokenizer = load_tokenizer(path)
         if not isinstance(tokenizer, cls):
-            raise DataError(f"{path}: holds the byte tokenizer; expected a BPE vocabulary")
+            raise DataError(f"{path}: holds the byte tokenizer; name a BPE vocabulary")
         return tokenizer
 
     def save(self, path: Path | str) -> Path:
@@ -159,8 +159,8 @@ def load_tokenizer(
     """'bytes', a tokenizer.json, or a folder that holds one (prepared data, a checkpoint).
 
     Args:
-        fingerprint: That which it must have.
-        checksum: That of its content; the fingerprint knows the vocabulary, but not how text is cut into it.
+        fingerprint: The fingerprint that it must have.
+        checksum: The checksum that its content must have; the fingerprint covers the vocabulary, but not the merges.
 
     >>> load_tokenizer("bytes").vocab_size
     257
@@ -172,17 +172,15 @@ def load_tokenizer(
     try:
         data = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise DataError(
-            f"tokenizer: no file {file}; expected 'bytes', a {TOKENIZER_FILE} or a folder with one"
-        ) from None
+        raise DataError(f"{file}: no such tokenizer; name a {TOKENIZER_FILE}, a folder with one, or 'bytes'") from None
     except (OSError, ValueError) as error:
-        raise DataError(f"tokenizer: {file} cannot be read ({error}); expected a {TOKENIZER_FILE}") from None
+        raise DataError(f"{file}: cannot be read as a tokenizer ({error}); name a {TOKENIZER_FILE}") from None
     try:
         tokenizer = tokenizer_from_dict(data)
     except DataError as error:
         raise DataError(f"{file}: {error}") from None
     if checksum not in (None, tokenizer_checksum(data)) or fingerprint not in (None, tokenizer.fingerprint):
-        raise DataError(f"tokenizer: {file} is damaged or another one: it is not what the tokens were made with")
+        raise DataError(f"{file}: damaged, or not the tokenizer that the tokens were made with; put that one back")
     return tokenizer
 
 
@@ -193,19 +191,19 @@ def tokenizer_from_dict(data: Any) -> Tokenizer:
     256
     """
     if not isinstance(data, dict):
-        raise DataError(f"tokenizer: a {type(data).__name__}; expected the object a {TOKENIZER_FILE} holds")
+        raise DataError(f"a tokenizer must be the object that a {TOKENIZER_FILE} holds, got a {type(data).__name__}")
     return ByteTokenizer() if data.get("type") == "bytes" or _is_bytes(data) else BPETokenizer.from_dict(data)
 
 
 def byte_characters() -> list[str]:
-    """The character that byte-level tokenizers write for each byte: itself where printable, else one from U+0100 on."""
+    """The character that byte-level tokenizers use for each byte: itself if printable, else one from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
 def _is_bytes(data: dict[str, Any]) -> bool:
-    """Whether it is our bytes in the form that an export gives them: every byte a token of its own value, no merges."""
+    """Whether it is our byte tokenizer as exported: every byte a token of its own value, no merges."""
     match data:
         case {
             "normalizer": None,
@@ -220,12 +218,12 @@ def _is_bytes(data: dict[str, Any]) -> bool:
 
 
 def tokenizer_checksum(data: dict[str, Any]) -> str:
-    """sha256 of the content of a tokenizer.json, whatever its layout."""
+    """sha256 of the content of a tokenizer.json, whatever its formatting."""
     return f"sha256:{hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()}"
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The smallest of uint16 and uint32 that holds the vocabulary, in the byte order of token files.
+    """The smaller of uint16 and uint32 that holds the vocabulary, in the byte order of token files.
 
     >>> token_dtype(65_536), token_dtype(65_537)
     (dtype('uint16'), dtype('uint32'))

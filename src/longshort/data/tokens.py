@@ -1,6 +1,6 @@
-"""Tokens on disk: NAME.tokens holds nothing but numbers, to be memory-mapped; NAME.json beside it says what they are.
+"""Tokens on disk: NAME.tokens holds only token ids, to be memory-mapped; the header NAME.json describes them.
 
-The header is written last and only once the numbers are safely on disk, so that what has a header is whole.
+The header is written last, once the tokens are safely on disk, so a file with a header is complete.
 """
 
 from __future__ import annotations
@@ -58,25 +58,25 @@ class TokenFile:
 
     @classmethod
     def open(cls, path: Path | str, *, verify: bool = False, fingerprint: str | None = None) -> Self:
-        """Open a file whose header is sound and whose size is what the header says.
+        """Open a token file, checking its header and that its size matches.
 
         Args:
-            verify: Also read it all and compare the checksum.
-            fingerprint: That of the vocabulary the numbers must belong to.
+            verify: Also read the whole file and compare the checksum.
+            fingerprint: Fingerprint of the vocabulary that the tokens must belong to.
         """
         path = Path(path)
         header = _read_header(path)
         dtype, count = np.dtype(header["dtype"]).newbyteorder("<"), header["count"]
         size, expected = path.stat().st_size, count * dtype.itemsize
         if size != expected:
-            raise DataError(f"{path}: has {size:,} bytes; its header says {expected:,}; {_REMEDY}")
+            raise DataError(f"{path}: must have the {expected:,} bytes that its header says, got {size:,}; {_REMEDY}")
         if fingerprint is not None and fingerprint != header["fingerprint"]:
             raise DataError(
-                f"{path}: tokens of another vocabulary (fingerprint {header['fingerprint'][:12]}...); "
-                f"expected {fingerprint[:12]}...: use the data or the tokenizer the model was trained with"
+                f"{path}: tokens of another vocabulary (fingerprint {header['fingerprint'][:12]}..., not "
+                f"{fingerprint[:12]}...); use the data or the tokenizer that the model was trained with"
             )
         if verify and (found := _checksum(path)) != header["checksum"]:
-            raise DataError(f"{path}: damaged: checksum {found}; its header says {header['checksum']}; {_REMEDY}")
+            raise DataError(f"{path}: damaged: its header says checksum {header['checksum']}, got {found}; {_REMEDY}")
         # An empty file cannot be mapped.
         tokens = np.memmap(path, dtype=dtype, mode="r") if count else np.empty(0, dtype=dtype)
         tokens.flags.writeable = False
@@ -99,7 +99,7 @@ class TokenFile:
 
     @property
     def tokenizer_checksum(self) -> str | None:
-        """That of the tokenizer.json beside it; None in files of versions that did not record it."""
+        """Checksum of the tokenizer.json beside it; None in files from versions that did not record it."""
         return self.header.get("tokenizer")
 
     @property
@@ -108,7 +108,7 @@ class TokenFile:
 
 
 class TokenWriter:
-    """Writes a token file chunk by chunk to a temporary neighbour; nothing is there for others until `commit`.
+    """Writes a token file chunk by chunk under a temporary name; it becomes visible with `commit`.
 
     Use it as a context manager: leaving without a commit removes the temporary file.
     """
@@ -158,7 +158,7 @@ class TokenWriter:
         self._header["documents"] += int(np.count_nonzero(ids == self._header["end_of_document"]))
 
     def install(self) -> None:
-        """Put the numbers in place, still without a header: to a reader the file is unfinished."""
+        """Rename the tokens to their final name, still without a header: to a reader the file is unfinished."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -167,7 +167,7 @@ class TokenWriter:
         flush_folder(self.path.parent)
 
     def publish(self) -> TokenFile:
-        """Write the header of an installed file, which makes it whole."""
+        """Write the header of an installed file, which completes it."""
         self._header["checksum"] = f"sha256:{self._digest.hexdigest()}"
         write_atomically(header_path(self.path), sealed(self._header, indent=2) + "\n")
         flush_folder(self.path.parent)
@@ -181,7 +181,7 @@ class TokenWriter:
 def write_token_file(
     path: Path | str, chunks: Iterable[NDArray[Any]], tokenizer: Tokenizer, *, source: str = "", recipe: str = ""
 ) -> TokenFile:
-    """Write chunks of numbers as they come, in memory bounded by the largest; the file appears whole or not at all.
+    """Write chunks of token ids as they come, holding one at a time; the file appears complete or not at all.
 
     >>> import tempfile
     >>> from longshort.data.tokenizer import ByteTokenizer
@@ -198,7 +198,7 @@ def write_token_file(
 
 
 def flush_folder(folder: Path) -> None:
-    """Make renames in a folder survive a power cut. Windows, which lets no one open folders, does so by itself."""
+    """Make renames in a folder survive a power cut. Windows, where folders cannot be opened, does so by itself."""
     with contextlib.suppress(PermissionError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -214,19 +214,21 @@ def _read_header(path: Path) -> dict[str, Any]:
     try:
         header = unsealed(beside.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise DataError(f"{path}: unfinished: its header {beside.name} is not there; {_REMEDY}") from None
+        raise DataError(f"{path}: unfinished, since its header {beside.name} is missing; {_REMEDY}") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{beside}: cannot be read ({error}); {_REMEDY}") from None
     if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise DataError(f"{beside}: not the header of a token file; expected the format {FORMAT!r}")
+        raise DataError(
+            f"{beside}: not the header of a token file (its format must be {FORMAT!r}); prepare the data again"
+        )
     if header.get("version") != VERSION:
-        raise DataError(f"{beside}: format version {header.get('version')!r}; expected {VERSION}; {_REMEDY}")
+        raise DataError(f"{beside}: format version must be {VERSION}, got {header.get('version')!r}; {_REMEDY}")
     for field, kind in _FIELDS.items():
         if not isinstance(header.get(field), kind):
-            raise DataError(f"{beside}: {field} is {header.get(field)!r}; expected {kind.__name__}; {_REMEDY}")
+            raise DataError(f"{beside}: {field} must be {kind.__name__}, got {header.get(field)!r}; {_REMEDY}")
     if header["dtype"] not in ("uint16", "uint32") or header["count"] < 0:
         raise DataError(
-            f"{beside}: {header['count']} tokens of {header['dtype']}; expected uint16 or uint32; {_REMEDY}"
+            f"{beside}: must describe tokens of uint16 or uint32, got {header['count']} of {header['dtype']}; {_REMEDY}"
         )
     return header
 

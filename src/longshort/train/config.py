@@ -54,7 +54,7 @@ class TaskConfig(TaskSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW. Weight decay acts on tensors of two or more dimensions, embeddings included, as in the paper."""
+    """AdamW. Weight decay acts on tensors of two or more dimensions, embeddings included, as in the author's code."""
 
     lr: float = 6e-4
     """Peak learning rate, reached at the end of the warm-up."""

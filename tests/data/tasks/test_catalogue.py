@@ -72,7 +72,7 @@ def test_a_damaged_cache_is_named(tmp_path):
 
 
 def test_too_few_distinct_rows_end_in_one_line(tmp_path):
-    with pytest.raises(DataError, match="distinct rows"):
+    with pytest.raises(DataError, match="too few distinct examples"):
         generated.generated(
             "coin", _coin, {}, counts={"train": 2, "validation": 1, "test": 1}, seed=0, vocab_size=2, cache=tmp_path
         )
@@ -82,7 +82,7 @@ def test_asking_for_more_rows_than_there_are_ends_soon_however_many_were_asked_f
     drawn = []
     monkeypatch.setattr(generated, "_in_order", lambda *_: (drawn.append(i) or ([i % 50], 0) for i in range(200_000)))
     counts = {"train": 10_000, "validation": 1, "test": 1}
-    with pytest.raises(DataError, match="after 50 distinct rows"):
+    with pytest.raises(DataError, match="too few distinct examples: after 50,"):
         generated.generated("coin", _coin, {}, counts=counts, seed=0, vocab_size=50, workers=1, cache=tmp_path)
     assert len(drawn) < 11_000
 
@@ -103,7 +103,7 @@ def _coin(key):
         ("image", {"length": 9}, "image has no setting 'length'; it has seed, path, train, validation, test"),
         ("pathfinder", {"paddles": 20}, "paddles must be from 4 to 14"),
         ("recall", {"length": 100}, "pairs must be from 1 to a quarter of the length 100, got 64"),
-        ("text", {}, "text is read from files: give its path; a folder with"),
+        ("text", {}, "text is read from files; give its path: a folder with"),
     ],
 )
 def test_settings_that_cannot_be_end_in_one_line(name, settings, words, tmp_path):
@@ -125,7 +125,7 @@ def test_published_lengths():
 
 def test_examples_refuse_arrays_that_do_not_fit():
     tokens, offsets = np.arange(4, dtype=np.uint8), np.array([0, 2, 4])
-    with pytest.raises(ValueError, match="one of the two"):
+    with pytest.raises(ValueError, match="exactly one of labels and targets"):
         Examples(tokens=tokens, offsets=offsets)
     with pytest.raises(ValueError, match="must have 2 entries"):
         Examples(tokens=tokens, offsets=offsets, labels=np.zeros(3, np.int64))

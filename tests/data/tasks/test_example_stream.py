@@ -32,7 +32,7 @@ def test_ranks_share_the_rows_of_a_step():
     stream = ExampleStream(labelled(), "train", batch_size=6, seed=0)
     shares = [stream.batch(3, rank=rank, world_size=3) for rank in range(3)]
     assert torch.cat([share.tokens for share in shares]).equal(stream.batch(3).tokens)
-    with pytest.raises(ValueError, match="do not divide among 4 ranks"):
+    with pytest.raises(ValueError, match="must be a multiple of the 4 ranks"):
         stream.batch(0, world_size=4)
 
 

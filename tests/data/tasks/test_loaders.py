@@ -62,9 +62,12 @@ def test_pixels_are_tokens_row_by_row(name, side, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"x_train": np.zeros((20, 28, 27), np.uint8)}, r"x_train is uint8 \(20, 28, 27\); expected uint8"),
-        ({"y_test": np.array([10, 0, 0, 0, 0])}, "y_test .* expected 5 classes from 0 to 9"),
-        ({"x_test": np.zeros((0, 28, 28), np.uint8), "y_test": np.arange(0)}, "the test split has no rows"),
+        ({"x_train": np.zeros((20, 28, 27), np.uint8)}, r"x_train must be uint8 .* got uint8 \(20, 28, 27\)"),
+        ({"y_test": np.array([10, 0, 0, 0, 0])}, "y_test must be 5 classes from 0 to 9"),
+        (
+            {"x_test": np.zeros((0, 28, 28), np.uint8), "y_test": np.arange(0)},
+            "the test split must have at least 1 example",
+        ),
         ({"y_train": np.array([None] * 20, dtype=object)}, "not an .npz of plain arrays"),
     ],
 )
@@ -80,9 +83,9 @@ def test_files_that_are_missing_or_broken_end_in_one_line(tmp_path):
             path.write_text("no archive")
         with pytest.raises(DataError, match=words):
             open_task("smnist", TaskSettings(path=str(path)))
-    with pytest.raises(DataError, match=r"expected one file \*train.tsv .* got none"):
+    with pytest.raises(DataError, match=r"must hold one file \*train.tsv .* got none"):
         open_task("text", TaskSettings(path=str(tmp_path)))
     (tmp_path / "a-train.tsv").write_text("2\t1\t0\ttext\n")
     (tmp_path / "a-test.tsv").write_text("1\t1\t0\ttext\n")
-    with pytest.raises(DataError, match=r"a-train.tsv, line 1: expected label 0 or 1"):
+    with pytest.raises(DataError, match=r"a-train.tsv, line 1: must be label 0 or 1"):
         open_task("text", TaskSettings(path=str(tmp_path)))

@@ -89,7 +89,9 @@ def test_paths_without_images_are_clear_errors(tmp_path):
     with pytest.raises(ValueError, match=r"is not there, nor as \.gz"):
         read_mnist(tmp_path)
     np.savez(tmp_path / "other.npz", x_train=np.zeros(1))
-    with pytest.raises(ValueError, match=r"other.npz: y_train .* expected the arrays x_train, y_train, x_test, y_test"):
+    with pytest.raises(
+        ValueError, match=r"other.npz: y_train .* it must hold the arrays x_train, y_train, x_test, y_test"
+    ):
         read_mnist(tmp_path / "other.npz")
 
 

@@ -17,24 +17,24 @@ from longshort.data.tasks.generated import Draw, DrawProgress, generated
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
-    """What may be chosen about a task; None is the published value. A task refuses settings that it does not have."""
+    """The settings of a task; None means the published value. A task refuses settings that it does not have."""
 
     path: str | None = None
     """Folder or file to read the task from: text, image and smnist only."""
     length: int | None = None
-    """Tokens of the longest example, of listops, text, recall and passkey; the published length if None."""
+    """Tokens of the longest example, for listops, text, recall and passkey; the published length if None."""
     seed: int = 0
-    """Seed of the generated examples, or of the choice of validation examples; the training has its own, run.seed."""
+    """Seed of the generated examples, or of the choice of validation examples; training has its own seed, run.seed."""
     train: int | None = None
-    """Number of training examples; of a task that is read from files, the first so many. As published if None."""
+    """Number of training examples (for a task read from files, the first this many); as published if None."""
     validation: int | None = None
     """Number of validation examples; as published if None."""
     test: int | None = None
     """Number of test examples; as published if None."""
     paddles: int | None = None
-    """Pathfinder only: dashes per long curve, from 4 to 14: 6 is easy, 9 medium, 14 hard (14 if None)."""
+    """Pathfinder only: dashes per long curve, from 4 to 14 (6 is easy, 9 medium, 14 hard); 14 if None."""
     pairs: int | None = None
-    """Recall only: number of key-value pairs, and of queries; 64 if None."""
+    """Recall only: number of key-value pairs, and also of queries; 64 if None."""
     symbols: int | None = None
     """Recall only: size of the vocabulary, half of it keys and half values; 8,192 if None."""
     digits: int | None = None
@@ -46,15 +46,15 @@ class _Kind:
     """How a task is made."""
 
     defaults: Mapping[str, int]
-    """Its settings and their published values; the examples of each split are among them, where it is generated."""
+    """Its settings and their published values; for a generated task, also the number of examples per split."""
     open: Callable[..., Task]
     vocab_size: int | None
-    """None is the setting `symbols`."""
+    """None means the setting `symbols`."""
     n_classes: int | None = None
 
 
 def task_length(name: str, settings: TaskSettings | None = None) -> int:
-    """Tokens of a row of the task, without opening it.
+    """Tokens per sequence of the task, without opening it.
 
     >>> task_length("listops")
     2000
@@ -64,7 +64,7 @@ def task_length(name: str, settings: TaskSettings | None = None) -> int:
 
 
 def task_vocabulary(name: str, settings: TaskSettings | None = None) -> int:
-    """Number of tokens that its rows may hold, without opening it.
+    """Vocabulary size of the task, without opening it.
 
     >>> task_vocabulary("listops"), task_vocabulary("recall", TaskSettings(symbols=64))
     (16, 64)
@@ -74,7 +74,7 @@ def task_vocabulary(name: str, settings: TaskSettings | None = None) -> int:
 
 
 def classes_of(name: str) -> int | None:
-    """Number of classes of the task; None for one whose targets are tokens at marked positions."""
+    """Number of classes of the task; None if its targets are tokens at marked positions."""
     return _kind(name).n_classes
 
 
@@ -86,12 +86,12 @@ def open_task(
     workers: int | None = None,
     progress: DrawProgress | None = None,
 ) -> Task:
-    """The task of this name: generated, or found in the cache, or read from its files.
+    """The task of this name: generated, found in the cache, or read from its files.
 
     Args:
-        cache: where generated examples are kept; $LONGSHORT_CACHE, else ~/.cache/longshort, if None.
-        workers: processes that generate; every core if None. The examples do not depend on it.
-        progress: is told of rows drawn, and of how many there will be.
+        cache: Where generated examples are kept; if None, $LONGSHORT_CACHE, else ~/.cache/longshort.
+        workers: Number of generating processes; one per core if None. The examples do not depend on it.
+        progress: Called with the number of examples generated so far and the total.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as cache:
@@ -106,7 +106,7 @@ def open_task(
         raise DataError(f"workers must be an integer >= 1, got {workers!r}")
     if "path" in kind.defaults:
         if settings.path is None:
-            raise DataError(f"{name} is read from files: give its path; {_FILES[name]}")
+            raise DataError(f"{name} is read from files; give its path: {_FILES[name]}")
         task = kind.open(name, values, Path(settings.path), settings.seed)
         return dataclasses.replace(task, splits=_first_rows(task.splits, settings))
     return kind.open(name, values, settings.seed, cache=cache, workers=workers, progress=progress)
@@ -121,7 +121,7 @@ def _kind(name: str) -> _Kind:
 
 
 def _values(name: str, settings: TaskSettings) -> dict[str, int]:
-    """The settings that the task has, published values where none is given."""
+    """The settings that the task has, with published values for those not given."""
     defaults = _kind(name).defaults
     if type(settings.seed) is not int:
         raise DataError(f"seed of {name} must be an integer, got {settings.seed!r}")
@@ -144,7 +144,7 @@ def _first_rows(splits: Mapping[str, Examples], settings: TaskSettings) -> dict[
     counts = {split: getattr(settings, split) for split in SPLITS}
     for split, count in counts.items():
         if count is not None and not 1 <= count <= len(splits[split]):
-            raise DataError(f"{split} must be from 1 to the {len(splits[split])} rows of the file, got {count}")
+            raise DataError(f"{split} must be from 1 to the {len(splits[split])} examples of the file, got {count}")
     return {
         split: examples if counts[split] is None else examples.chosen(range(counts[split]))
         for split, examples in splits.items()
@@ -214,7 +214,7 @@ def _check_listops(length: int) -> None:
 
 def _check_pathfinder(paddles: int) -> None:
     if not 4 <= paddles <= 14:
-        raise ValueError(f"paddles must be from 4 to 14, or a curve finds no room, got {paddles}")
+        raise ValueError(f"paddles must be from 4 to 14, since longer curves do not fit, got {paddles}")
 
 
 _CHECKS: dict[str, Callable[..., None]] = {
@@ -273,4 +273,4 @@ TASKS: dict[str, _Kind] = {
         vocab_size=passkey.VOCAB_SIZE,
     ),
 }
-"""By the names that `task=` takes. Sizes and lengths are those of Long Range Arena; MQAR's are those of its paper."""
+"""Tasks by the names that `task=` takes. Sizes and lengths are those of Long Range Arena, and of the MQAR paper."""

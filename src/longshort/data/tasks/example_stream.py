@@ -1,6 +1,6 @@
-"""Batches out of the examples of a task: a pure function of (seed, step, rank, world size), as for text.
+"""Batches from the examples of a task: a pure function of (seed, step, rank, world size), as for text.
 
-Letters: b the rows of one rank's share, T the task's length.
+Letters: b the sequences of one rank's share, T the task's length.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from longshort.data.tasks.examples import IGNORED, Task
 
 
 class ExampleStream:
-    """Shuffled rows of one split; an epoch goes through all of them once, in an order of its own.
+    """Shuffled examples of one split; each epoch goes through all of them once, in its own order.
 
-    A batch is `longshort.data.stream.Batch`: tokens (b, T), targets (b,) labels or (b, T) with -100 where none is asked
-    for, and, for a task with padding, segments (b, T) that are -1 on the padding and 0 elsewhere.
+    A batch is a `longshort.data.stream.Batch`: tokens (b, T), targets (b,) for labels or (b, T) with -100 where nothing
+    is asked, and, for a task with padding, segments (b, T) that are -1 on the padding and 0 elsewhere.
 
     >>> from longshort.data.tasks import Examples
     >>> rows = Examples.of_rows([([1, 2, 3], 0), ([3, 2], 1)], vocab_size=4)
@@ -41,7 +41,7 @@ class ExampleStream:
         return len(self.examples)
 
     def batch(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
-        """The rows of `rank` in step `step`, counted from 0."""
+        """The examples of `rank` in step `step`, counted from 0."""
         first, share = rows_of_rank(step, self.batch_size, rank, world_size)
         indices: list[int] = []
         while len(indices) < share:
@@ -51,7 +51,7 @@ class ExampleStream:
         return self._rows(indices)
 
     def in_order(self) -> Iterator[Batch]:
-        """Every row of the split once, in order; the last batch may be smaller."""
+        """Every example of the split once, in order; the last batch may be smaller."""
         for first in range(0, len(self.examples), self.batch_size):
             yield self._rows(range(first, min(first + self.batch_size, len(self.examples))))
 

@@ -1,6 +1,6 @@
-"""What a task is: splits of examples, each a row of tokens with one label, or with a target at some of its positions.
+"""What a task is: splits of examples, each a sequence of tokens with one label, or with targets at some positions.
 
-Pure data on NumPy: generators and loaders make it, `longshort.data.tasks.example_stream` cuts it into batches.
+Pure data in NumPy: generators and loaders make it, `longshort.data.tasks.example_stream` cuts it into batches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """Rows of tokens, end to end in one array, each with a label or with targets.
+    """Sequences of tokens, concatenated in one array, each with a label or with targets.
 
     >>> examples = Examples.of_rows([([3, 1, 2], 1), ([2, 2], 0)], vocab_size=4)
     >>> len(examples), examples[0]
@@ -29,15 +29,15 @@ class Examples:
     tokens: NDArray[Any]
     """(sum of lengths,) unsigned integers"""
     offsets: NDArray[np.int64]
-    """(rows + 1,): row i is tokens[offsets[i] : offsets[i + 1]]"""
+    """(examples + 1,): example i is tokens[offsets[i] : offsets[i + 1]]"""
     labels: NDArray[np.int64] | None = None
-    """(rows,): the class of each row"""
+    """(examples,): the class of each example"""
     targets: NDArray[Any] | None = None
-    """(sum of lengths,): the token to predict at each position, -100 where none is asked for"""
+    """(sum of lengths,): the token to predict at each position, -100 where nothing is asked"""
 
     def __post_init__(self) -> None:
         if (self.labels is None) == (self.targets is None):
-            raise ValueError("labels, targets: expected one of the two, got neither or both")
+            raise ValueError("exactly one of labels and targets must be given, got neither or both")
         if self.offsets.ndim != 1 or not len(self.offsets) or self.offsets[0] or self.offsets[-1] != len(self.tokens):
             raise ValueError(f"offsets must go from 0 to the {len(self.tokens)} tokens, got {self.offsets!r}")
         other = (self.labels, len(self)) if self.labels is not None else (self.targets, len(self.tokens))
@@ -46,7 +46,7 @@ class Examples:
 
     @classmethod
     def of_rows(cls, rows: Iterable[tuple[Any, Any]], *, vocab_size: int) -> Examples:
-        """From (tokens, label) or (tokens, targets), row by row."""
+        """From (tokens, label) or (tokens, targets) pairs."""
         tokens, answers = [], []
         for row, answer in rows:
             tokens.append(np.asarray(row, dtype=token_dtype(vocab_size)))
@@ -59,7 +59,7 @@ class Examples:
 
     @classmethod
     def of_table(cls, tokens: NDArray[Any], labels: NDArray[Any]) -> Examples:
-        """From rows of one length, (rows, T), and their labels."""
+        """From sequences of one length, (examples, T), and their labels."""
         rows, length = tokens.shape
         offsets = np.arange(rows + 1, dtype=np.int64) * length
         return cls(tokens=tokens.reshape(-1), offsets=offsets, labels=labels.astype(np.int64))
@@ -68,7 +68,7 @@ class Examples:
         return len(self.offsets) - 1
 
     def __getitem__(self, row: int) -> tuple[NDArray[Any], Any]:
-        """(tokens, label) or (tokens, targets) of one row."""
+        """(tokens, label) or (tokens, targets) of one example."""
         if not 0 <= row < len(self):
             raise IndexError(f"row must be from 0 to {len(self) - 1}, got {row}")
         place = slice(self.offsets[row], self.offsets[row + 1])
@@ -76,7 +76,7 @@ class Examples:
         return self.tokens[place], answer
 
     def chosen(self, rows: Iterable[int]) -> Examples:
-        """Some of the rows, in the order given."""
+        """Some of the examples, in the order given."""
         picked = [self[int(row)] for row in rows]
         return Examples.of_rows(picked, vocab_size=int(np.iinfo(self.tokens.dtype).max) + 1)
 
@@ -88,15 +88,15 @@ class Task:
     name: str
     vocab_size: int
     n_classes: int | None
-    """Classes of the labels; None where targets are tokens of the vocabulary, at marked positions."""
+    """Number of classes; None if the targets are tokens of the vocabulary at marked positions."""
     length: int
-    """Tokens of the longest row that can come; batches have this length."""
+    """Length of the longest possible sequence; batches have this length."""
     padding: int | None
-    """Token that fills up shorter rows; None where every row has the whole length."""
+    """Token that pads shorter sequences; None if every sequence has the full length."""
     splits: Mapping[str, Examples]
     """By name: train, validation, test."""
     fingerprint: str
-    """Of what the examples are made from: a resumed run must find the same."""
+    """Identifies what the examples are made from: a resumed run must find the same."""
 
 
 def token_dtype(vocab_size: int) -> Any:

@@ -1,8 +1,8 @@
-"""Examples that code draws: on several processes, the same whatever their number, and kept on disk for the next run.
+"""Generates examples on several processes, the same whatever their number, and caches them on disk.
 
-An example depends on its key alone (task, seed, split, number), and doubles are left out in the order of the numbers,
-test before validation before training: no row of one split is in another, and the test set stays the same when more
-training rows are asked for. The cache is a folder of .npy files, either whole or not there.
+An example depends only on its key (task, seed, split, number). Duplicates are dropped in the order of the numbers, test
+before validation before training: no example of one split is in another, and the test set stays the same when more
+training examples are asked for. The cache is a folder of .npy files, either complete or absent.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _CHUNK = 64
 _AHEAD = 64
 """Chunks in flight: enough to keep many processes busy, few enough to bound the memory."""
 _SMALL = 512
-"""Fewer rows than this are not worth starting processes for."""
+"""Fewer examples than this are not worth starting processes for."""
 _PATIENCE = 10_000
-"""Doubles in a row: there is hardly another row to be found then."""
+"""Consecutive duplicates after which the search for another example is given up."""
 
 Draw = Callable[..., tuple[Any, Any]]
 DrawProgress = Callable[[int, int], None]
@@ -54,9 +54,9 @@ def generated(
     cache: Path | None = None,
     progress: DrawProgress | None = None,
 ) -> tuple[dict[str, Examples], str]:
-    """The splits of a generated task, drawn or found in the cache, and their fingerprint.
+    """The splits of a generated task, generated or read from the cache, and their fingerprint.
 
-    `draw(key, **options)` must be a function of a module, so that other processes find it.
+    `draw(key, **options)` must be a module-level function, so that other processes can import it.
     """
     made_from = {"format": FORMAT, "task": name, "seed": seed, "options": dict(options), "counts": dict(counts)}
     fingerprint = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
@@ -101,7 +101,7 @@ def _drawn(
 
 
 def _distinct(candidates: Iterator[tuple[Any, Any]], seen: set[bytes], *, name: str) -> Iterator[tuple[Any, Any]]:
-    """Those whose tokens were not seen before."""
+    """The candidates whose tokens were not seen before."""
     doubles = 0
     for tokens, answer in candidates:
         row = np.asarray(tokens, dtype=np.uint16)
@@ -114,13 +114,13 @@ def _distinct(candidates: Iterator[tuple[Any, Any]], seen: set[bytes], *, name: 
         doubles += 1
         if doubles == _PATIENCE:
             raise DataError(
-                f"{name}: after {len(seen)} distinct rows {doubles} more attempts gave none; "
-                "expected to be asked for less"
+                f"{name} has too few distinct examples: after {len(seen)}, {doubles} more attempts gave none; "
+                "ask for fewer"
             )
 
 
 def _in_order(draw: Draw, prefix: str, pool: ProcessPoolExecutor | None) -> Iterator[tuple[Any, Any]]:
-    """Examples number 0, 1, 2, ... of a prefix, without end."""
+    """Examples number 0, 1, 2, ... of a prefix, endlessly."""
     if pool is None:
         for number in itertools.count():
             yield draw(f"{prefix}/{number}")
@@ -133,8 +133,8 @@ def _in_order(draw: Draw, prefix: str, pool: ProcessPoolExecutor | None) -> Iter
                 yield from ahead.popleft().result()
     except BrokenProcessPool:
         raise DataError(
-            "workers: a generating process died (out of memory, or the calling script does not keep its work under "
-            'if __name__ == "__main__"); expected to pass with workers=1'
+            "a generating process died (out of memory, or the calling script does not keep its work under "
+            'if __name__ == "__main__"); try workers=1'
         ) from None
     finally:
         for future in ahead:
@@ -155,7 +155,7 @@ def _keep(folder: Path, splits: Mapping[str, Examples], made_from: Mapping[str, 
                     if values is not None:
                         np.save(draft / f"{split}-{part}.npy", values, allow_pickle=False)
     except (OSError, ValueError):
-        if not folder.is_dir():  # another process may have been faster: its folder holds the same
+        if not folder.is_dir():  # another process may have been faster; its folder holds the same
             raise
 
 
@@ -165,8 +165,8 @@ def _read(folder: Path, split: str) -> Examples:
         for part in ("tokens", "offsets", "labels", "targets"):
             path = folder / f"{split}-{part}.npy"
             if path.is_file():
-                # What lies in memory once serves every run on the machine.
+                # Memory-mapped pages are shared by every run on the machine.
                 parts[part] = np.load(path, mmap_mode="r", allow_pickle=False)
         return Examples(**parts)
     except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{folder}: damaged ({error}); remove the folder, and it is made again") from None
+        raise DataError(f"{folder}: damaged ({error}); remove the folder to generate it again") from None

@@ -1,8 +1,8 @@
 """ListOps (Nangia & Bowman, arXiv 1804.06028) to the specification of Long Range Arena (arXiv 2011.04006).
 
-A row is a nested expression in prefix form, `[MAX 4 [MIN 2 9 ] 7 ]`; its class is the digit that it evaluates to. A
-node below the largest depth is an operator with probability 1/4, else a digit; an operator has 2 to 10 arguments. Of
-the trees drawn, those of a quarter of the length up to the length are kept: 500 to 2,000 tokens as published.
+An example is a nested expression in prefix form, `[MAX 4 [MIN 2 9 ] 7 ]`; its class is the digit that it evaluates to.
+Above the maximum depth, a node is an operator with probability 1/4, else a digit; an operator has 2 to 10 arguments.
+Trees between a quarter of the length and the full length are kept: 500 to 2,000 tokens as published.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 OPERATORS = ("MIN", "MAX", "MED", "SM")
 SYMBOLS = ("PAD", *(str(digit) for digit in range(10)), *(f"[{name}" for name in OPERATORS), "]")
-"""A token is a place in this list."""
+"""A token is an index into this list."""
 VOCAB_SIZE, N_CLASSES, PADDING = len(SYMBOLS), 10, 0
 _DIGIT, _OPERATOR, _END = 1, 11, 15
 LARGEST_DEPTH, MOST_ARGUMENTS, OPERATOR_SHARE = 10, 10, 0.25
@@ -29,7 +29,7 @@ def draw(key: str, *, length: int) -> tuple[list[int], int]:
 
 
 def words(tokens: Sequence[int]) -> str:
-    """An expression for people.
+    """An expression in readable form.
 
     >>> words([12, 5, 11, 3, 10, 15, 8, 15])
     '[MAX 4 [MIN 2 9 ] 7 ]'
@@ -40,8 +40,8 @@ def words(tokens: Sequence[int]) -> str:
 def _operation(source: random.Random, tokens: list[int], *, depth: int, most: int) -> int | None:
     """Append an operator with its arguments; its value, or None as soon as there are more than `most` tokens.
 
-    A root that is a digit is always too short to be kept, so the root may as well be an operator from the start. Only
-    `random()` is drawn from: its numbers are the same in every version of Python.
+    The root is always an operator, since a single digit would be too short to keep. Only `random()` is used, whose
+    numbers are the same in every version of Python.
     """
     operator = int(source.random() * len(OPERATORS))
     tokens.append(_OPERATOR + operator)

@@ -1,7 +1,7 @@
-"""Passkey retrieval (after Mohtashami & Jaggi, arXiv 2305.16300): a number hidden in filler text and asked for last.
+"""Passkey retrieval (after Mohtashami & Jaggi, arXiv 2305.16300): find a number hidden in filler text.
 
-Rows are bytes of English sentences of our own. The targets are the digits of the number at the end of the row, each
-predicted from everything before it; nothing else is asked for.
+Sequences are bytes of our own English sentences. The targets are the digits of the number, at the end of the sequence,
+each predicted from everything before it; no other position counts.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ HINT, QUESTION = "The pass key is {}. Keep it in mind. ", "What is the pass key?
 
 
 def check(length: int, digits: int) -> None:
-    """Raise where a row has no room for the number, the question and some filler."""
+    """Raise if a sequence has no room for the number, the question and some filler."""
     least = len(HINT) - 2 + len(QUESTION) + 2 * digits + 64
     if digits < 1 or length < least:
         raise ValueError(f"length must be at least {max(least, 1)} for a pass key of {digits} digits, got {length}")
 
 
 def draw(key: str, *, length: int, digits: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """One row, chosen by the key, as (tokens, targets), both (length,)."""
+    """One sequence, chosen by the key, as (tokens, targets), both (length,)."""
     source = generator(key)
     number = "".join(str(digit) for digit in source.integers(10, size=digits))
     hint, question = HINT.format(number).encode(), (QUESTION + number).encode()

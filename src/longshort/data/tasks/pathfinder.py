@@ -1,9 +1,9 @@
 """Pathfinder (Linsley et al., arXiv 1805.08315) at 32 x 32, as in Long Range Arena (arXiv 2011.04006).
 
-Two long dashed curves wind among shorter ones; two dots mark ends of long curves. Do the dots lie on one curve? The
-numbers below are the published ones. The publication leaves the walk of a curve and the clearances open. Here a curve
-turns at each dash by a normally distributed angle, and distinct curves keep more room between them than the dashes of
-one curve do, so that every picture has one right answer. Lengths are in pixels.
+Two long dashed curves wind among shorter ones; two dots mark ends of long curves. Are the dots on the same curve? The
+numbers below are the published ones. The paper does not specify how a curve winds, nor the clearances. Here a curve
+turns at each dash by a normally distributed angle, and distinct curves keep more distance than the dashes of one curve,
+so that every picture has exactly one right answer. Lengths are in pixels.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ SIDE, DASH, GAP, THICKNESS = 32, 2.0, 1.0, 0.5
 DOT_RADIUS, CONTRAST, SEED_DISTANCE, DISTRACTOR_DASHES = 1.5, 0.75, 7.0, 20
 VOCAB_SIZE, N_CLASSES = 256, 2
 MARGIN, CLEARANCE, DOT_CLEARANCE = 1.0, 2.0, 3.25
-"""From the border; between the middles of dashes of two curves; from the middle of a dot to that of a dash of another
-curve. Both leave a pixel and a half of black."""
+"""Distances from the border, between the centre lines of dashes of two curves, and from the centre of a dot to the
+centre line of a dash of another curve. The last two leave a pixel and a half of black."""
 TURN, SHARPEST_TURN = 0.35, 0.9
-"""Radians: the spread of the turn at a dash, and its bound."""
+"""Standard deviation and bound of the turn at a dash, in radians."""
 _TRIES, _STARTS = 8, 100
 _REACH = DASH + CLEARANCE + 0.1
-"""Dashes whose middles are farther apart keep the clearance, whatever the rounding."""
+"""Dashes whose centres are farther apart than this keep the clearance despite rounding."""
 _SUBPIXELS = 4
 
 Points = NDArray[np.float64]
 
 
 class Scene(NamedTuple):
-    """Where everything lies; y first, as in the picture."""
+    """The coordinates of everything; y first, as in the picture."""
 
     dashes: Points
-    """(dashes, 2, 2): both ends of each, in pixels"""
+    """(dashes, 2, 2): both ends of each dash, in pixels"""
     curves: NDArray[np.int64]
-    """(dashes,): which curve each belongs to; 0 and 1 are the long ones"""
+    """(dashes,): the curve of each dash; 0 and 1 are the long ones"""
     dots: Points
     """(2, 2)"""
     joined: bool
@@ -51,7 +51,7 @@ def draw(key: str, *, paddles: int) -> tuple[NDArray[Any], int]:
 
 
 def draw_scene(key: str, *, paddles: int) -> Scene:
-    """Curves and dots. The answer is chosen before anything is drawn, so that no attempt that fails can tilt it."""
+    """Curves and dots. The answer is chosen before anything is drawn, so that failed attempts cannot bias it."""
     source = generator(key)
     joined = bool(source.integers(2))
     while True:
@@ -92,7 +92,7 @@ def _curve(
     away_from: Points | None = None,
     dots: Points | None = None,
 ) -> Points | None:
-    """A curve clear of all others, (dashes, 2, 2), or None where none was found in a number of attempts."""
+    """A curve clear of all others, (dashes, 2, 2), or None if a number of attempts found none."""
     starts = source.uniform(MARGIN, SIDE - MARGIN, size=(_STARTS, 2))
     free = _to_segments(starts, others).min(1, initial=SIDE) >= CLEARANCE
     if away_from is not None:
@@ -107,7 +107,7 @@ def _curve(
 def _walk(
     source: np.random.Generator, start: Points, dashes: int, others: Points, dots: Points | None
 ) -> Points | None:
-    """Dash after dash: each turned a little against the one before, and tried again where it finds no room."""
+    """Place dash after dash, each turned a little from the one before, and retry those that do not fit."""
     there = np.concatenate((others, np.zeros((dashes, 2, 2))))
     made = there[len(others) :]
     angles, end = np.array([source.uniform(0, 2 * math.pi)]), start
@@ -117,7 +117,7 @@ def _walk(
         angles = angles + turns if number else angles
         onwards = _directions(angles)
         candidates = np.empty((len(onwards), 2, 2))
-        # Half of the gap along the old direction and half along the new one: never wider than GAP.
+        # Half of the gap is along the old direction and half along the new one, so it is never wider than GAP.
         candidates[:, 0] = end + GAP / 2 * (heading + onwards) if number else start
         candidates[:, 1] = candidates[:, 0] + DASH * onwards
         chosen = _first_with_room(candidates, there[: len(others) + max(0, number - 1)], dots)
@@ -135,9 +135,9 @@ def _directions(angles: Points) -> Points:
 
 
 def _first_with_room(candidates: Points, there: Points, dots: Points | None) -> int | None:
-    """The first of some dashes, (candidates, 2, 2), that is inside the picture and clear of what is there.
+    """The first of some dashes, (candidates, 2, 2), that is inside the picture and clear of those already placed.
 
-    Dashes that cross have an end within half a dash of the other one, so ends against dashes are enough.
+    If two dashes cross, an end of one is within half a dash of the other, so checking ends against dashes is enough.
     """
     room = ((candidates >= MARGIN) & (candidates <= SIDE - MARGIN)).reshape(-1, 4).all(1)
     if dots is not None:
@@ -152,9 +152,9 @@ def _first_with_room(candidates: Points, there: Points, dots: Points | None) -> 
 
 
 def _within_reach(dashes: Points, candidates: Points) -> Points:
-    """Those dashes that may be too close to one of some others: mostly none, which saves finding their distances."""
+    """The dashes that may be too close to a candidate: usually none, which saves computing distances."""
     ends = candidates[:, 0] + candidates[:, 1]
-    apart = dashes[:, 0] + dashes[:, 1] - ends[:, None]  # twice the way between their middles
+    apart = dashes[:, 0] + dashes[:, 1] - ends[:, None]  # twice the vector between their centres
     near = np.einsum("cdx,cdx->cd", apart, apart) < (2 * _REACH) ** 2
     return dashes[near.any(0)]
 
@@ -165,7 +165,7 @@ def _to_segments(points: Points, segments: Points) -> Points:
 
 
 def _distance(away: Points, along: Points) -> Points:
-    """Of places, `away` (..., 2) from the begin of a segment that reaches as far as `along`, from that segment."""
+    """Distance of points from a segment along `along`; `away` (..., 2) is their offset from its start."""
     share = np.einsum("...x,...x->...", away, along) / np.einsum("...x,...x->...", along, along)
     apart = away - np.minimum(np.maximum(share, 0), 1)[..., None] * along
     return np.sqrt(np.einsum("...x,...x->...", apart, apart))
@@ -179,13 +179,13 @@ def picture(scene: Scene, *, subpixels: int = _SUBPIXELS) -> NDArray[np.uint8]:
 
 
 def rendered(scene: Scene, *, subpixels: int) -> Points:
-    """(32 * subpixels,) squared: what lies at the centre of each subpixel, 0, the contrast, or 1."""
+    """(32 * subpixels, 32 * subpixels): the value at the centre of each subpixel: 0, the contrast, or 1."""
     size = SIDE * subpixels
     canvas = np.zeros((size, size))
     reach = math.ceil((DASH / 2 + THICKNESS) * subpixels) + 1
     patch = np.stack(np.meshgrid(*(np.arange(-reach, reach + 1),) * 2, indexing="ij"), -1).reshape(-1, 2)
     begins, alongs = scene.dashes[:, 0, None], scene.dashes[:, 1, None] - scene.dashes[:, 0, None]
-    cells = np.floor(scene.dashes.mean(1) * subpixels).astype(int)[:, None] + patch  # those around each dash
+    cells = np.floor(scene.dashes.mean(1) * subpixels).astype(int)[:, None] + patch  # the cells around each dash
     inside = cells[_distance((cells + 0.5) / subpixels - begins, alongs) <= THICKNESS / 2]
     inside = inside[((inside >= 0) & (inside < size)).all(1)]
     canvas[inside[:, 0], inside[:, 1]] = CONTRAST

@@ -1,8 +1,8 @@
-"""Multi-query associative recall (MQAR; Arora et al., arXiv 2312.04927): a probe of sparse dependencies at a distance.
+"""Multi-query associative recall (MQAR; Arora et al., arXiv 2312.04927): a probe of sparse long-range dependencies.
 
-A row begins with pairs of a key and its value. Later each key comes once more, and the model is asked, at that
-position, for the value. Queries come after a gap drawn from a power law, so that most are near and some far; the
-places between are filled with other symbols, among which the row's keys do not occur.
+A sequence begins with key-value pairs. Later each key comes once more, and at that position the model must predict its
+value. Queries come after a gap drawn from a power law, so that most are near and some far; the places between are
+filled with other symbols, never with the sequence's keys.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from longshort.data.tasks.examples import IGNORED
 
 POWER = 0.01
-"""Of the gaps: the chance of the i-th place is proportional to i^(POWER - 1), as published."""
+"""Exponent of the gaps: the probability of the i-th place is proportional to i^(POWER - 1), as published."""
 
 MOST_SYMBOLS = 1 << 16
-"""Rows are kept as 16-bit integers."""
+"""Sequences are stored as 16-bit integers."""
 
 
 def check(length: int, pairs: int, symbols: int) -> None:
-    """Raise where a row has no room for its pairs and queries, or too few symbols for distinct keys."""
+    """Raise if a sequence has no room for its pairs and queries, or too few symbols for distinct keys."""
     if pairs < 1 or length < 4 * pairs:
         raise ValueError(f"pairs must be from 1 to a quarter of the length {length}, got {pairs}")
     if not 2 * (pairs + 1) <= symbols <= MOST_SYMBOLS:
@@ -29,7 +29,7 @@ def check(length: int, pairs: int, symbols: int) -> None:
 
 
 def draw(key: str, *, length: int, pairs: int, symbols: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """One row, chosen by the key, as (tokens, targets), both (length,).
+    """One sequence, chosen by the key, as (tokens, targets), both (length,).
 
     Keys are from the first half of the symbols and values from the second.
     """
@@ -51,5 +51,5 @@ def draw(key: str, *, length: int, pairs: int, symbols: int) -> tuple[NDArray[np
 
 
 def generator(key: str) -> np.random.Generator:
-    """Random numbers that depend on the key alone."""
+    """Random numbers that depend only on the key."""
     return np.random.Generator(np.random.PCG64(list(key.encode())))
