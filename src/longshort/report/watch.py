@@ -21,7 +21,9 @@ HOST = "127.0.0.1"
 SECONDS = 2.0
 """Between two looks at the files."""
 SHARE = 0.1
-"""Most of one core that drawing the page takes from the training beside it."""
+"""Most of one core that drawing the page takes from the training beside it, unless `LONGEST` seconds have passed."""
+LONGEST = 15.0
+"""Between two looks, however long the drawing took: the first also loads what draws."""
 
 _WAITING = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Waiting</title>
 <meta name="color-scheme" content="light dark"></head><body style="font-family:sans-serif;margin:3em">
@@ -119,7 +121,7 @@ def watch(paths: Sequence[Path], out: Path, *, title: str | None, port: int, say
 def _follow(paths: Sequence[Path], out: Path, title: str | None, page: LivePage, say: Callable[[str], None]) -> None:
     seen, said = "", ""
     while True:
-        started = time.monotonic()
+        started = time.process_time()
         try:
             folders = find_runs(paths)
             stamp = str([(str(f), (f / METRICS).stat().st_size, (f / METRICS).stat().st_mtime_ns) for f in folders])
@@ -134,7 +136,16 @@ def _follow(paths: Sequence[Path], out: Path, title: str | None, page: LivePage,
         if message and message != said:
             say(message)
         said = message
-        _pause(max(SECONDS, (time.monotonic() - started) / SHARE))
+        _pause(pause_after(time.process_time() - started))
+
+
+def pause_after(seconds: float) -> float:
+    """How long to wait after a look that took so many seconds of a core.
+
+    >>> pause_after(0.01), pause_after(0.5), pause_after(8.0)
+    (2.0, 5.0, 15.0)
+    """
+    return min(LONGEST, max(SECONDS, seconds / SHARE))
 
 
 def _pause(seconds: float) -> None:
