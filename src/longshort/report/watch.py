@@ -1,6 +1,6 @@
-"""A report that stays current while runs grow: the page, served on 127.0.0.1 alone, and the file kept up to date.
+"""A report that stays current while runs grow: the file, and the page served on 127.0.0.1 alone.
 
-Only the page and the number of its version are served, to requests that name this host. Nothing of a folder is.
+Only the page and its version number are served, to requests that name this host; files are not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LONGEST = 15.0
 
 _WAITING = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Waiting</title>
 <meta name="color-scheme" content="light dark"></head><body style="font-family:sans-serif;margin:3em">
-<p id="waiting">Waiting for the first record of the run. This page shows it when it comes.</p></body></html>"""
+<p id="waiting">Waiting for the run's first record. The report appears here by itself.</p></body></html>"""
 _SCRIPT = """<script>(() => { setInterval(async () => {
   const answer = await fetch("/version").catch(() => null);
   if (answer?.ok && (await answer.json()).runs) location.reload();
@@ -89,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Requests are not worth a line."""
+        """Print nothing for a request."""
 
 
 def serve(page: LivePage, port: int = 0) -> _Server:
