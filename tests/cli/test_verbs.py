@@ -178,7 +178,7 @@ def test_the_demo_trains_both_models_and_writes_the_report(tmp_path, monkeypatch
     assert shown.exit_code == 0, shown.output
     assert f"report: {tmp_path / 'demo' / 'report.html'}" in shown.output
     assert (tmp_path / "demo" / "report.html").is_file()
-    assert "a sample of plain" in shown.output and "a sample of ls" in shown.output
+    assert "a sample from plain" in shown.output and "a sample from ls" in shown.output
     rows = json.loads((tmp_path / "demo" / "comparison.json").read_text())
     assert [row["variant"] for row in rows] == ["plain", "ls"]
     assert rows[0]["parameters"] == rows[1]["parameters"]

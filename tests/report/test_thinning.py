@@ -48,7 +48,7 @@ def test_short_curve_stays_whole():
 
 
 def test_limit_too_small_for_one_bucket_is_refused():
-    with pytest.raises(ValueError, match="limit is 4"):
+    with pytest.raises(ValueError, match="limit must be at least 5, got 4"):
         thin(np.arange(9.0), 4)
 
 

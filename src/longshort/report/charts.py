@@ -1,7 +1,7 @@
-"""The charts, as Vega-Lite specifications made with Altair. Data are named, not held: the page keeps them once for all
-charts, and `with_data` puts them in for a picture.
+"""The charts, as Vega-Lite specifications made with Altair. They only name their data: the page holds it once for all
+charts, and `with_data` adds it for a picture.
 
-A specification says nothing about colours; `theme` does, so that one chart serves light and dark.
+A specification has no colours: they come from `theme`, so that one chart serves light and dark.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 760, 360
 X_AXES = ("step", "tokens", "time")
 LOSSES = {"loss": "loss", "perplexity": "perplexity"}
-EDGE = 8  # pixels below the upper edge: where marks without a finite height stand
+EDGE = 8  # pixels below the upper edge, where marks without a finite value stand
 READABLE_ROW = 9  # pixels
 MAX_PICTURED_HEAT_MAPS = 4
 MAX_EXPONENT = 690.0  # exp of more is not a float
@@ -32,12 +32,12 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 class ReportError(ValueError):
-    """A report that cannot be made; the message is one line for the user."""
+    """Raised for a report that cannot be made; the message is one line for the user."""
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Where the heads of a heat map lie, in rows; whole pixels, or neighbouring cells would show a seam."""
+    """Where the heads of a heat map lie. A row is a whole number of pixels, or seams would show between cells."""
 
     layers: int
     heads: int
@@ -48,7 +48,7 @@ class _Rows:
 
     @property
     def gap(self) -> float:
-        """Rows of nothing between two layers."""
+        """The empty space between two layers, in rows."""
         return max(3, round(0.6 * self.pixels)) / self.pixels
 
     @property
@@ -104,7 +104,7 @@ def _power(value: float) -> str:
 
 
 def drawing() -> Any:
-    """Altair, or one line that says how to get it and what comes with it."""
+    """Altair, or an error of one line that says how to install it and the packages that it needs."""
     try:
         import altair
         import jinja2  # noqa: F401
@@ -247,7 +247,7 @@ class Charts:
         return self.alt.Chart(self.alt.NamedData(name=data))
 
     def _zoom(self) -> altair.Parameter:
-        # Plain wheel and drag belong to the page, on a phone above all.
+        # Without shift, wheel and drag scroll the page; on a phone nothing else could.
         return self.alt.selection_interval(
             name="zoom",
             bind="scales",
@@ -305,7 +305,7 @@ class Charts:
         return _plain(chart)
 
     def _heat_cells(self, index: int, run: Run, rows: _Rows) -> altair.Chart:
-        """One row a cell, from one row a stretch of steps. The page then holds a few bytes for each cell."""
+        """One row per cell, unpacked from one row per stretch of steps, so that the page holds few bytes per cell."""
         reaches = json.dumps([_reach(window) for plan in run.header.plans for window in plan])
         return (
             self._chart(f"heat-{index}")

@@ -1,4 +1,4 @@
-"""The same data, seeds, steps and budget for several variants; resumable, with a table of mean and spread."""
+"""Compare variants on the same data, seeds and steps; resumable, with a table of means and spreads."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class Trial:
 
     @property
     def is_finished(self) -> bool:
-        """Has an earlier call taken all its steps, or more? Where, on what device and from which folder is the same."""
+        """Whether an earlier call took all its steps, or more; the device and the folders do not matter."""
         if not (self.out / METRICS).is_file():
             return False
         try:
             run = load_run(self.out)
             same = different_setting(self.config, run.config) is None
-        except (RunError, ConfigError):  # of another version, or cut short: the trainer decides whether it can resume
+        except (RunError, ConfigError):  # from another version, or cut short: the trainer decides whether to resume it
             return False
         return same and run.is_finished(self.config.run.steps)
 
 
 def plan_trials(config: TrainConfig, variants: Sequence[str], seeds: Iterable[int], out: Path) -> list[Trial]:
-    """Every variant with every seed, seed by seed, so that an interrupted comparison has whole seeds."""
+    """Every variant with every seed, one seed after another, so that an interrupted comparison has complete seeds."""
     unknown = [name for name in variants if name not in VARIANTS]
     if unknown or not variants:
         raise ConfigError(f"variants must be among {', '.join(VARIANTS)}, got {', '.join(unknown) or 'none'}")
@@ -53,7 +53,7 @@ def plan_trials(config: TrainConfig, variants: Sequence[str], seeds: Iterable[in
 
 
 def trials_of(configs: Mapping[str, TrainConfig], seeds: Iterable[int], out: Path) -> list[Trial]:
-    """Every named configuration with every seed, seed by seed, each with a folder of its own."""
+    """Every named configuration with every seed, one seed after another, each in its own folder."""
     trials = []
     for seed in seeds:
         for name, config in configs.items():
@@ -98,7 +98,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def check_results(out: Path) -> None:
-    """Raise, before any run starts, where the comparison's table or page would be written over something else."""
+    """Raise, before any run starts, if the comparison's table or page would overwrite another file."""
     check_replaceable(out / SUMMARY, '"variant"')
     check_page(out / PAGE)
 

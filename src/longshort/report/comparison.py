@@ -1,6 +1,6 @@
-"""The numbers of a report: what each variant reached over its seeds, said in a table and in a paragraph.
+"""The numbers of a report: what each variant reached over its seeds, for a table and in a paragraph.
 
-A value is None where it was not measured and NaN where it was not finite; the two are never mixed up.
+A value is None if it was not measured and NaN if it was not finite; the two are kept apart.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Variant:
     runs: tuple[Run, ...]
 
     def spread(self, measure: str) -> Spread | None:
-        """Of what the property `measure` of a `Run` says."""
+        """The spread of the property `measure` of the runs."""
         return Spread.of(getattr(run, measure) for run in self.runs)
 
     @property
@@ -111,7 +111,7 @@ def with_spread(spread: Spread | None, digits: int = 4) -> str:
 
 
 def summary(variants: Sequence[Variant]) -> str:
-    """One paragraph: who reached what, with the caveats that the data themselves give."""
+    """One paragraph: what each variant reached, and how far the data support the comparison."""
     runs = [run for variant in variants for run in variant.runs]
     return " ".join([_opening(variants, runs), *_losses(variants), *_logits(variants), _spikes(variants, runs)])
 
@@ -211,7 +211,7 @@ def _spikes(variants: Sequence[Variant], runs: Sequence[Run]) -> str:
 
 
 def notes(runs: Sequence[Run]) -> tuple[str, ...]:
-    """What was odd about the runs' files, and the stories of those that diverged."""
+    """How runs diverged, and what is odd about the runs' files."""
     stories = [f"{run.label}: {run.end.reason}" for run in runs if run.end is not None and run.end.reason]
     return (*stories, *(note for run in runs for note in run.notes))
 

@@ -1,6 +1,6 @@
-"""Rows for the charts, thinned and rounded so that the page stays small.
+"""Data for the charts, thinned and rounded so that the page stays small.
 
-A table is stored by column, with what is constant said once; `rows` unpacks it, and the page's script does the same.
+A table is stored by column, and constants once; `rows` unpacks it, and so does the page's script.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from longshort.report.thinning import blocks, thin
 from longshort.runs import Run
 
 CURVE_POINTS = 16_000  # of all runs together
-MAX_CURVE_POINTS = 900  # of one run: about one a pixel
+MAX_CURVE_POINTS = 900  # of one run: about one per pixel
 MIN_CURVE_POINTS = 120
 HEAT_CELLS = 120_000  # of all runs together
 MAX_HEAT_BINS = 96
@@ -103,7 +103,7 @@ def build(runs: Sequence[Run]) -> Datasets:
             "logit": max(_steps_smoothed(run.logit_steps) for run in runs),
         },
         seeds=max(map(len, seeds)),
-        # A little room on the right, or the last point would be cut in half.
+        # Without a little room on the right, the last point would be cut in half.
         x_ends={name: 1.015 * max(_finite(everything, name), default=1.0) for name in PLACES},
         loss_range=loss_range,
         clipped=clipped,
@@ -123,7 +123,7 @@ def _finite(tables: Sequence[Table], name: str) -> list[float]:
 
 
 def _loss_range(tables: dict[str, list[Table]]) -> tuple[tuple[float, float], bool]:
-    """A run that blows up to many times its first loss must not flatten every other curve."""
+    """The range of the axis; a run that blows up to many times its first loss must not flatten all other curves."""
     losses = _finite([*tables["curve"], *tables["validation"], *tables["spikes"]], "loss")
     if not losses:
         return (0.0, 1.0), False
@@ -143,7 +143,7 @@ class _Packing:
     points: int
 
     def _table(self, runs: Sequence[Run], steps: Any, **columns: list[Any]) -> Table:
-        """Of one run, or of the runs of a variant, placed where they were on average."""
+        """A table of one run, or of a variant's runs at their mean tokens and time."""
         tokens, seconds = (
             np.mean([run.at_steps(steps, name) for run in runs], axis=0) for name in ("tokens", "seconds")
         )
@@ -196,7 +196,7 @@ class _Packing:
         layers, heads = run.logits_NLH.shape[1:]
         cells = run.logits_NLH.reshape(-1, layers * heads)
         finite, highest = np.isfinite(cells), _highest(run)
-        # A step at which a head was not finite has to survive as well as the extremes do.
+        # A step at which a head was not finite must survive, as the extremes do.
         kept = thin(np.where(finite.all(axis=1), highest, np.nan), self.points)
         places = (
             [

@@ -1,7 +1,7 @@
-"""Figures of documents: a chart with its data inside, in the report's colours, and its picture.
+"""Figures for documents: a chart with its data inside, in the report's colours, and its picture.
 
-The page of a report has its own charts, in `charts`; the pages of experiments and benchmarks draw theirs with these. A
-picture notes what it was drawn from, so that one whose chart has not changed is left as it is.
+The pages of experiments and benchmarks use these; a report's own charts are in `charts`. A picture records what it was
+drawn from, so that it is left alone while its chart does not change.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def specification(chart: Any, *, title: str | None = None) -> dict[str, Any]:
 
 
 def fingerprint(spec: dict[str, Any]) -> str:
-    """Of a specification, whatever the version of the schema that it names."""
+    """The SHA-256 of a specification, whichever version of the schema it names."""
     content = json.dumps({key: value for key, value in spec.items() if key != "$schema"}, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
@@ -51,7 +51,7 @@ def drawn_from(path: Path) -> str | None:
 
 
 def picture(chart: Any, path: Path, *, title: str | None = None) -> Path:
-    """Write the chart as PNG, light, at twice its size, unless the file is its picture already."""
+    """Write the chart as a light PNG at twice its size, unless the file already shows it."""
     spec = specification(chart, title=title)
     mark = fingerprint(spec)
     if drawn_from(path) == mark:

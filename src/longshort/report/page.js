@@ -26,14 +26,14 @@
     return spec;
   };
 
-  // A chip that is half pressed stands for a variant that is drawn, but in grey: more than six colours tell nothing.
+  // A half-pressed chip: its variant is drawn in grey, since a reader cannot tell more than six colours apart.
   const configuration = () => {
     const { config, aside } = themes[dark.matches ? "dark" : "light"];
     const category = variants.map((variant, i) => (shown(variant) === "mixed" ? aside : config.range.category[i]));
     return { ...config, range: { ...config.range, category } };
   };
 
-  // A second request while one is being drawn replaces it; the page is marked ready once all charts stand.
+  // A second request during a drawing replaces it. `data-drawn` says that the chart is ready, and in which scheme.
   const draw = async (element) => {
     const turn = (drawings.get(element)?.turn ?? 0) + 1;
     const previous = drawings.get(element)?.view;

@@ -1,4 +1,4 @@
-"""Writing the report: numbers, charts, texts and scripts into one HTML file, and the charts again as PNG beside it."""
+"""Write the report: one HTML file with numbers, charts, texts and scripts, and the charts as PNG files beside it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ReportFiles:
     html: Path
     pngs: tuple[Path, ...]
     notes: tuple[str, ...] = ()
-    """What was odd about the runs' files, and how runs diverged; the page says it too."""
+    """What is odd about the runs' files, and how runs diverged; the page shows them too."""
 
 
 def write_report(
@@ -49,9 +49,9 @@ def write_report(
 
 
 def check_page(out: Path) -> None:
-    """Raise where something other than a page of ours would be written over."""
+    """Raise if a file that is not such a page would be overwritten."""
     if out.is_dir():
-        raise ReportError(f"{out}: is a folder; expected the name of an HTML file, as in {out / PAGE}")
+        raise ReportError(f"{out}: is a folder; give the name of an HTML file, such as {out / PAGE}")
     check_replaceable(out, "data-variant=")  # in the table of every page
 
 
@@ -128,13 +128,13 @@ def _payload(runs: Sequence[Run], data: datasets.Datasets) -> dict[str, Any]:
 
 
 def _theme(colors: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """The configuration of the charts, and the grey of variants that are set aside."""
+    """The configuration of the charts, and the grey for variants beyond the first six."""
     category = [style.color for style in theme.method_styles(names, colors)]
     return {"config": theme.vega_config(colors, category), "aside": colors["aside"]}
 
 
 def _table_row(variant: comparison.Variant, *, answers: bool) -> dict[str, Any]:
-    """What a variant reached; `answers`: some run of the report has a task, and so an accuracy."""
+    """What a variant reached; `answers` says that some run of the report has a task, and so an accuracy."""
     accuracy = (("final accuracy", "final_accuracy", 4),) if answers else ()
     measures = (
         *accuracy,
@@ -151,7 +151,7 @@ def _table_row(variant: comparison.Variant, *, answers: bool) -> dict[str, Any]:
 
 
 def _samples(variant: comparison.Variant) -> tuple[Run, Sample, list[tuple[Run, Sample]]] | None:
-    """The last sample of the first run that has any, and some of the others to open."""
+    """The last sample of the first run that has one, and some others that a click opens."""
     with_text = [run for run in variant.runs if run.samples]
     if not with_text:
         return None
@@ -185,6 +185,6 @@ def _yaml(config: dict[str, Any]) -> str:
 
 
 def _script_json(value: Any) -> str:
-    """JSON that no HTML parser mistakes for the end of its script element."""
+    """JSON in which no HTML parser finds the end of the script element."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -1,5 +1,5 @@
-"""The one way from a chart to a PNG file, for the report, the experiments and the benchmarks: drawn at twice its size,
-so that text stays sharp on dense screens, and with a palette, so that the file stays small.
+"""Turn a chart into a PNG file, for reports, experiments and benchmarks: at twice its size, so that text stays sharp on
+dense screens, and with a palette, so that the file stays small.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from longshort.report.charts import drawing
 
 SCALE = 2
 COLORS = 256
-"""All that a PNG's palette holds."""
+"""The most that a PNG's palette holds."""
 
 
 def drawn(spec: dict[str, Any]) -> bytes:
@@ -31,7 +31,7 @@ def write_picture(spec: dict[str, Any], path: Path) -> Path:
 
 def small_png(png: bytes) -> bytes:
     """The same picture in at most 256 colours, well packed: a seventh of what vl-convert writes (8.2 MB of figures
-    became 1.2). An opaque picture is expected.
+    became 1.2). The picture must be opaque.
 
     Most charts have more colours only where the edges of strokes meet. Median cut spends the palette by area: lines,
     cells and the gradients of legends keep theirs, and only a pixel in a thousand, at an edge, is off by 8 to 16.

@@ -1,4 +1,4 @@
-"""The line of a variant: every run smoothed, then the mean over its seeds, with the lowest and the highest of them."""
+"""The line of a variant: each run smoothed, then the mean, the lowest and the highest over its seeds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 SMOOTHED = 0.05
-"""Share of a run over which one point of a smoothed line is the median."""
+"""A point of a smoothed line is the median over this share of a run."""
 POINTS = 120
 """Points of a smoothed line."""
 
@@ -46,7 +46,7 @@ def window(count: int) -> int:
 
 
 def smoothed(values: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Medians of the finite `values` around the indices `at`; at the start, where curves fall fast, of fewer."""
+    """Medians of the finite `values` around the indices `at`, over fewer at the start, where curves fall fast."""
     half = window(len(values)) // 2
     return np.array([_finite_median(values[i - min(half, i) : i + min(half, i) + 1]) for i in at])
 

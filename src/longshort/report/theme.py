@@ -1,8 +1,8 @@
 """The colours of the page and of every figure, light and dark, and the colour and dash of each method.
 
-LS and plain attention have Okabe and Ito's blue and vermilion, and nothing else ever has. The other colours were
-searched for: any two of a theme are at least 0.09 apart in OKLab, as seen with full colour vision and with simulated
-protanopia, deuteranopia and tritanopia, and each has a contrast of at least 3 to 1 with its background.
+LS and plain attention alone have Okabe and Ito's blue and vermilion. The other colours were found by a search: any two
+of a theme are at least 0.09 apart in OKLab, as seen with full colour vision and with simulated protanopia, deuteranopia
+and tritanopia, and each has a contrast of at least 3 to 1 with its background.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', Arial, sans-serif"
 NOT_FINITE = "#e5268a"
-"""Cells and marks of values that are not finite; in no palette, on either background."""
+"""For cells and marks of values that are not finite, on either background; no palette has it."""
 
 LIGHT: dict[str, Any] = {
     "page": "#f6f6f3",
@@ -50,7 +50,7 @@ FAMILIES = (
 on the logits, changes to loss or gradient, LaS. Within a family the dash tells methods apart.
 """
 MOST_STRONG = 6
-"""Lines of one panel that are drawn in colour; a reader tells no more apart."""
+"""At most this many lines of a panel are coloured; a reader cannot tell more apart."""
 
 
 class Style(NamedTuple):

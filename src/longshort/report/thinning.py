@@ -1,4 +1,4 @@
-"""Long curves made small without losing what matters in them: extremes and values that are not finite."""
+"""Make long curves small and keep what matters in them: extremes, and values that are not finite."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ KEPT_PER_BUCKET = 3  # lowest, highest, first that is not finite
 
 
 def thin(values: np.ndarray, limit: int) -> np.ndarray:
-    """Indices, ascending, of at most `limit` of the `values` (N,).
+    """The indices, ascending, of at most `limit` of the `values` (N,).
 
-    Kept are the ends and, of each bucket of neighbours, the lowest, the highest and the first that is not finite.
+    Both ends are kept and, of each bucket of neighbours, the lowest, the highest and the first that is not finite.
 
     >>> thin(np.array([1.0, 1.0, 1.0, 9.0, 1.0, 1.0, 1.0, 1.0, 1.0]), limit=5)
     array([0, 3, 8])
@@ -19,7 +19,7 @@ def thin(values: np.ndarray, limit: int) -> np.ndarray:
     if n <= limit:
         return np.arange(n)
     if limit < KEPT_PER_BUCKET + 2:
-        raise ValueError(f"limit is {limit}; expected at least {KEPT_PER_BUCKET + 2}")
+        raise ValueError(f"limit must be at least {KEPT_PER_BUCKET + 2}, got {limit}")
     kept = {0, n - 1}
     for bucket in np.array_split(np.arange(n), (limit - 2) // KEPT_PER_BUCKET):
         finite = np.isfinite(values[bucket])

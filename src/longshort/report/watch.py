@@ -1,6 +1,6 @@
-"""A report that stays current while runs grow: the page, served on 127.0.0.1 alone, and the file kept up to date.
+"""A report that stays current while runs grow: the file, and the page served on 127.0.0.1 alone.
 
-Only the page and the number of its version are served, to requests that name this host. Nothing of a folder is.
+Only the page and its version number are served, to requests that name this host; files are not.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ HOST = "127.0.0.1"
 SECONDS = 2.0
 """Between two looks at the files."""
 SHARE = 0.1
-"""Most of one core that drawing the page takes from the training beside it."""
+"""Most of one core that drawing the page takes from the training beside it, unless `LONGEST` seconds have passed."""
+LONGEST = 15.0
+"""Between two looks, however long the drawing took: the first also loads what draws."""
 
 _WAITING = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Waiting</title>
 <meta name="color-scheme" content="light dark"></head><body style="font-family:sans-serif;margin:3em">
-<p id="waiting">Waiting for the first record of the run. This page shows it when it comes.</p></body></html>"""
+<p id="waiting">Waiting for the run's first record. The report appears here by itself.</p></body></html>"""
 _SCRIPT = """<script>(() => { setInterval(async () => {
   const answer = await fetch("/version").catch(() => null);
   if (answer?.ok && (await answer.json()).runs) location.reload();
@@ -87,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Requests are not worth a line."""
+        """Print nothing for a request."""
 
 
 def serve(page: LivePage, port: int = 0) -> _Server:
@@ -119,7 +121,7 @@ def watch(paths: Sequence[Path], out: Path, *, title: str | None, port: int, say
 def _follow(paths: Sequence[Path], out: Path, title: str | None, page: LivePage, say: Callable[[str], None]) -> None:
     seen, said = "", ""
     while True:
-        started = time.monotonic()
+        started = time.process_time()
         try:
             folders = find_runs(paths)
             stamp = str([(str(f), (f / METRICS).stat().st_size, (f / METRICS).stat().st_mtime_ns) for f in folders])
@@ -134,7 +136,16 @@ def _follow(paths: Sequence[Path], out: Path, title: str | None, page: LivePage,
         if message and message != said:
             say(message)
         said = message
-        _pause(max(SECONDS, (time.monotonic() - started) / SHARE))
+        _pause(pause_after(time.process_time() - started))
+
+
+def pause_after(seconds: float) -> float:
+    """How long to wait after a look that took so many seconds of a core.
+
+    >>> pause_after(0.01), pause_after(0.5), pause_after(8.0)
+    (2.0, 5.0, 15.0)
+    """
+    return min(LONGEST, max(SECONDS, seconds / SHARE))
 
 
 def _pause(seconds: float) -> None:
