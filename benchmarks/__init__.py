@@ -1,1 +1,1 @@
-"""Speed and memory, each row gated by a check of correctness; run from a checkout: `python -m benchmarks --list`."""
+"""Benchmarks of speed and memory; results are checked before they are timed. See `python -m benchmarks --list`."""

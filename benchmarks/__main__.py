@@ -1,4 +1,4 @@
-"""`python -m benchmarks`, from a checkout: one command per subject. What a command needs is imported when it runs."""
+"""`python -m benchmarks`, from a checkout: one command per subject, which imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from longshort.cli import one_line_errors
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
-Rounds = Annotated[int | None, typer.Option(min=1, help="Entrants take turns so often; numbers are medians over them.")]
-Shapes = Annotated[str | None, typer.Option(help="Only these, by number from 0, as in 0,3.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads (default: torch's own choice).")]
-Out = Annotated[Path | None, typer.Option(help="JSON file for the results, resumed if unfinished; its page beside it.")]
+Rounds = Annotated[int | None, typer.Option(min=1, help="Rounds in which entrants take turns; results are medians.")]
+Shapes = Annotated[str | None, typer.Option(help="Only these shapes, by number from 0, e.g. 0,3.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads (default: torch's choice).")]
+Out = Annotated[Path | None, typer.Option(help="JSON file for the results, resumed if unfinished, with its page.")]
 
 
 @app.callback(invoke_without_command=True)
 def main(
-    listed: Annotated[bool, typer.Option("--list", help="Say what there is, and end.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List the benchmarks and exit.")] = False,
     build: Annotated[
-        bool, typer.Option("--build", help="Build docs/results pages and picture from benchmarks/results, and end.")
+        bool, typer.Option("--build", help="Build docs/results pages and picture from benchmarks/results and exit.")
     ] = False,
 ) -> None:
-    """Speed and memory on this machine; every row passes a check of correctness first."""
+    """Speed and memory on this machine; every result is checked for correctness first."""
     if listed:
         for page in _pages():
             typer.echo(f"{page.name:20} {page.title}\n{'':20} {page.command}")
@@ -46,16 +46,16 @@ def attention(
     device: Device = "cpu",
     rounds: Rounds = None,
     shapes: Shapes = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Smallest shape, two rounds: a look, no measurement.")] = False,
-    las: Annotated[bool, typer.Option("--las", help="LaS's decay and smoothing by length instead.")] = False,
-    slopes: Annotated[bool, typer.Option("--slopes", help="ALiBi's slopes by length instead.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Smallest shape, two rounds: not a measurement.")] = False,
+    las: Annotated[bool, typer.Option("--las", help="Measure LaS's decay and smoothing by length instead.")] = False,
+    slopes: Annotated[bool, typer.Option("--slopes", help="Measure ALiBi's slopes by length instead.")] = False,
     tune: Annotated[
         bool, typer.Option("--tune", help="Search tile shapes for this GPU and write them to --out as a table.")
     ] = False,
     threads: Threads = None,
     out: Out = None,
 ) -> None:
-    """LS-attention against its peers, forward and backward; cuda has shapes and peers of its own, in bf16.
+    """LS-attention against its peers, forward and backward; on cuda with its own shapes and peers, in bf16.
 
     Example: python -m benchmarks attention --quick
     """
@@ -86,7 +86,7 @@ def _tune(shapes: str | None, out: Path | None) -> None:
     from longshort.files import write_json
 
     if out is None:
-        raise ValueError("--tune needs --out, the file for the table (LONGSHORT_TILES=FILE then uses it)")
+        raise ValueError("--out must name a file for the table (LONGSHORT_TILES=FILE then uses it), got none")
     table = tune.run(shapes=chosen(GPU_SHAPES, shapes), progress=typer.echo)
     typer.echo(f"wrote {write_json(out, table)}; LONGSHORT_TILES={out} uses it")
 
@@ -96,19 +96,19 @@ def decoding(
     context: typer.Context,
     device: Device = "cpu",
     parts: Annotated[
-        str | None, typer.Option(help="Of cache,speed,batch,prefill,compiled (default: all; cpu: cache,speed).")
+        str | None, typer.Option(help="Some of cache,speed,batch,prefill,compiled (default: all; cpu: cache,speed).")
     ] = None,
     attention: Annotated[
-        bool, typer.Option("--attention", help="The attention of one step alone, and the best tiles for it (cuda).")
+        bool, typer.Option("--attention", help="Only the attention of one step, and the best tiles for it (cuda).")
     ] = False,
-    shapes: Annotated[str | None, typer.Option(help="Of --attention: only these, by number from 0, as in 0,3.")] = None,
+    shapes: Annotated[str | None, typer.Option(help="With --attention: only these, by number, e.g. 0,3.")] = None,
     rounds: Rounds = None,
-    minutes: Annotated[float, typer.Option(help="After which no new row is begun (not with --attention).")] = 9.0,
-    note: Annotated[str, typer.Option(help="What a reader should know of this run.")] = "",
+    minutes: Annotated[float, typer.Option(help="Start no new row after this long (not with --attention).")] = 9.0,
+    note: Annotated[str, typer.Option(help="What a reader should know about this run.")] = "",
     threads: Threads = None,
     out: Out = None,
 ) -> None:
-    """Decoding: the cache's bytes, tokens per second against transformers, the largest batch, the prefill.
+    """Decoding: bytes of the cache, tokens per second against transformers, the largest batch, and prefill.
 
     Example: python -m benchmarks decoding --parts cache
     """
@@ -131,22 +131,22 @@ def decoding(
 @app.command()
 def training(
     context: typer.Context,
-    only: Annotated[str | None, typer.Option(help="Settings, as in paper-6m:2048,gpt2-small:8192.")] = None,
-    kernels: Annotated[str | None, typer.Option(help="As in longshort-ls,cuDNN-plain.")] = None,
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile the blocks of the model.")] = False,
+    only: Annotated[str | None, typer.Option(help="Only these settings, e.g. paper-6m:2048,gpt2-small:8192.")] = None,
+    kernels: Annotated[str | None, typer.Option(help="Only these kernels, e.g. longshort-ls,cuDNN-plain.")] = None,
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile the model's blocks.")] = False,
     statistics: Annotated[
-        bool, typer.Option("--statistics", help="What the logit statistics cost per step instead; also on a CPU.")
+        bool, typer.Option("--statistics", help="Measure the cost of logit statistics per step instead; also on a CPU.")
     ] = False,
     deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="What run.deterministic=true gives and costs instead.")
+        bool, typer.Option("--deterministic", help="Measure what run.deterministic=true gives and costs instead.")
     ] = False,
-    device: Annotated[str | None, typer.Option(help="cuda; with --statistics also cpu, its default.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda; with --statistics also cpu, the default there.")] = None,
     rounds: Rounds = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps in a round: 2; of a deterministic run: 150.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps per round (2), or deterministic run (150).")] = None,
     threads: Threads = None,
     out: Out = None,
 ) -> None:
-    """Training throughput of the same GPT with LS-attention and with plain attention, by several implementations.
+    """Training throughput of one GPT with LS-attention and with plain attention, in several implementations.
 
     Example: python -m benchmarks training --only paper-6m:2048
     """
@@ -169,11 +169,11 @@ def training(
 @app.command()
 def memory(
     context: typer.Context,
-    only: Annotated[str | None, typer.Option(help="Cases, as in loss-chunked,attention-local.")] = None,
+    only: Annotated[str | None, typer.Option(help="Only these cases, e.g. loss-chunked,attention-local.")] = None,
     threads: Threads = None,
     out: Out = None,
 ) -> None:
-    """Peak memory of the loss and of attention, forward and backward, on a CPU; loss-full takes 10 GB.
+    """Peak memory of the loss and of attention, forward and backward, on a CPU; loss-full needs 10 GB.
 
     Example: python -m benchmarks memory --only loss-chunked
     """
@@ -194,7 +194,7 @@ def _pages() -> list[Any]:
 
 
 def _recorder(context: typer.Context, out: Path | None, threads: int | None, **options: Any) -> Any:
-    """With the command as it was given, threads set."""
+    """A recorder with the command as it was given; also sets the threads."""
     import torch
 
     from benchmarks.harness import Recorder
@@ -216,12 +216,12 @@ def _command(context: typer.Context) -> str:
 
 
 def _named(what: str, names: str | None, among: Any) -> list[Any]:
-    """Those of these names, separated by commas; all if None."""
+    """The entries with these comma-separated names; all if None."""
     known = {str(x): x for x in among}
     wanted = list(known) if names is None else names.split(",")
     for name in wanted:
         if name not in known:
-            raise ValueError(f"--{what} must be among {', '.join(known)}, got {name!r}")
+            raise ValueError(f"--{what} must be some of {', '.join(known)}, got {name!r}")
     return [known[name] for name in wanted]
 
 

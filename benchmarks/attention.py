@@ -1,7 +1,8 @@
 """Attention against its peers, forward and backward: in fp32 by the clock on a CPU, in bf16 in CUDA graphs on a GPU.
 
-Each implementation is first held to the reference in fp32 on the same numbers. On a GPU forward is that of training
-(what backward needs is kept, by all alike) and backward is timed alone; `attention_page` draws the conclusions.
+Each implementation is first compared with the reference in fp32 on the same inputs. On a GPU, forward is that of
+training (every implementation keeps what backward needs) and backward is timed alone; `attention_page` draws the
+conclusions.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ ROUNDS = {"cpu": 5, "cuda": 3}
 _OUTPUT_ERROR = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 """Largest accepted error of an output on standard normal inputs, relative to the larger of it and 1."""
 _GRADIENT_ERROR = {torch.float32: 2e-5, torch.bfloat16: 5e-2}
-"""The same of gradients in fp32; in bf16 the norm of the error of a head's gradient, relative to that gradient's."""
+"""The same for gradients in fp32; in bf16 the norm of the error of a head's gradient, relative to the gradient's."""
 _CACHE_BYTES, _MOST_INPUTS = 60e6, 32
-"""The second-level cache of an H200, which nothing timed should find its inputs in."""
+"""The L2 cache of an H200, in which no timed call should find its inputs."""
 
 
 def run(
@@ -123,7 +124,7 @@ def measure(
 
 
 def _compared(ours: Entrant, entrants: Sequence[Entrant]) -> dict[str, Any]:
-    """Ours against the peer that matters: LS against full attention, local heads against the fastest local peer."""
+    """The ratio to the peer that matters: LS against full attention, local heads against the fastest local peer."""
     work = "full" if ours.work == "ls" else ours.work
     peers = [peer for peer in entrants if peer.work == work and peer.name != ours.name and peer.failed is None]
     if ours.failed is not None or not peers:
@@ -148,14 +149,14 @@ def _timer(attend: Attend, drawn: Sequence[Drawn], direction: str, device: str) 
         return timing.repeated([partial(attend, q, k, v) for q, k, v, _ in drawn], device)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        leaves = [x.detach().requires_grad_() for x in inputs]  # whose graph belongs to this stream from the start
+        leaves = [x.detach().requires_grad_() for x in inputs]  # their graph must belong to this stream from the start
         out = attend(*leaves)
     call = partial(torch.autograd.grad, out, leaves, upstream, retain_graph=True)
     return timing.repeated([call], device, stream=stream)
 
 
 def _memory(attend: Attend, drawn: Drawn) -> dict[str, float]:
-    """`peak`: what a forward and backward adds to its inputs; `results`: what it leaves; MiB."""
+    """MiB: `peak` is what a forward and backward adds to its inputs, `results` what it leaves."""
     q, k, v, upstream = drawn
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -171,7 +172,7 @@ def _memory(attend: Attend, drawn: Drawn) -> dict[str, float]:
 def draw(shape: Shape, work: str, device: str, *, seed: int = 0) -> Drawn:
     """q, k, v as leaves and a gradient for the output: standard normal, (B, H, T, D); on a GPU in (B, T, H, D) memory.
 
-    The generator is not the default one, which a failed capture of a CUDA graph leaves unusable.
+    It does not use the default generator, which a failed capture of a CUDA graph leaves unusable.
     """
     generator = torch.Generator(device).manual_seed(seed)
     size = (shape.batch, shape.length, shape.plan(work).n_heads, shape.head_dim)
@@ -179,7 +180,7 @@ def draw(shape: Shape, work: str, device: str, *, seed: int = 0) -> Drawn:
 
     def normal() -> Tensor:
         x = torch.randn(size, generator=generator, device=device, dtype=DTYPES[device])
-        # A tensor of its own with these strides: compilers stumble over leaf views.
+        # A separate tensor with these strides: compilers fail on leaves that are views.
         return x.transpose(1, 2).clone(memory_format=layout)
 
     q, k, v, grad = (normal() for _ in range(4))
@@ -187,7 +188,7 @@ def draw(shape: Shape, work: str, device: str, *, seed: int = 0) -> Drawn:
 
 
 def _draw_several(shape: Shape, work: str, device: str) -> list[Drawn]:
-    """As many inputs as make four times the cache of a GPU; not very many where they are small."""
+    """Enough inputs to fill four times the cache of a GPU, within a limit where they are small."""
     first = draw(shape, work, device)
     size = sum(x.nbytes for x in first[:3])
     count = 1 if device == "cpu" else min(_MOST_INPUTS, math.ceil(4 * _CACHE_BYTES / size))
@@ -199,12 +200,12 @@ def check(
 ) -> tuple[float, float]:
     """Largest errors of outputs and of gradients; raises `WrongResult` if one is too large, or NaN.
 
-    Outputs and gradients at a reduced length, and the first and last rows of the output at the shape itself, on
-    `inputs`, by `attend`, which is the implementation built for that shape.
+    It checks outputs and gradients at a reduced length, and the first and last rows of the output at the shape itself,
+    on `inputs`, with `attend`, the implementation built for that shape.
     """
     device, dtype = inputs[0].device.type, inputs[0].dtype
     short, gradient = _errors_when_short(implementation, shortened(shape, device), device)
-    out = attend(*inputs).detach()  # recording gradients, as when it is timed: FlexAttention is compiled only once
+    out = attend(*inputs).detach()  # recording gradients, as when timed, so that FlexAttention is compiled only once
     with torch.no_grad():
         q, k, v = (x.float() for x in inputs)
         ends = _both_ends(out, q, k, v, shape.plan(implementation.work))
@@ -218,12 +219,12 @@ def check(
 
 
 def shortened(shape: Shape, device: str) -> Shape:
-    """Some windows long; on a GPU in the multiples of 128 that every peer takes."""
+    """The shape at a length of a few windows; on a GPU a multiple of 128, which every peer accepts."""
     step = 128 if device == "cuda" else 1
     return replace(shape, batch=2, length=min(shape.length, step * math.ceil((4 * shape.window + 37) / step)))
 
 
-@cache  # several shapes share a shortened one, and FlexAttention would be compiled again for each
+@cache  # several shapes share a shortened one, for which FlexAttention would be compiled again
 def _errors_when_short(implementation: Implementation, shape: Shape, device: str) -> tuple[float, float]:
     q, k, v, upstream = draw(shape, implementation.work, device)
     out = implementation.build(shape)(q, k, v)
@@ -237,7 +238,7 @@ def _errors_when_short(implementation: Implementation, shape: Shape, device: str
 
 
 def _both_ends(out: Tensor, q: Tensor, k: Tensor, v: Tensor, plan: HeadPlan) -> list[tuple[Tensor, Tensor]]:
-    """The first and the last rows of the output, each beside the reference: all rows would not fit in memory."""
+    """The first and the last rows of the output, each with the reference: for all rows it would not fit in memory."""
     few = min(64, q.shape[2])
     first = attention(q[:, :, :few], k[:, :, :few], v[:, :, :few], plan, backend="reference").out
     last = attention(q[:, :, -few:], k, v, plan, backend="reference").out
@@ -254,5 +255,5 @@ def _error_of_norm(grad: Tensor, wanted: Tensor) -> Tensor:
 
 
 def _largest(errors: list[Tensor]) -> float:
-    """NaN if one is: Python's own max would drop it."""
+    """NaN if one of them is: Python's own max would drop it."""
     return torch.stack([error.cpu() for error in errors]).max().item()

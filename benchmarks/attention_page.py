@@ -1,4 +1,4 @@
-"""What the rows of the attention benchmark say: on a GPU ratios to the peers and the goals that were set; the pages."""
+"""Conclusions of the attention benchmark: on a GPU, ratios to the peers and the goals that were set; and its pages."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ COLUMNS = (
 )
 _DIRECTIONS = ("forward", "backward")
 _HOLDS = {"<": operator.lt, "<=": operator.le, ">=": operator.ge}
-_WORK = """`ls` is one global head and the rest local, `local` those local heads alone, `full` causal attention over all
-heads. Every implementation was first checked against the reference."""
+_WORK = """`ls` is one global head with the rest local, `local` is those local heads alone, and `full` is causal
+attention with all heads global. Every implementation was first checked against the reference."""
 
 Rows = Sequence[dict[str, Any]]
 
 
 def summarize(rows: Rows) -> dict[str, Any]:
-    """Numbers by shape, and the goals; of what was not measured there is nothing.
+    """Numbers by shape, and the goals; what was not measured is left out.
 
-    `ratios` are ours to theirs (below 1 is faster) with their geometric means; `mhsa_speedup` is how many times faster
-    than full attention by cuDNN, forward and backward together; `copy_share` the bandwidth of the local heads' forward
-    relative to a copy's; `statistics_cost` what the statistics add to forward, relative to it.
+    `ratios` are our times over theirs (below 1 is faster), with geometric means; `mhsa_speedup` is the speedup over
+    full attention by cuDNN, forward and backward together; `copy_share` the bandwidth of the local heads' forward
+    relative to a copy; `statistics_cost` what the statistics add to forward, relative to it.
     """
     shapes = _shapes(rows)
 
@@ -119,12 +119,12 @@ def _about_cpu(results: Results) -> str:
 
 
 def _about_gpu(results: Results) -> str:
-    speed = f"copies within the GPU's memory at {results['copy_bandwidth'] / 1e12:.2f} TB/s"
+    speed = f"copies within the GPU's memory run at {results['copy_bandwidth'] / 1e12:.2f} TB/s"
     return f"""{results["dtype"]}, {speed}. Medians of {results["rounds"]} rounds.
 
-Microseconds, forward / backward alone; all take turns within a round, replayed in CUDA graphs (* timed between events,
-where a call cannot be captured). Ratios are ours to theirs, the median of the rounds' ratios. `global` is the global
-head alone; {_WORK}"""
+Times are in microseconds, forward / backward alone. All implementations take turns within a round, replayed in CUDA
+graphs (* timed between events, where a call cannot be captured). Ratios are our time over theirs, the median of the
+ratios within a round. `global` is the global head alone; {_WORK}"""
 
 
 CPU_PAGE = Page(
@@ -153,7 +153,7 @@ def _find(rows: Rows, shape: str, name: str, work: str, direction: str) -> dict[
 
 
 def _times(rows: Rows, shape: str, name: str, work: str, direction: str) -> list[float]:
-    """Milliseconds of each round, of `both` directions their sum; none where it was not measured."""
+    """Milliseconds of each round, the sum for `both` directions; empty if not measured."""
     if direction == "both":
         parts = [_times(rows, shape, name, work, d) for d in _DIRECTIONS]
         return [sum(pair) for pair in zip(*parts, strict=True)] if all(parts) else []

@@ -1,9 +1,9 @@
 """The attention of one decoding step, one new token and a full cache, against PyTorch's own attention.
 
 The rivals are two calls of `scaled_dot_product_attention`, the global head over everything and the local heads over the
-last window, and one call over everything for all heads; what they read lies ready, and neither appends nor joins the
-two outputs, which ours does. Each is first held to the reference. Our kernel is tried with some shapes of tile, and the
-best of each problem goes into the table of `ops/decode/launch.py`.
+last window, and one call over everything for all heads. Their inputs are prepared in advance, and they neither append
+the new token nor join the two outputs, which ours does. Each is first compared with the reference. Our kernel is tried
+with several tile shapes, and the best for each problem goes into the table of `ops/decode/launch.py`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from longshort.ops import attention
 STATISTICS, TWO_CALLS, FULL = "longshort + statistics", "two SDPA calls", "SDPA, all heads full"
 SHAPES = (*GPU_SHAPES, *LARGE_BATCHES)
 _GOAL, _LIMIT_GOAL, _LARGE_BYTES = 0.6, 3.0, 16e6
-"""Of the two calls' time on every shape; times the limit of bandwidth where so many bytes are read."""
+"""Goals: share of the two calls' time on every shape; multiple of the bandwidth limit from this many bytes on."""
 _ALLOWED = 2e-2
-"""Error of an output, relative to the larger of it and 1, in bf16."""
+"""Largest accepted error of an output, relative to the larger of it and 1, in bf16."""
 _CACHE_BYTES, _MOST_INPUTS = 240e6, 32
-"""Inputs that take turns are together four times the second-level cache of an H200."""
+"""Inputs that take turns add up to four times the L2 cache of an H200."""
 _VARIED = 4
-"""So many of the best shapes are tried with an early start and with tiles asked for in advance, too."""
+"""Number of best shapes that are also tried with an early start and with prefetched tiles."""
 
 Calls = Sequence[Callable[[], Any]]
 Context = Callable[[], AbstractContextManager[None]]
@@ -53,7 +53,7 @@ class StepInputs:
 
     @property
     def nbytes(self) -> int:
-        """That one step has to move: everything read once, the output written once."""
+        """Bytes that one step must move: everything read once, the output written once."""
         return 2 * self.q.nbytes + sum(x.nbytes for x in (*self.whole, *self.near))
 
     def expected(self) -> Tensor:
@@ -81,7 +81,7 @@ def draw(shape: Shape, device: str, seed: int) -> StepInputs:
 
 
 def our_step(shape: Shape, inputs: StepInputs, *, stats: bool = False) -> Callable[[], Tensor]:
-    """A step over a static cache that holds all but the last token; it may be taken again and again."""
+    """A step over a static cache that holds all but the last token; it can be repeated."""
     plan = shape.plan("ls")
     q, held = inputs.q, shape.length - 1
     cache = LSStaticCache(
@@ -111,7 +111,7 @@ def two_calls(inputs: StepInputs) -> Callable[[], tuple[Tensor, Tensor]]:
 
 
 def _prepare(entrant: Entrant, calls: Calls, expected: Tensor, device: str, within: Context = nullcontext) -> None:
-    """Check the first call, then get ready to be timed; `within` is around what is called and captured."""
+    """Check the first call, then prepare for timing; `within` wraps what is called and captured."""
     with within():
         out = calls[0]()
         out = torch.cat(out, dim=1) if isinstance(out, tuple) else out
@@ -200,7 +200,7 @@ def _measure(
 
 @torch.no_grad()
 def _compile(work: tuple[Shape, tuple[Any, ...]]) -> None:
-    """In a process of its own; one that the GPU has no room for fails again, and is told of, in the search."""
+    """Runs in a separate process. A kernel too large for the GPU fails again in the search, which reports it."""
     from longshort.ops.decode.launch import DecodeShape, use
 
     shape, numbers = work
@@ -209,7 +209,7 @@ def _compile(work: tuple[Shape, tuple[Any, ...]]) -> None:
 
 
 def _full(shape: Shape, device: str) -> tuple[Calls, Tensor]:
-    """All heads over everything, and what the first call must give; one or two inputs exceed the cache here."""
+    """All heads over everything, and the expected result of the first call; one or two inputs exceed the cache here."""
     normal = partial(_normal(shape, device, 0), shape.heads)
     size = 2 * shape.batch * shape.heads * shape.length * shape.head_dim * torch.bfloat16.itemsize
     count = 1 if device == "cpu" else math.ceil(_CACHE_BYTES / size)
@@ -228,7 +228,7 @@ def _row(entrant: Entrant, rival: Entrant, limit: float) -> dict[str, Any]:
 
 
 def tables(results: Results) -> str:
-    """Microseconds and ratios by shape, the goals, and rows for the table of tuned shapes."""
+    """Microseconds and ratios by shape, the goals, and entries for the table of tuned shapes."""
     shapes = results["shapes"]
     names = [row["name"] for row in shapes[0]["rows"]]
     header = ("shape", "limit", *names, f"{OURS} / {TWO_CALLS}", f"{OURS} / limit", "best tiles")
@@ -239,11 +239,11 @@ def tables(results: Results) -> str:
         compared = [f"{rows[OURS]['ratio']:.2f}", f"{rows[OURS]['limits']:.1f}", str(tuple(shape["best"]))]
         lines.append([shape["shape"], f"{shape['limit_microseconds']:.1f}", *times, *compared])
     tuned = [f"    ({s['head_dim']}, {s['slots']}, DecodeShape({', '.join(map(str, s['best']))}))," for s in shapes]
-    return "\n\n".join([markdown(header, lines), _goals(shapes), "Rows for `TUNED`:", "\n".join(tuned)])
+    return "\n\n".join([markdown(header, lines), _goals(shapes), "Entries for `TUNED`:", "\n".join(tuned)])
 
 
 def _goals(shapes: Sequence[dict[str, Any]]) -> str:
-    """Of the seven shapes; those of large batches are there for the tiles."""
+    """Goals for the seven shapes; those with large batches are only there to tune tiles."""
     more = {str(shape) for shape in LARGE_BATCHES}
     judged = [shape for shape in shapes if shape["shape"] not in more] or shapes
     own = [(shape, next(row for row in shape["rows"] if row["name"] == OURS)) for shape in judged]
@@ -260,9 +260,9 @@ def _goals(shapes: Sequence[dict[str, Any]]) -> str:
 
 
 def _about(results: Results) -> str:
-    return f"""{results["dtype"]}, copies within the memory at {results["copy_bandwidth"] / 1e12:.2f} TB/s.
-Microseconds, medians of {results["rounds"]} rounds, in CUDA graphs, inputs in turns that the GPU's cache cannot hold.
-The limit is bytes, each read or written once, at the speed of a copy. Ours appends the new token, too."""
+    return f"""{results["dtype"]}, copies within the GPU's memory run at {results["copy_bandwidth"] / 1e12:.2f} TB/s.
+Microseconds, medians of {results["rounds"]} rounds, in CUDA graphs; inputs take turns so that the GPU's cache cannot
+hold them. The limit is the time to read or write each byte once at the speed of a copy. Ours also appends the token."""
 
 
 PAGE = Page(

@@ -1,7 +1,7 @@
-"""Whole models that decode token by token: ours with LS heads and with plain ones, and GPT-2 of transformers.
+"""Whole models that decode token by token: ours with LS heads and with plain heads, and transformers' GPT-2.
 
 All have the same weights. A decoder is given a prompt and then one token per step; before it is timed, its logits are
-held to an uncached forward pass in fp32 by other code than its own.
+compared with an uncached forward pass in fp32 by code that is not its own.
 
 Shapes: B sequences, T tokens, V vocabulary.
 """
@@ -25,12 +25,12 @@ from longshort.nn import KVCache
 _CHUNK = {"cpu": 512, "cuda": 1024}
 """Tokens of the prompt that go through a model at once."""
 _CHECKED, _FED = 480, 8
-"""Length of the check's sequences, several windows, and how many of their tokens are fed one by one."""
+"""Length of the check's sequences (several windows), and how many of their tokens are fed one by one."""
 _TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 0.6}
-"""Largest accepted error of a logit. Their standard deviation is about 1.6, the two plans' are 4 to 7 apart, and twelve
-layers in bf16 were seen to be 0.1 off over a vocabulary of 200."""
+"""Largest accepted error of a logit. The logits' standard deviation is about 1.6, the two plans differ by 4 to 7, and
+twelve layers in bf16 were off by 0.1 over a vocabulary of 200."""
 _NEARER = 4.0
-"""How many times nearer to its own plan's logits than to the other's a decoder must be, or it may have another mask."""
+"""A decoder must be this many times nearer to its own plan's logits than to the other's, or its mask may be wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Setting:
 
     @property
     def plan(self) -> HeadPlan:
-        """That of the LS heads."""
+        """The plan of the LS heads."""
         return HeadPlan.long_short(self.sizes["n_head"], self.n_global, self.window)
 
 
@@ -64,7 +64,7 @@ class Models:
 
         torch.manual_seed(0)
         length = max(setting.context, _CHECKED) + room
-        # Large enough for attention to be far from uniform: a wrong mask must show in the logits.
+        # Large enough to make attention far from uniform: a wrong mask must show in the logits.
         fields: dict[str, Any] = {"n_positions": length, "initializer_range": 0.06, **setting.sizes}
         fields |= {"bos_token_id": None, "eos_token_id": None}
         config = GPT2Config(**fields)
@@ -74,7 +74,7 @@ class Models:
         self.device, self.dtype = device, dtype
 
     def place(self) -> None:
-        """To the device and the dtype that is timed."""
+        """Move the models to the device and dtype that are timed."""
         for model in (self.gpt2, *self.ours.values()):
             model.to(self.device, self.dtype)
 
@@ -90,7 +90,7 @@ class Models:
 
 
 def _with_plan(model: GPT, plan: HeadPlan, **changes: Any) -> GPT:
-    """The same weights under other heads, which have none of their own."""
+    """The same weights under another plan; plans have no weights."""
     config = GPTConfig.from_dict(model.config.to_dict() | {"plan": plan} | changes)
     with torch.device("meta"):
         other = GPT(config).eval()
@@ -106,7 +106,7 @@ class Decoder(Protocol):
         """How its steps run: eager, CUDA graph, or compiled."""
 
     def begin(self, prompt: Tensor, room: int) -> Tensor:
-        """Read the prompt (B, T) into an empty cache with room for so many more tokens; logits (B, V) of its end."""
+        """Read the prompt (B, T) into an empty cache with `room` for more tokens; return the last logits (B, V)."""
 
     def feed(self, token: Tensor) -> Tensor:
         """Append a token (B,) and return the logits (B, V) of the next."""
@@ -145,7 +145,7 @@ class Ours:
 
 
 class TransformersDynamic:
-    """GPT-2 of transformers with the cache that it makes by itself, which grows by concatenation."""
+    """transformers' GPT-2 with its default cache, which grows by concatenation."""
 
     mode = "eager"
 
@@ -171,7 +171,7 @@ class TransformersDynamic:
 
 
 class TransformersStatic:
-    """GPT-2 of transformers with a static cache, its step compiled; the prompt is read eagerly, as `generate` does."""
+    """transformers' GPT-2 with a static cache and a compiled step; the prompt is read eagerly, as in `generate`."""
 
     def __init__(self, model: Any, device: str, *, compile_step: bool = True) -> None:
         self.model, self.device = model, device
@@ -212,7 +212,7 @@ class DecoderKind:
     """ls or plain."""
     build: Callable[[Models], Decoder]
     required: bool = False
-    """Ours: where it breaks, its traceback is wanted."""
+    """Ours: if it fails, the error is raised."""
 
 
 LS = DecoderKind(name=OURS, heads="ls", build=lambda m: Ours(m.ours["ls"], m.device), required=True)
@@ -228,7 +228,7 @@ STATIC = DecoderKind(
 
 
 class Expectation:
-    """Sequences of tokens and the logits that decoders of each plan must give for their end."""
+    """Sequences of tokens and the logits that decoders of each plan must give at their end."""
 
     def __init__(self, models: Models, vocab_size: int) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -237,7 +237,7 @@ class Expectation:
 
     @torch.no_grad()
     def check(self, kind: DecoderKind, decoder: Decoder, models: Models) -> float:
-        """The largest error of a logit; raises `WrongResult` where it is too large, or nearer the other plan's."""
+        """The largest error of a logit; raises `WrongResult` if it is too large, or nearer to the other plan's."""
         tokens = self.tokens.to(models.device)
         start = tokens.shape[1] - _FED + 1
         found = [decoder.begin(tokens[:, :start], _FED).clone()]

@@ -1,7 +1,7 @@
-"""Benchmarks of decoding: bytes of the cache, tokens per second of whole models, the largest batch, the prefill.
+"""Benchmarks of decoding: bytes of the cache, tokens per second of whole models, the largest batch, and prefill.
 
-Every row is behind a check: bytes equal their formula, decoders give the logits of an uncached pass. `decoding_page`
-draws the conclusions; the attention of one step alone is `decode_step`.
+Every row is checked first: bytes equal their formula, decoders give the logits of an uncached pass. `decoding_page`
+draws the conclusions; `decode_step` measures the attention of one step alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PARTS = {"cpu": ("cache", "speed"), "cuda": ("cache", "speed", "batch", "prefill
 _PREFILL_MODEL = "paper-12l-768"
 _COMPILED, _COMPILED_LENGTHS = ("ls", "plain-flash", "plain-cudnn"), 3
 _WARM_UP = 4
-"""Steps of a decoder before it is timed: what is compiled or captured is done in them."""
+"""Steps of a decoder before it is timed, in which compilation and capture take place."""
 
 Measure = Callable[[], list[dict[str, Any]]]
 
@@ -50,7 +50,7 @@ def run(
     chosen = tuple(PARTS[device] if parts is None else parts)
     unknown = [part for part in chosen if part not in PARTS["cuda"]]
     if unknown:
-        raise ValueError(f"parts must be among {', '.join(PARTS['cuda'])}, got {', '.join(unknown)}")
+        raise ValueError(f"parts must be some of {', '.join(PARTS['cuda'])}, got {', '.join(unknown)}")
 
     def conclude(results: Results) -> None:
         results["goals"] = goals(results)
@@ -58,16 +58,16 @@ def run(
     record.begin(PAGES[device], device, conclude=conclude, note=note)
     for part in chosen:
         for name, measure in _pieces(part, device, settings or SETTINGS[device], rounds, record.deadline, options):
-            record.piece(part, name, measure, lenient=True)  # the other rows are worth having all the same
+            record.piece(part, name, measure, lenient=True)  # the other rows are still worth having
     return record.end()
 
 
 def _pieces(
     part: str, device: str, settings: Sequence[Setting], rounds: int, deadline: float, options: dict[str, Any]
 ) -> list[tuple[str, Measure]]:
-    """What a part measures, piece by piece."""
+    """The pieces that a part measures."""
     if part == "cache":
-        # Allocated in the host's memory, where untouched pages cost nothing: the full one takes 4.8 GB at 128k.
+        # Allocated in the host's memory, where untouched pages cost nothing: the full cache takes 4.8 GB at 128k.
         return [("bytes", cache_rows)]
     if part == "speed":
         timing: dict[str, Any] = {"device": device, "dtype": DTYPES[device], "rounds": rounds, "deadline": deadline}
@@ -78,7 +78,7 @@ def _pieces(
     model, tokens = options.get("preset", _PREFILL_MODEL), options.get("tokens", prefill.TOKENS)
     at = partial(prefill.measure, model, device=device, tokens=tokens, loss=False)
     lengths = options.get("lengths", prefill.LENGTHS)
-    if part == "compiled":  # each variant and length takes seconds to compile: where something is asked of them
+    if part == "compiled":  # compiling takes seconds per variant and length: only those with a goal
         at, lengths = partial(at, compiled=True, variants=_COMPILED), lengths[-_COMPILED_LENGTHS:]
     return [(f"{model}, n {n}", partial(at, n)) for n in lengths]
 

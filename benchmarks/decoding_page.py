@@ -1,4 +1,4 @@
-"""The decoding benchmark's conclusions: which goals were reached, its pages, and the picture of the cache's memory."""
+"""Conclusions of the decoding benchmark: which goals were reached, its pages, and the figure of the cache's memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Rows = Sequence[dict[str, Any]]
 
 
 def goals(results: Results) -> list[dict[str, Any]]:
-    """What was to be reached, the number that decides it, and whether it was; only of parts that were measured."""
+    """Each goal, the number that decides it, and whether it was reached; only for parts that were measured."""
     found: list[dict[str, Any]] = []
 
     def goal(text: str, value: float | None, target: float) -> None:
@@ -54,14 +54,14 @@ def _speedup(rows: Rows, name: str, batch: int) -> float | None:
 
 
 def prefill_savings(rows: Rows) -> dict[int, dict[str, float]]:
-    """By length, what LS saves against each of the peers' kernels."""
+    """By length, the share of time that LS saves against each of the peers' kernels."""
     rows = [row for row in rows if "failed" not in row]
     shares = {n: saved([row for row in rows if row["n"] == n]) for n in dict.fromkeys(row["n"] for row in rows)}
     return {n: {peer: share for peer, share in by_peer.items() if peer != "plain"} for n, by_peer in shares.items()}
 
 
 def tables(results: Results) -> str:
-    """A table of each part that was measured, then the goals."""
+    """A table for each part that was measured, then the goals."""
     makers = {"cache": _cache, "speed": _speed, "batch": _batch, "prefill": _prefill, "compiled": _compiled}
     pieces = []
     for part, make in makers.items():
@@ -77,8 +77,8 @@ def _cache(rows: Rows, results: Results) -> list[str]:
     for row in rows:
         sizes = (f"{row['bytes'][heads] / 2**20:,.1f}" for heads in ("ls", "plain"))
         lines.append((f"{row['length']:,}", *sizes, f"{row['smaller']:.2f}"))
-    text = """12 layers of 12 heads of 64, 1 global, window 128, 32 slots for rollback, bf16, one sequence; measured,
-and equal to the formula."""
+    text = """One sequence in bf16: 12 layers with 12 heads of dimension 64, 1 of them global, window 128, 32 slots for
+rollback. The sizes are measured and equal to the formula."""
     table = markdown(("tokens", "LS cache, MiB", "full cache, MiB", "times smaller"), lines)
     return ["## Bytes of the cache", text, table]
 
@@ -97,9 +97,10 @@ def _speed(rows: Rows, results: Results) -> list[str]:
         )
         for row in rows
     ]
-    text = f"""A model of GPT-2's smallest size, the same random weights for all, {results["dtype"]}; greedy; medians of
-rounds in which decoders take turns, ratios within a round. `error`: of the logits, against an uncached pass in fp32."""
-    header = ("batch, context", "heads", "by", "steps", "ms a token", "tokens/s", "LS is faster by", "error")
+    text = f"""Greedy decoding by a model of GPT-2's smallest size with the same random weights for all decoders, in
+{results["dtype"]}. Medians of rounds in which decoders take turns; ratios are within a round. `error` is that of the
+logits against an uncached pass in fp32."""
+    header = ("batch, context", "heads", "by", "steps", "ms per token", "tokens/s", "LS is faster by", "error")
     return ["## Decoding", text, markdown(header, lines)]
 
 
@@ -111,19 +112,19 @@ def _batch(rows: Rows, results: Results) -> list[str]:
             of = row[heads]
             sizes = (f"{of['bytes_a_row'] / 2**20:,.1f}", f"{of['free'] / 2**30:.1f}")
             lines.append((heads, *sizes, str(of["computed"]), str(of["fits"])))
-        table = markdown(("heads", "MiB a row", "free, GiB", "rows, computed", "rows, allocated and used"), lines)
-        pieces += [f"## Largest batch at {row['length']:,} tokens", f"{row['ratio']:.1f} times.", table]
+        table = markdown(("heads", "MiB per sequence", "free, GiB", "batch, computed", "batch, used"), lines)
+        pieces += [f"## Largest batch at {row['length']:,} tokens", f"{row['ratio']:.1f} times as large.", table]
     return pieces
 
 
 def _prefill(rows: Rows, results: Results) -> list[str]:
-    text = """`paper-12l-768`, the paper's 12-layer model, with 1 global head and 11 of window 100, to the last
-hidden state, eager; plain heads by our kernel, by FlashAttention 2 and by cuDNN."""
+    text = """`paper-12l-768`, the paper's 12-layer model, with 1 global head and 11 with a window of 100, run eagerly
+up to the last hidden state. Plain heads are computed by our kernel, by FlashAttention 2 and by cuDNN."""
     return ["## Prefill", text, _savings(rows)]
 
 
 def _compiled(rows: Rows, results: Results) -> list[str]:
-    return ["## Prefill, blocks compiled", "The same by torch.compile, block by block.", _savings(rows)]
+    return ["## Prefill, blocks compiled", "The same with each block compiled by torch.compile.", _savings(rows)]
 
 
 def _savings(rows: Rows) -> str:
@@ -133,7 +134,7 @@ def _savings(rows: Rows) -> str:
         of = {row["arm"]: row for row in rows if row["n"] == n}
         times = (f"{statistics.median(of[variant]['milliseconds']):.2f}" for variant in variants)
         lines.append((f"{n:,}", str(of["ls"]["rows"]), *times, f"{min(shares.values()):.1%}"))
-    return markdown(("n", "rows", *(f"{variant}, ms" for variant in variants), "saved against the faster"), lines)
+    return markdown(("n", "batch", *(f"{variant}, ms" for variant in variants), "saved against the faster"), lines)
 
 
 def _page(name: str, title: str, options: str) -> Page:
@@ -150,7 +151,7 @@ _NAMES = {"plain": "every head keeps everything", "ls": "1 global head, 11 with 
 
 
 def cache_figure(results: Results) -> Any:
-    """Two bars for each length, full cache and ours, with their sizes, and how many times smaller ours is."""
+    """Two bars for each length, the full cache and ours, with their sizes and how many times smaller ours is."""
     from longshort.report.charts import drawing
     from longshort.report.theme import LIGHT, method_style
 
@@ -170,7 +171,7 @@ def cache_figure(results: Results) -> Any:
     ]
     order = list(_NAMES.values())
     largest = max(bar["gib"] for bar in bars)
-    axis = alt.Axis(grid=False, tickCount=5, format="g")  # lines would cross the labels
+    axis = alt.Axis(grid=False, tickCount=5, format="g")  # grid lines would cross the labels
     base = alt.Chart(alt.Data(values=bars)).encode(
         y=alt.Y("cache:N", title=None, sort=order, axis=None),
         x=alt.X("gib:Q", title="GiB for one sequence", scale=alt.Scale(domain=[0, 1.15 * largest]), axis=axis),
@@ -187,7 +188,7 @@ def cache_figure(results: Results) -> Any:
 
 
 def draw_cache(source: Path, path: Path) -> Path:
-    """From the benchmark's JSON to a PNG."""
+    """Draw the benchmark's JSON as a PNG."""
     from longshort.report.figures import picture
 
     return picture(cache_figure(json.loads(source.read_text(encoding="utf-8"))), path)

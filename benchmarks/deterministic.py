@@ -1,7 +1,7 @@
 """What `run.deterministic=true` gives and costs: whether two training runs are equal to the bit, and how fast they are.
 
-The runs are those of `longshort train`, of paper-6m on the text of the standard library, as bytes; those with and
-without take turns. Speeds are medians over the steps of a run after the first tenth of them.
+The runs are those of `longshort train`, with paper-6m on the standard library's text as bytes; runs with and without
+the setting take turns. Speeds are medians over the steps of a run, without the first tenth.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WAYS: dict[str, Sequence[str]] = {
 def run(
     record: Recorder, *, device: str = "cuda", steps: int = 150, rounds: int = 2, overrides: Sequence[str] = ()
 ) -> Results:
-    """Every way of running a step, with and without, `rounds` times each; on a CPU only the eager one."""
+    """Every way to run a step, with and without the setting, `rounds` times each; on a CPU only the eager way."""
     record.begin(PAGE, device, steps=steps, rounds=rounds)
     base = TrainConfig.from_dict({"model": {"preset": "paper-6m", "vocab_size": 257}, "run": {"device": device}})
     base = base.with_overrides([f"run.steps={steps}", "run.eval_every=0", "run.save_every=0", *overrides])
@@ -42,7 +42,7 @@ def run(
 
 
 def measured(way: str, config: TrainConfig, rounds: int) -> list[dict[str, Any]]:
-    """One row: the speeds of all runs, and whether they are equal, by whether it was asked for."""
+    """One row: the speeds of all runs and whether they are equal, with and without the setting."""
     speeds: dict[bool, list[float]] = {False: [], True: []}
     ends: dict[bool, list[tuple[list[float], dict[str, Tensor]]]] = {False: [], True: []}
     for wanted in (False, True) * rounds:
@@ -68,7 +68,7 @@ def _are_equal(ends: Sequence[tuple[list[float], dict[str, Tensor]]]) -> bool:
 
 
 def table(results: Results) -> str:
-    """A line for each way."""
+    """One line per way."""
     said = {True: "yes", False: "no"}
     lines = [
         (
@@ -87,6 +87,6 @@ PAGE = Page(
     name="deterministic",
     title="Runs that are equal to the bit",
     command="python -m benchmarks training --deterministic --out benchmarks/results/deterministic.json",
-    about=lambda results: f"paper-6m, {results['steps']} steps, {results['rounds']} of each kind, taking turns.",
+    about=lambda results: f"paper-6m, {results['steps']} steps, {results['rounds']} runs of each kind in turns.",
     tables=table,
 )

@@ -1,7 +1,7 @@
-"""Forward and backward of attention by length, in the forms that LaS and ALiBi give it, beside the same heads without.
+"""Forward and backward of attention by length, with LaS and with ALiBi, beside the same heads without them.
 
-LaS: over the whole row, in windows with decay and in chunks, and what smoothing adds. Slopes: on global heads. A form
-is only timed after it has agreed with the reference, outputs and gradients.
+LaS: over the whole sequence, in windows with decay and in chunks, and what smoothing adds. Slopes: on global heads. A
+form is timed only after its outputs and gradients have agreed with the reference.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Form:
     name: str
     what: str
     call: Callable[..., Tensor]
-    """Of q, k, v and the backend."""
+    """Called with q, k, v and the backend."""
 
 
 def _whole(plan: HeadPlan, smoothing: Smoothing | None = None, *, causal: bool = True) -> Callable[..., Tensor]:
-    """The op over whole rows."""
+    """The op over whole sequences."""
 
     def call(q: Tensor, k: Tensor, v: Tensor, backend: str) -> Tensor:
         return attention(q, k, v, plan, smoothing=smoothing, causal=causal, backend=backend).out
@@ -112,11 +112,11 @@ def check(form: Form, device: str) -> None:
         out = form.call(*leaves, backend=backend)
         found.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
     if not all(torch.allclose(a, b, atol=1e-3, rtol=1e-3) for a, b in zip(*found, strict=True)):
-        raise WrongResult(f"{form.name} disagrees with the reference: no time is taken of it")
+        raise WrongResult(f"{form.name} disagrees with the reference and is not timed")
 
 
 def _milliseconds(form: Form, length: int, device: str, repeats: int) -> float:
-    """Shortest time of forward and backward, other work only ever adding to it; on a CPU, time of the processor."""
+    """Shortest time of forward and backward, since other work can only add to it; on a CPU, processor time."""
     leaves = _inputs(length, device)
 
     def step() -> object:

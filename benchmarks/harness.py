@@ -1,8 +1,8 @@
-"""What every benchmark goes through: entrants are checked before they are timed, take turns, and results are written as
-they come.
+"""What all benchmarks share: entrants are checked before they are timed, take turns, and results are written as they
+come.
 
-Machines are noisy: entrants take turns within a round, a number is the median over rounds, and a ratio the median of
-the ratios within a round. An entrant that is wrong ends the benchmark; one that cannot run is a row that says why.
+Machines are noisy: entrants take turns within a round, a result is the median over rounds, and a ratio the median of
+the ratios within a round. An entrant that is wrong ends the benchmark; one that cannot run gets a row that says why.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ OURS = "longshort"
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 """What is measured on a device."""
 UNFINISHED = "unfinished"
-"""Key of the pieces that are done, in results that are not whole yet."""
+"""Key of the finished pieces in results that are not complete yet."""
 LEFT_OUT = "left out: the time was up"
 
 
 class WrongResult(ValueError):
-    """An implementation computes something else than it says."""
+    """An implementation does not compute what it claims."""
 
 
 def require(device: str) -> None:
-    """Raise a ValueError where there is no such device."""
+    """Raise a ValueError if there is no such device."""
     if device not in ("cpu", "cuda"):
         raise ValueError(f"device must be cpu or cuda, got {device!r}")
     if device == "cuda" and not torch.cuda.is_available():
@@ -71,9 +71,9 @@ def _processor() -> str:
 
 
 def failure(step: Callable[[], object], *, required: bool) -> str | None:
-    """Take a step; why it failed, or None. A wrong result is raised, and so is what fails where it is `required`.
+    """Run a step and return why it failed, or None. Raises on a wrong result, and on any failure if `required`.
 
-    Too little memory is never more than a failure: it says as much about the machine.
+    Running out of memory is always returned, never raised: it says as much about the machine.
     """
     try:
         step()
@@ -85,39 +85,39 @@ def failure(step: Callable[[], object], *, required: bool) -> str | None:
 
 
 def reason(problem: Exception) -> str:
-    """A failure in one line."""
+    """The failure in one line."""
     return f"{type(problem).__name__}: {problem}".strip().splitlines()[0][:300]
 
 
 @dataclass
 class Entrant:
-    """One implementation at one shape or setting: made ready and checked first, then timed in turns with the others."""
+    """One implementation at one shape or setting: prepared and checked first, then timed in turns with the others."""
 
     name: str
     work: str = ""
-    """What it computes: entrants of one work compute the same."""
+    """What it computes; entrants with the same work compute the same."""
     required: bool = False
-    """Ours: where it breaks, its traceback is wanted."""
+    """Ours: if it fails, the error is raised."""
     sample: Sample | None = None
-    """Milliseconds of one call; it is set when the entrant is ready, and holds all the memory that it needs."""
+    """Returns milliseconds of one call. It is set when the entrant is ready, and holds all memory that it needs."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What its row says beside the times, such as its error and how it was timed."""
+    """What its row holds besides the times, such as its error and how it was timed."""
     milliseconds: list[float] = field(default_factory=list)
     failed: str | None = None
 
     def attempt(self, step: Callable[[], object]) -> None:
-        """Take a step, unless an earlier one failed."""
+        """Run a step, unless an earlier one failed."""
         if self.failed is None:
             why = failure(step, required=self.required)
             if why is not None:
                 self.fail(why)
 
     def fail(self, why: str) -> None:
-        """Be out from here on, and give memory back."""
+        """Drop out, and release memory."""
         self.failed, self.sample = why, None
 
     def turn(self) -> None:
-        """Be timed once more."""
+        """Time it once more."""
         assert self.sample is not None, f"{self.name} was not made ready"
         self.milliseconds.append(self.sample())
 
@@ -132,7 +132,7 @@ class Entrant:
 
 
 def take_turns(entrants: Sequence[Entrant], rounds: int, *, deadline: float = math.inf) -> None:
-    """Time every entrant once in each round; rounds end at the deadline, two at least."""
+    """Time every entrant once per round, until the deadline but for at least two rounds."""
     for entrant in entrants:
         entrant.milliseconds = []
     for turn in range(rounds):
@@ -143,14 +143,14 @@ def take_turns(entrants: Sequence[Entrant], rounds: int, *, deadline: float = ma
 
 
 def median_ratio(times: Sequence[float], others: Sequence[float]) -> float:
-    """The median over rounds of the ratio within the round: what slows the machine in one round slows both."""
+    """The median over rounds of the ratio within a round: what slows the machine in a round slows both."""
     return statistics.median(a / b for a, b in zip(times, others, strict=True))
 
 
 class Recorder:
-    """Results on their way to a file: written, with their page, after every piece; the same command resumes them.
+    """Writes results to a file, with their page, after every piece; the same command resumes them.
 
-    Without `out` they are only returned. When the `minutes` are over, no new piece is begun.
+    Without `out` they are only returned. After `minutes`, no new piece is started.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Recorder:
     def begin(
         self, page: Page, device: str, *, conclude: Callable[[Results], None] = lambda results: None, **about: Any
     ) -> Results:
-        """Start a file of this kind, or take up the one that an interrupted run of the same command left."""
+        """Start a file of this kind, or resume the one that an interrupted run of the same command left."""
         require(device)
         self.page, self.device, self.conclude = page, device, conclude
         dtype = str(DTYPES[device]).removeprefix("torch.")
@@ -193,7 +193,7 @@ class Recorder:
     def piece(
         self, into: str, name: str, measure: Callable[[], list[dict[str, Any]]], *, lenient: bool = False
     ) -> None:
-        """Add the rows that `measure` gives to the list `into`; where `lenient`, a failure is a row of its own."""
+        """Add the rows that `measure` returns to the list `into`; if `lenient`, a failure becomes a row."""
         rows, done = self.results.setdefault(into, []), self.results[UNFINISHED]
         if [into, name] in done:
             return
@@ -218,7 +218,7 @@ class Recorder:
         free(self.device)
 
     def end(self) -> Results:
-        """Every piece was asked for: the results are whole, unless the time was up."""
+        """Finish after the last piece: the results are complete, unless the time was up."""
         if self.left_out:
             self.progress("the time was up: run the same command again to resume")
         else:
@@ -235,7 +235,7 @@ class Recorder:
 
 
 def _measured(value: Any) -> Any:
-    """Rows without those that were left out, which are asked for again."""
+    """Rows without those that were left out, which are measured again."""
     if not isinstance(value, list):
         return value
     return [row for row in value if not (isinstance(row, dict) and row.get("failed") == LEFT_OUT)]

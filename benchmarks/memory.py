@@ -1,5 +1,5 @@
-"""Peak memory of one forward and backward pass, each case in a process of its own, since a process's peak never falls;
-and what a cache takes: its bytes against those of a full cache, and the largest batch that fits a device."""
+"""Peak memory of one forward and backward pass, each case in a separate process, since a process's peak never falls;
+and the memory of a cache: its bytes against those of a full cache, and the largest batch that fits a device."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from longshort.ops import attention
 
 LENGTHS = (4096, 32768, 131072)
 _MARGIN = 1 << 31
-"""Bytes of a GPU left free for a step's activations."""
+"""Bytes of the GPU's memory left free for a step's activations."""
 _RETREAT = 0.98
-"""The batch is lowered by this where what was computed does not fit after all."""
+"""The batch is lowered by this factor if the computed one does not fit after all."""
 
 
 def _loss(tokens: int, vocab: int, width: int, *, chunked: bool) -> Callable[[], None]:
@@ -63,7 +63,7 @@ CASES: dict[str, tuple[str, Callable[[], Callable[[], object]]]] = {
         lambda: _attention(HeadPlan.long_short(n_heads=8, n_global=0, window=128), 65_536, 64),
     ),
 }
-"""Name -> what it is, and a function that makes the inputs and returns the step to measure."""
+"""Name -> a description, and a function that makes the inputs and returns the step to measure."""
 
 
 def run(record: Recorder, cases: Sequence[str] = tuple(CASES)) -> Results:
@@ -85,7 +85,7 @@ def _measure_apart(name: str) -> list[dict[str, Any]]:
 def peak(make: Callable[[], Callable[[], object]]) -> float:
     """Peak memory of one step above what the inputs take, in MiB."""
     torch.manual_seed(0)
-    small = torch.ones(1, 1, 200, 8, requires_grad=True)  # loads what is loaded once
+    small = torch.ones(1, 1, 200, 8, requires_grad=True)  # triggers one-time loading
     attention(small, small, small, HeadPlan.long_short(n_heads=1, n_global=0, window=8)).out.sum().backward()
     linear_cross_entropy(torch.ones(4, 8, requires_grad=True), torch.ones(9, 8), torch.zeros(4).long()).backward()
     step = make()
@@ -96,7 +96,7 @@ def peak(make: Callable[[], Callable[[], object]]) -> float:
 
 def _peak_mib() -> float:
     status = Path("/proc/self/status")
-    if status.is_file():  # Linux hands the largest size of a process down to those that it starts, but not this number
+    if status.is_file():  # on Linux a child process inherits the peak in getrusage, but not this number
         return int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) / 2**10  # type: ignore[index]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10  # bytes there, KiB elsewhere
@@ -106,7 +106,7 @@ PAGE = Page(
     name="memory",
     title="Peak memory of forward and backward",
     command="python -m benchmarks memory --out benchmarks/results/memory.json",
-    about=lambda results: f"Above what the inputs take, {results['dtype']}, each case in a process of its own.",
+    about=lambda results: f"Memory beyond the inputs, {results['dtype']}, each case in a separate process.",
     tables=lambda results: markdown(
         ("case", "what", "peak, MiB"),
         [(row["case"], row["what"], f"{row['peak_mib']:,.1f}") for row in results["rows"]],
@@ -129,7 +129,7 @@ def cache_bytes(plan: HeadPlan, *, length: int, rollback: int, n_layers: int, he
 def cache_rows(
     lengths: tuple[int, ...] = LENGTHS, *, window: int = 128, device: str = "cpu", rollback: int = 32
 ) -> list[dict[str, Any]]:
-    """Caches in bf16 with 1 global head of 12, measured, against ones in which every head keeps everything."""
+    """Measured bytes of bf16 caches with 1 global head of 12, against caches in which every head keeps everything."""
     rows = []
     for length in lengths:
         measured = {}
@@ -155,9 +155,9 @@ def largest_batches(
     memory: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> dict[str, Any]:
-    """The largest batch of gpt2-small for LS heads and for plain ones, computed and then allocated and used.
+    """The largest batch of gpt2-small with LS heads and with plain heads, computed and then allocated and used.
 
-    `memory` are the bytes that the caches may take; what is free on the GPU, less a margin, if None.
+    `memory` is the number of bytes that the caches may take; if None, what is free on the GPU, less a margin.
     """
     batches: dict[str, Any] = {}
     for heads in ("plain", "ls"):
@@ -180,7 +180,7 @@ def largest_batches(
 
 @torch.no_grad()
 def _largest_that_fits(model: GPT, batch: int, length: int, device: str) -> int:
-    """At most `batch`: the cache is allocated and a token goes through the model."""
+    """The largest batch, at most `batch`, for which a cache can be allocated and a token run through the model."""
     while batch:
         try:
             cache = model.new_cache(batch, max_length=length, rollback=0)
@@ -191,4 +191,4 @@ def _largest_that_fits(model: GPT, batch: int, length: int, device: str) -> int:
         finally:
             cache = None  # type: ignore[assignment]
             free(device)
-    raise WrongResult("not even one row fits")
+    raise WrongResult("not even one sequence fits")

@@ -1,6 +1,6 @@
-"""Pages of docs/results: one is built from the JSON of one benchmark, and from nothing else.
+"""Pages of docs/results, each built from the JSON of one benchmark and nothing else.
 
-A page holds the command that made its data, verbatim; where that is an older spelling, today's stands beside it.
+A page quotes the command that made its data; if that is an older spelling, today's is shown with it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Results = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What is written of one kind of results."""
+    """How one kind of results is written up."""
 
     name: str
-    """Of the files: benchmarks/results/NAME.json, docs/results/NAME.md."""
+    """Name of the files: benchmarks/results/NAME.json, docs/results/NAME.md."""
     title: str
     command: str
     """Today's spelling of the command that made the committed data."""
@@ -37,7 +37,7 @@ class Page:
     tables: Callable[[Results], str]
 
     def text(self, results: Results, data: str) -> str:
-        """The page; `data` is where it links to for its numbers."""
+        """The page; `data` is the link to its numbers."""
         command = results["command"]
         head = f"# {self.title}\n\n    {command}\n\n"
         if not command.startswith(PROGRAM):
@@ -49,13 +49,13 @@ class Page:
         )
 
     def write(self, results: Results, path: Path) -> Path:
-        """The page of the results at `path`: in docs/results for those of this repository, else beside them."""
+        """Write the page of the results at `path`: in docs/results for those of this repository, else beside them."""
         folder = PAGES if path.resolve().parent == RESULTS else path.parent
         data = Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
         return write_atomically(folder / f"{path.stem}.md", self.text(results, data))
 
     def build(self) -> Path:
-        """The page of the committed results."""
+        """Write the page of the committed results."""
         path = RESULTS / f"{self.name}.json"
         return self.write(json.loads(path.read_text(encoding="utf-8")), path)
 
@@ -70,7 +70,7 @@ def _age(commit: str | None) -> str:
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table.
+    """A Markdown table.
 
     >>> print(markdown(("n", "ms"), [("512", "1.2")]))
     | n | ms |
@@ -82,7 +82,7 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def goals_table(goals: Iterable[dict[str, Any]]) -> str:
-    """What was to be reached, the number that decides it, and whether it was; `reached` is None if not measured."""
+    """Each goal, the number that decides it, and whether it was reached; `reached` is None if not measured."""
     rows = [
         (
             goal["goal"],

@@ -1,7 +1,7 @@
 """Implementations of attention that are measured against each other, each called in its fastest form.
 
-On a GPU inputs are (B, H, T, D) in (B, T, H, D) memory: what a model's projection gives, and what FlashAttention reads
-without a copy. Window off-by-ones: FlashAttention counts the keys before the current one, a plan counts that one too.
+On a GPU inputs are (B, H, T, D) in (B, T, H, D) memory, as a model's projection gives them and FlashAttention reads
+them without a copy. Windows differ by one: FlashAttention counts the keys before the current one, a plan includes it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Implementation:
 
     name: str
     work: str
-    """'full', 'ls', 'local' or 'global', as in `Shape.plan`. Those of one kind compute the same and are checked to."""
+    """'full', 'ls', 'local' or 'global', as in `Shape.plan`. Implementations of one work are checked to agree."""
     build: Callable[[Shape], Attend]
-    """Given the shape, masks and the like are made here, outside the timing."""
+    """Takes the shape, and makes masks and the like outside the timing."""
     missing: Callable[[], str | None] = lambda: None
     """Why it cannot run here, or None."""
 
@@ -57,7 +57,7 @@ def on_cpu() -> tuple[Implementation, ...]:
 
 
 def on_gpu(device: str = "cuda", *, backend: str = "triton") -> tuple[Implementation, ...]:
-    """Those on a GPU; `device` is where masks and the like are made, `backend` that of the package's own op."""
+    """The same on a GPU; `device` is where masks and the like are made, `backend` that of the package's own op."""
     return (
         Implementation(name=OURS, work="ls", build=ours("ls", backend=backend)),
         Implementation(name=OURS_WITH_STATS, work="ls", build=ours("ls", backend=backend, stats=True)),
@@ -82,7 +82,7 @@ def ours(work: str, *, backend: str = "blocked", stats: bool = False) -> Callabl
 
 
 def sdpa(backend: SDPBackend | None = None) -> Attend:
-    """Full causal attention by PyTorch's own, or by one of its backends, which raises rather than taking another."""
+    """Full causal attention by PyTorch's SDPA, or by one of its backends, which raises rather than falling back."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if backend is None:
@@ -131,8 +131,8 @@ def flex(plan: HeadPlan, length: int, device: str) -> Attend:
 def block_mask(plan: HeadPlan, length: int, device: str) -> Any:
     """FlexAttention's mask of a plan with its global heads first and one window.
 
-    Made for one global and one local head and then repeated: made for all heads, the dense mask that it starts from
-    takes 34 GB at 32 heads and 32,768 positions, or minutes of compilation over all shapes.
+    It is made for one global and one local head and then repeated: for all heads, the dense mask that it starts from
+    would take 34 GB at 32 heads and 32,768 positions, or minutes of compilation over all shapes.
     """
     from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
@@ -184,7 +184,7 @@ def _windowed(device: str) -> Callable[[Shape], Attend]:
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B * T, H, D), views
             out = varlen_attn(q, k, v, bounds, bounds, length, length, window_size=(shape.window - 1, 0))
-            assert isinstance(out, Tensor)  # and no log-sum-exp beside it
+            assert isinstance(out, Tensor)  # without a log-sum-exp
             return out.unflatten(0, (batch, length)).transpose(1, 2)
 
         return attend
@@ -212,14 +212,14 @@ def _two_calls(device: str) -> Callable[[Shape], Attend]:
 
 
 def set_up_blocks(model: GPT, kernel: SDPBackend | None = None, *, compiled: bool = False) -> None:
-    """Compile a model's blocks, each alone: one graph for all layers, compiled once. With `kernel`, their calls of
-    SDPA (`backend="sdpa"`) are by that one, which raises rather than taking another.
+    """Compile each of a model's blocks on its own: one graph for all layers, compiled once. With `kernel`, their calls
+    of SDPA (`backend="sdpa"`) use that kernel, which raises rather than falling back.
     """
     if compiled:
         allow_many_graphs()
     for block in model.blocks:
         module: Any = block
-        # Inside what is compiled: a graph has its kernel in it, and is not taken for another's.
+        # Inside the compiled function, so that a graph contains its kernel and is not reused for another.
         forward = module.forward if kernel is None else _under(kernel, module.forward)
         module.forward = torch.compile(forward, dynamic=False) if compiled else forward
 

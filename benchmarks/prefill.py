@@ -1,4 +1,4 @@
-"""Full forward passes of the paper's models at inference, attention computed in several ways."""
+"""Full forward passes of the paper's models at inference, with attention computed in several ways."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from longshort.model import GPT, GPTConfig
 from longshort.train.precision import autocast
 
 TOKENS = 32768
-"""Of one forward pass, so that sequences of any length fill the GPU; a batch of one from 32,768 on."""
+"""Tokens of one forward pass, so that sequences of any length fill the GPU; a batch of one from 32,768 on."""
 VARIANTS = ("ls", "plain", "plain-flash", "plain-cudnn")
 LENGTHS = (2048, 4096, 8192, 16384, 32768)
 _KERNELS = {"plain-flash": SDPBackend.FLASH_ATTENTION, "plain-cudnn": SDPBackend.CUDNN_ATTENTION}
@@ -34,9 +34,9 @@ def forward(
     compiled: bool = False,
     **changes: Any,
 ) -> Callable[[], object]:
-    """One forward pass of a model as a variant computes attention: to the loss under autocast, as in training and
-    evaluation, or to the last hidden state with the weights in bf16, as a served model fills its cache. Its blocks may
-    be compiled."""
+    """One forward pass of a model with a variant's attention: to the loss under autocast, as in training and
+    evaluation, or to the last hidden state with bf16 weights, as a served model fills its cache. Its blocks may be
+    compiled."""
     on_gpu = device.startswith("cuda")
     kernel = _KERNELS.get(variant)
     backend = "sdpa" if kernel is not None else "triton" if on_gpu else "auto"
@@ -45,13 +45,13 @@ def forward(
         plan = HeadPlan.full(config.n_heads)
         config = GPTConfig.preset(preset, context=length, backend=backend, plan=plan, **changes)
     torch.manual_seed(0)
-    with torch.device(device):  # a large model takes seconds to draw on the CPU
+    with torch.device(device):  # drawing a large model on the CPU takes seconds
         model = GPT(config).eval()
     if on_gpu and not loss:
         model.bfloat16()
     set_up_blocks(model, kernel, compiled=compiled)
     tokens = torch.randint(config.vocab_size, (batch, length), device=device)
-    targets = tokens.clone()  # the loss is chunked: full logits of 32,768 tokens would be timed otherwise
+    targets = tokens.clone()  # with targets the loss is chunked; otherwise full logits of 32,768 tokens would be timed
 
     @torch.inference_mode()
     def call() -> object:
@@ -90,6 +90,6 @@ def measure(
 
 
 def saved(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The share of each plain variant's time that LS does not take, at one length."""
+    """The share of each plain variant's time that LS saves, at one length."""
     times = {row["arm"]: statistics.median(row["milliseconds"]) for row in rows}
     return {variant: 1 - times["ls"] / ms for variant, ms in times.items() if variant != "ls"}

@@ -24,7 +24,7 @@ class Shape:
     def plan(self, work: str) -> HeadPlan:
         """The heads of one kind of work.
 
-        `full`: causal attention over all heads, what a model without LS-attention would pay; `ls`: one global head, the
+        `full`: causal attention with all heads global, as in a model without LS-attention; `ls`: one global head, the
         rest local; `local` and `global`: those local heads, or that global head, alone.
         """
         if work == "full":
@@ -54,13 +54,13 @@ LARGE_BATCHES = (
     Shape(batch=32, heads=12, length=32768, head_dim=64, window=128),
     Shape(batch=16, heads=32, length=8192, head_dim=128, window=128),
 )
-"""Of decoding, for its table of tiles alone: the goals are those of the seven above."""
+"""Shapes of decoding that are only for its table of tiles: the goals are for the seven above."""
 
 SHAPES = {"cpu": CPU_SHAPES, "cuda": GPU_SHAPES}
 
 
 def chosen(shapes: Sequence[Shape], numbers: str | None) -> tuple[Shape, ...]:
-    """The shapes of these numbers, counted from 0 and separated by commas; all if None.
+    """The shapes with these numbers, counted from 0 and separated by commas; all if None.
 
     >>> [str(shape) for shape in chosen(CPU_SHAPES, "1")]
     ['B1 H6 T8192 D32 w100']

@@ -1,8 +1,8 @@
-"""How calls are timed: by the clock on a CPU; on a GPU replayed in a CUDA graph, which has no cost of Python in it, or
+"""How calls are timed: by the clock on a CPU; on a GPU by replaying a CUDA graph, which has no Python overhead, or
 eagerly between events.
 
-Every timer returns a function that gives the milliseconds of one call; on a GPU the median of some, a few tens of
-milliseconds each, so that many implementations can take turns.
+Every timer returns a function that gives the milliseconds of one call; on a GPU it is the median of several calls and
+takes a few tens of milliseconds, so that many implementations can take turns.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Sample = Callable[[], float]
 _GRAPH_MS, _REPLAYS = 10.0, 5
 """What the calls of one graph would take eagerly, and how often a sample replays it."""
 _WARMUP_MS, _EAGER_MS = 5, 20
-"""What a sample between events takes."""
+"""Duration of a sample between events."""
 
 
 def repeated(calls: Sequence[Call], device: str, *, stream: torch.cuda.Stream | None = None) -> tuple[Sample, str]:
-    """A timer for calls that do the same work on different inputs, and its kind: graph, or events where that fails.
+    """A timer for calls that do the same work on different inputs, and its kind: graph, or events if capture fails.
 
-    A backward call must be captured in the stream that its forward ran in.
+    A backward call must be captured in the stream in which its forward ran.
 
-    The calls take turns, so that together they can be larger than the cache; between events it is emptied instead.
+    The calls take turns, so that together they can exceed the cache; between events the cache is flushed instead.
     """
     if device == "cpu":
         return clocked(warmed(calls[0])), "clock"
@@ -42,12 +42,12 @@ def repeated(calls: Sequence[Call], device: str, *, stream: torch.cuda.Stream | 
 
 
 def graphed(calls: Sequence[Call], *, stream: torch.cuda.Stream | None = None) -> Sample:
-    """Replays of a CUDA graph of the calls; raises where they cannot be captured."""
+    """Replay a CUDA graph of the calls; raises if they cannot be captured."""
     stream, start, end = stream or torch.cuda.Stream(), _event(), _event()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         for call in calls:
-            call()  # what is compiled or tuned at the first call must not be captured
+            call()  # compilation and tuning at the first call must not be captured
         start.record()
         for call in calls:
             call()
@@ -78,7 +78,7 @@ def graphed(calls: Sequence[Call], *, stream: torch.cuda.Stream | None = None) -
 
 
 def eager(call: Call, device: str) -> Sample:
-    """Single calls between events, the cache emptied before each."""
+    """Single calls between events, with the cache flushed before each."""
     if device == "cpu":
         return clocked(warmed(call))
     from triton.testing import do_bench
@@ -89,7 +89,7 @@ def eager(call: Call, device: str) -> Sample:
 def clocked(
     call: Call, device: str = "cpu", *, calls: int = 1, clock: Callable[[], float] = time.perf_counter
 ) -> Sample:
-    """One call by a clock of the host, on average over `calls` in a row; the device has finished before and after."""
+    """One call by the host's clock, averaged over `calls` in a row; the device is idle before and after."""
 
     def sample() -> float:
         gc.collect()
@@ -104,20 +104,20 @@ def clocked(
 
 
 def warmed(call: Call, times: int = 1) -> Call:
-    """The call, after it has been made: what is compiled, loaded or tuned at first is done."""
+    """The call, after it has run: compilation, loading and tuning are done."""
     for _ in range(times):
         call()
     return call
 
 
 def finish(device: str) -> None:
-    """Wait for what the device still has to do."""
+    """Wait until the device has finished."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
 
 
 def free(device: str) -> None:
-    """Give back what nobody holds any more."""
+    """Release memory that is no longer used."""
     if device.startswith("cuda"):
         gc.collect()
         torch.cuda.synchronize()

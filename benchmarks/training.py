@@ -1,12 +1,12 @@
-"""Training throughput on one GPU: the same GPT with LS-attention and with plain attention, by several implementations;
-and what the logit statistics add to a training step.
+"""Training throughput on one GPU: one GPT with LS-attention and with plain attention, in several implementations; and
+what the logit statistics add to a training step.
 
-A step is forward, loss, backward and fused AdamW on random tokens, under bf16 autocast; only the plan
-and the backend differ. FLOPs of a step, forward and backward: 6 for each token and weight in a matrix product
-(all but the embedding tables; a tied table is the head's matrix), and 12 D for each pair of a query and a key that it
-sees, in each head of dimension D (two products forward, four backward). MFU relates them to the GPU's dense bf16 peak;
-`mfu_as_plain` counts every pair that plain attention would see, whether it is computed or not. With `--compile`, blocks
-that call FlexAttention have a graph break there (`longshort.ops.flex`).
+A step is forward, loss, backward and fused AdamW on random tokens, under bf16 autocast; only the plan and the backend
+differ. FLOPs of a step, forward and backward: 6 for each token and weight in a matrix product (all weights but the
+embedding tables; a tied table is the head's matrix), and 12 D for each pair of a query and a key that it sees, in each
+head of dimension D (two products forward, four backward). MFU relates them to the GPU's dense bf16 peak; `mfu_as_plain`
+counts every pair that plain attention would see, whether computed or not. With `--compile`, blocks that call
+FlexAttention have a graph break there (`longshort.ops.flex`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from longshort.train.precision import autocast
 _WARMUP_STEPS = 3
 _LOSS_ERROR, _GRADIENT_ERROR = 1e-2, 5e-2
 """Largest accepted differences within one plan at the first step: of the loss, and of the first projection's gradient
-relative to its norm, which a wrong mask changes more than the loss of a model that knows nothing yet."""
+relative to its norm, which a wrong mask changes more than the loss of an untrained model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Setting:
     tokens: int
     """Tokens per step, the same for every implementation."""
     overrides: dict[str, Any] = field(default_factory=dict)
-    """Fields of the preset that are changed."""
+    """Fields of the preset to change."""
 
     def __str__(self) -> str:
         return f"{self.preset}:{self.context}"
@@ -61,7 +61,7 @@ class Setting:
         return GPTConfig.preset(self.preset, context=self.context, backend=backend, plan=full, **self.overrides)
 
 
-# On a large GPU the loss need not save memory, and a vocabulary of 50,257 makes slow matrix products.
+# On a large GPU the loss need not save memory, and matrix products with a vocabulary of 50,257 are slow.
 _CHUNK: dict[str, Any] = {"loss_chunk": 1 << 13}
 _PAPER: dict[str, Any] = {"preset": "paper-6m", "tokens": 1 << 16, "overrides": _CHUNK}
 _GPT2: dict[str, Any] = {"preset": "gpt2-small", "tokens": 1 << 15, "overrides": _CHUNK | {"vocab_size": 50_304}}
@@ -82,7 +82,7 @@ class Kernel:
     plan: str
     """'ls' or 'plain'."""
     backend: str | None = None
-    """Of the model; None is the package's own."""
+    """Backend of the model; None is the package's own."""
     sdpa: SDPBackend | None = None
     """Which of PyTorch's kernels serves backend="sdpa"."""
 
@@ -104,11 +104,11 @@ class FirstStep(NamedTuple):
 
     loss: float
     gradient: Tensor
-    """Of the first layer's projection to queries, keys and values."""
+    """Gradient of the first layer's projection to queries, keys and values."""
 
 
 class Trainee:
-    """One kernel's model, optimizer and data; all of a setting start from the same weights."""
+    """One kernel's model, optimizer and data; all kernels of a setting start from the same weights."""
 
     def __init__(self, kernel: Kernel, setting: Setting, *, device: str, backend: str, compiled: bool) -> None:
         config = setting.config(kernel.plan, kernel.backend or backend)
@@ -136,7 +136,7 @@ class Trainee:
 
 
 def disagreement(first: FirstStep, other: FirstStep) -> str | None:
-    """How far two kernels of one plan are apart at the first step, if that is more than rounding."""
+    """How far apart two kernels of one plan are at the first step, if by more than rounding."""
     difference, size = (torch.linalg.vector_norm(x) for x in (first.gradient - other.gradient, other.gradient))
     apart = (difference / size).item()
     if abs(first.loss - other.loss) <= _LOSS_ERROR and apart <= _GRADIENT_ERROR:
@@ -200,7 +200,7 @@ def measure(
 
 
 def step_flops(setting: Setting, plan: str) -> float:
-    """Arithmetic of one step, as the module says."""
+    """FLOPs of one step, as described at the top of this module."""
     with torch.device("meta"):
         model = GPT(setting.config(plan))
     return setting.tokens * flops_per_token(model, setting.context)
@@ -224,8 +224,17 @@ def _row(
 
 
 def table(results: Results) -> str:
-    """A line for each row."""
-    header = ("model:context", "attention", "by", "ms a step", "tokens/s", "MFU", "MFU as if plain", "LS is faster by")
+    """One line per row."""
+    header = (
+        "model:context",
+        "attention",
+        "by",
+        "ms per step",
+        "tokens/s",
+        "MFU",
+        "MFU as if plain",
+        "LS is faster by",
+    )
     lines = []
     for row in results["rows"]:
         named = (row["setting"], row["plan"], row["arm"])
@@ -239,8 +248,8 @@ def table(results: Results) -> str:
     return markdown(header, lines)
 
 
-_ABOUT = """Forward, loss, backward and fused AdamW under bf16 autocast, random tokens, as many per step for all, which
-take turns; medians over rounds."""
+_ABOUT = """Forward, loss, backward and fused AdamW under bf16 autocast on random tokens, with equally many tokens per
+step. Implementations take turns; medians over rounds."""
 PAGE = Page(
     name="training-throughput",
     title="Training throughput",
@@ -267,7 +276,7 @@ def run_statistics(record: Recorder, *, device: str = "cpu", rounds: int = 15, e
 
 
 def statistics_cost(plan: HeadPlan, *, device: str, rounds: int, every: int) -> dict[str, float]:
-    """Median milliseconds of a step, median ratio with to without, and what that is at one reading in `every` steps."""
+    """Median milliseconds of a step, median ratio with to without, and the overhead at one reading in `every` steps."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(**_SMALL, plan=plan)).to(device)
     tokens = torch.randint(257, (2, 1025), device=device)

@@ -1,8 +1,8 @@
-"""Searches tile shapes of the Triton kernels on this GPU: those of attention, for the table that the kernels look them
-up in, and those of one decoding step, which `decode_step` measures.
+"""Search for tile shapes of the Triton kernels on this GPU: those of attention, for the table that the kernels use, and
+those of one decoding step, which `decode_step` measures.
 
-Candidates are compiled side by side in many processes, then timed one after another. One of attention whose result
-differs from that of the untuned shapes is left out.
+Candidates are compiled in parallel in many processes, then timed one after another. A candidate for attention whose
+result differs from that of the untuned shapes is left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CANDIDATES: dict[str, tuple[tuple[int | None, ...], ...]] = {
     "grad_q": ((64, 64, 2, 4), (64, 64, 3, 4), (64, 32, 3, 4), (64, 64, 2, 4, 128), (64, 64, 2, 4, 96)),
     "grad_kv": ((64, 64, 2, 4), (64, 64, 3, 4), (64, 64, 2, 4, 168), (32, 64, 3, 4), (64, 64, 2, 4, 128)),
 }
-"""Arguments of TileShape; what lost at every shape by more than a fifth is no longer tried."""
+"""Arguments of TileShape, without those that were slower by more than a fifth at every shape."""
 _CLOSE = 0.02
 """Largest difference from the untuned result, relative to its norm."""
 
@@ -44,11 +44,11 @@ class Job(NamedTuple):
     which: str = "ls"
     """The plan: "ls", one global head and the rest local, or "local", those local heads alone."""
     parts: int = 0
-    """Of a long head's walk; 0 leaves it to the launch."""
+    """Parts of a long head's walk; 0 leaves it to the launch."""
 
     @property
     def compiled_as(self) -> tuple[Any, ...]:
-        """Sizes are no part of it."""
+        """What identifies the compiled kernel; sizes do not."""
         return self.kernel, self.shape.head_dim, self.candidate
 
 
@@ -57,7 +57,7 @@ R = TypeVar("R")
 
 
 def side_by_side(work: Callable[[T], R], jobs: Sequence[T]) -> list[R]:
-    """Each job in one of many processes; what they compile goes to Triton's cache on disk."""
+    """Run each job in one of many processes; what they compile goes to Triton's cache on disk."""
     with get_context("spawn").Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
         return list(pool.imap(work, jobs))
 
@@ -69,7 +69,7 @@ def search(
     rounds: int = 1,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[dict[str, Any]]:
-    """Microseconds of each shape of tile, as `prepare` makes it ready; one that the GPU has no room for says so."""
+    """Microseconds of each tile shape, prepared by `prepare`; a shape too large for the GPU is reported as such."""
     found: list[dict[str, Any]] = []
     for numbers in tried:
         entrant = Entrant(f"tiles {numbers}")
@@ -82,12 +82,12 @@ def search(
 
 
 def fastest(search: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that ran, the fastest first."""
+    """The shapes that ran, fastest first."""
     return sorted((row for row in search if row["failed"] is None), key=lambda row: row["microseconds"])
 
 
 def run(*, shapes: tuple[Shape, ...] = GPU_SHAPES, progress: Callable[[str], None]) -> dict[str, Any]:
-    """The table of attention: for each kernel and shape the fastest candidate, with all times beside it."""
+    """The table for attention: the fastest candidate for each kernel and shape, with all times."""
     require("cuda")
     jobs = [Job(kernel, shape, candidate) for shape in shapes for kernel, c in CANDIDATES.items() for candidate in c]
     alike = {job.compiled_as: job for job in jobs}
@@ -145,7 +145,7 @@ def task(job: Job, inputs: Drawn) -> Callable[[], list[Tensor]]:
 
 
 def _compiles(job: Job) -> bool:
-    """In a process of its own; the result goes to Triton's cache on disk."""
+    """Runs in a separate process; the result goes to Triton's cache on disk."""
     small = Shape(batch=1, heads=2, length=2048, head_dim=job.shape.head_dim, window=job.shape.window)
     try:
         for parts in (1, 2):
@@ -159,16 +159,16 @@ def _compiles(job: Job) -> bool:
 
 
 _DECODE_SIZES = ((64, 4, 3), (32, 4, 4), (64, 4, 4), (32, 4, 6), (16, 4, 6), (128, 4, 2), (128, 8, 2))
-"""Columns at head dim 64 (as many more or fewer as the dim is smaller or larger), warps, stages: those of four
-warps were each among the best at some shape of wider searches."""
+"""Columns at head dim 64 (in inverse proportion at other dims), warps, stages: each of those with four warps was among
+the best at some shape in a wider search."""
 _DECODE_PROGRAMS = (0.75, 1.0, 1.75, 2.0)
-"""Of the split heads, a processor: one or two, or as many less those that the other heads take."""
+"""Programs of split heads per multiprocessor: one or two, or that less what the other heads take."""
 _DECODE_BY_MATRIX = ((128, 4, 3),)
 """Sizes for the matrix units."""
 _DECODE_VARIANTS = ((0, 0), (0, 1), (1, 1), (2, 1), (3, 1))
 """`early` and `fetch` of a `DecodeShape`."""
 _COMPILED_AHEAD = 300
-"""Kernels; if there were more with the variants of all candidates, those of the best are compiled when tried."""
+"""Most kernels compiled in advance; beyond it, variants are compiled when the best candidates are tried."""
 
 
 def decode_candidates(head_dim: int) -> list[tuple[Any, ...]]:
@@ -190,13 +190,13 @@ def decode_candidates(head_dim: int) -> list[tuple[Any, ...]]:
 
 
 def decode_variants() -> list[tuple[int, int]]:
-    """`early` and `fetch` as this GPU can have them, the plain one first."""
+    """Values of `early` and `fetch` that this GPU supports, the plain one first."""
     able = torch.cuda.get_device_capability() >= (9, 0)
     return [(early, fetch) for early, fetch in _DECODE_VARIANTS if able or not early]
 
 
 def distinct_kernels(shapes: Iterable[Shape], processors: int) -> list[tuple[Shape, tuple[Any, ...]]]:
-    """Candidates of the shapes, one for each kernel that they need."""
+    """Candidates for the shapes, one for each kernel that they need."""
     from longshort.ops.decode.launch import joined_at_a_time, parts_of
 
     found: dict[tuple[object, ...], tuple[Shape, tuple[Any, ...]]] = {}
@@ -210,7 +210,7 @@ def distinct_kernels(shapes: Iterable[Shape], processors: int) -> list[tuple[Sha
 
 
 def decode_kernels(shapes: Iterable[Shape]) -> list[tuple[Shape, tuple[Any, ...]]]:
-    """What is worth compiling before the search of decoding's shapes."""
+    """The kernels worth compiling before the search over decoding shapes."""
     plain = distinct_kernels(shapes, torch.cuda.get_device_properties(0).multi_processor_count)
     kinds: list[tuple[Any, ...]] = [()]
     if len(plain) * len(decode_variants()) <= _COMPILED_AHEAD:

@@ -131,7 +131,7 @@ def test_what_the_time_was_up_for_has_no_verdict():
 
 
 def test_an_unknown_part_is_refused():
-    with pytest.raises(ValueError, match="parts must be among cache, speed, batch, prefill, compiled, got speeed"):
+    with pytest.raises(ValueError, match="parts must be some of cache, speed, batch, prefill, compiled, got speeed"):
         run(parts=("speeed",))
 
 

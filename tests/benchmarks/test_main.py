@@ -48,12 +48,12 @@ def test_decoding_measures_the_parts_asked_for(tmp_path):
     [
         ("attention --device tpu", "device must be cpu or cuda, got 'tpu'"),
         ("attention --shapes x", "shapes must be numbers from 0 to 3"),
-        ("attention --tune", "--tune needs --out"),
-        ("decoding --parts speeed", "parts must be among cache, speed, batch, prefill, compiled, got speeed"),
+        ("attention --tune", "--out must name a file for the table"),
+        ("decoding --parts speeed", "parts must be some of cache, speed, batch, prefill, compiled, got speeed"),
         ("decoding --attention --shapes 9", "shapes must be numbers from 0 to 8"),
-        ("training --only paper-6m:1", "--only must be among paper-6m:2048"),
-        ("training --kernels theirs", "--kernels must be among longshort-ls"),
-        ("memory --only everything", "--only must be among loss-full"),
+        ("training --only paper-6m:1", "--only must be some of paper-6m:2048"),
+        ("training --kernels theirs", "--kernels must be some of longshort-ls"),
+        ("memory --only everything", "--only must be some of loss-full"),
     ],
 )
 def test_bad_input_ends_in_one_line(words, says):
