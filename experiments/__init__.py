@@ -1,8 +1,8 @@
 """The experiments, one module for each question, and the engine that runs, packs and publishes them.
 
-`python -m experiments --list` shows them all; none of this is part of the installed package. A new one is a module with
-an `EXPERIMENT`, `positions` is a short example, and a name in `NAMES`; `--publish` saves its data and builds its page,
-for which a person writes `results/NAME.reading.md`.
+`python -m experiments --list` shows them all; none of this is part of the installed package. To add one, write a module
+with an `EXPERIMENT` (`positions` is a short example) and add its name to `NAMES`. `--publish` saves its data and builds
+its page; a person writes what the page says about the numbers, in `results/NAME.reading.md`.
 """
 
 from __future__ import annotations

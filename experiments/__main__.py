@@ -1,4 +1,4 @@
-"""`python -m experiments`, from a checkout: its options, and what a call does. Heavy imports happen when it runs."""
+"""The command line of `python -m experiments`, run from a checkout. Heavy imports happen when a command runs."""
 
 from __future__ import annotations
 
@@ -23,27 +23,28 @@ say: Callable[[str], None] = typer.echo
 @one_line_errors()
 def main(
     name: Annotated[str | None, typer.Argument(help="The experiment; --list shows them.")] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ... of the base config.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ... in the base config.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="Show every experiment and what it costs.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs (default: runs/NAME).")] = None,
     data: Annotated[Path | None, typer.Option(help="Token folder, made by `longshort data`.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of each run (default: the experiment's).")] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds, as in 0,1,2; later calls may add some.")] = "0",
+    seeds: Annotated[str, typer.Option(help="Seeds, as in 0,1,2; a later call may add more.")] = "0",
     variants: Annotated[str | None, typer.Option(help="Only these: names or patterns, as in 'ls-*,g1'.")] = None,
     arms: Annotated[str | None, typer.Option(hidden=True, help="The old name of --variants.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    parallel: Annotated[int, typer.Option(min=1, help="Runs that share the device.")] = 1,
-    minutes: Annotated[float | None, typer.Option(min=0.0, help="Stop cleanly after so long; resumable.")] = None,
+    parallel: Annotated[int, typer.Option(min=1, help="How many runs share the device.")] = 1,
+    minutes: Annotated[float | None, typer.Option(min=0.0, help="Stop cleanly after this time; resumable.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="CPU-sized: shows that it runs, decides nothing.")] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Show the runs and a guess of the time; run nothing.")] = False,
-    time_steps: Annotated[bool, typer.Option("--time-steps", help="Time a step of each variant alone.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Show the runs and a rough estimate; run nothing.")] = False,
+    time_steps: Annotated[bool, typer.Option("--time-steps", help="Time each variant's step, run alone.")] = False,
     pack: Annotated[Path | None, typer.Option(help="Pack the results, without weights, into this .tar.gz.")] = None,
     unpack: Annotated[Path | None, typer.Option(help="Add the results of a pack to the folder; train nothing.")] = None,
-    publish: Annotated[bool, typer.Option("--publish", help="Save the folder's data and build their page.")] = False,
+    publish: Annotated[bool, typer.Option("--publish", help="Save the folder's data and build the page.")] = False,
     add: Annotated[bool, typer.Option("--add", help="With --publish: add to the published data of a task.")] = False,
     build: Annotated[bool, typer.Option("--build", help="Build the page, or all pages, from saved data.")] = False,
 ) -> None:
-    """Run an experiment. Resumable: what is done is not done again; variants and seeds may be added.
+    """Run an experiment. Finished runs are not repeated: run the same command again to resume, or add variants or seeds
+    to it.
 
     Example: python -m experiments explosion --data data/books --parallel 6 --minutes 8 --pack explosion.tar.gz
     """
@@ -90,13 +91,13 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def _list() -> None:
-    say("Costs are guesses from the speed of earlier runs; `--plan` counts the runs that are left.")
+    say("Costs are estimates from the speed of earlier runs; `--plan` counts the runs that are left.")
     for experiment in map(load, NAMES):
         say(f"{experiment.name}\n    {experiment.question}\n    {experiment.cost}")
 
 
 def _build(names: tuple[str, ...]) -> None:
-    """Pages and figures from saved data, and the table of all claims."""
+    """Build pages and figures from saved data, and the table of all claims."""
     from experiments.engine import pages
 
     experiments = [load(name) for name in names]
@@ -118,7 +119,7 @@ def _plan(experiment: Experiment, options: Options) -> None:
 
 
 def _run(experiment: Experiment, options: Options, *, time_steps: bool, pack: Path | None) -> bool:
-    """Run what is left, or time steps, and pack; False if it was stopped before the end, with what there is packed."""
+    """Run what is left, or time steps, then pack what there is; False if it was stopped before the end."""
     from experiments.engine import sweep
     from experiments.engine.pack import pack as write_pack
 
@@ -131,7 +132,7 @@ def _run(experiment: Experiment, options: Options, *, time_steps: bool, pack: Pa
         else:
             done = sweep.run_sweep(experiment, options, say)
     except sweep.RunFailed:
-        if pack is not None:  # what the other runs brought must not be lost
+        if pack is not None:  # the results of the other runs must not be lost
             write_pack(options.out, pack)
         raise
     if pack is not None:
@@ -142,7 +143,7 @@ def _run(experiment: Experiment, options: Options, *, time_steps: bool, pack: Pa
 
 
 def _take_in(experiment: Experiment, out: Path, *, unpack: Path | None, publish: bool, add: bool) -> None:
-    """Add a pack to the folder, and save its data and page."""
+    """Add a pack to the folder, or save the folder's data and page, or both."""
     from experiments.engine import pages
     from experiments.engine.joining import joined
     from experiments.engine.pack import unpack as read_pack
@@ -151,7 +152,7 @@ def _take_in(experiment: Experiment, out: Path, *, unpack: Path | None, publish:
         kept = read_pack(unpack, out)
         say(f"unpacked {unpack} into {out}")
         if kept:
-            say(f"left as they are, since they came farther than the pack's: {', '.join(kept)}")
+            say(f"kept as they are, since they have more steps than those in the pack: {', '.join(kept)}")
     if publish:
         data, published = experiment.collect(out), pages.load(experiment)
         say(f"wrote {pages.save(experiment, joined(published, data) if add and published is not None else data)}")
@@ -160,7 +161,7 @@ def _take_in(experiment: Experiment, out: Path, *, unpack: Path | None, publish:
 
 
 def _show(experiment: Experiment, out: Path) -> None:
-    """The table and the findings; the report page of the runs where its packages are."""
+    """Print the table and the findings, and write the report page of the runs where its packages are installed."""
     from experiments.engine.pages import is_quick
     from longshort.files import write_atomically
     from longshort.report import ReportError, write_report

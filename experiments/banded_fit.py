@@ -24,9 +24,9 @@ BAND = 32
 LENGTHS, WIDTHS, STEPS = (64, 128, 256, 512, 1024), (4, 8, 16, 24, 32, 48), 400
 QUICK_LENGTHS, QUICK_WIDTHS, QUICK_STEPS = (64, 96), (4, 8), 20
 RATE = 0.1
-"""Of Adam, falling by a cosine."""
+"""Adam's learning rate, which falls along a cosine."""
 CLOSE = 0.01
-"""Nats: a pattern is expressed if the mean KL divergence of its rows is below."""
+"""Nats: a pattern counts as expressed if the mean KL divergence of its rows is below this."""
 RESULTS = "results.json"
 
 
@@ -38,7 +38,7 @@ def target(n: int, band: int, seed: int) -> Tensor:
 
 
 def learn(n: int, d: int, *, windowed: bool, seed: int, steps: int, band: int) -> dict[str, Any]:
-    """Fit free Q and K to a target by Adam with a cosine schedule; the error, the logits and the rank it took."""
+    """Fit free Q and K to a target by Adam with a cosine schedule; return the error, the largest |logit| and rank."""
     wanted = target(n, band, seed)
     generator = torch.Generator().manual_seed(1000 + seed)
     q, k = (torch.randn(n, d, generator=generator).requires_grad_() for _ in range(2))
@@ -78,7 +78,7 @@ def _all_scores(q: Tensor, k: Tensor, band: int) -> tuple[Tensor, Tensor]:
 
 
 def _band_scores(q: Tensor, k: Tensor, band: int) -> tuple[Tensor, Tensor]:
-    """The same where only the band's keys are visible: n w scores in all."""
+    """The same with only the band's keys visible: n w scores in all."""
     n, d = q.shape
     keys = torch.cat((k.new_zeros(band - 1, d), k)).unfold(0, band, 1)  # (n, d, w)
     logits = torch.einsum("nd,ndw->nw", q, keys) / d**0.5
@@ -88,7 +88,7 @@ def _band_scores(q: Tensor, k: Tensor, band: int) -> tuple[Tensor, Tensor]:
 
 
 def measure(options: Options, message: Message) -> None:
-    """Every length, width and seed, with and without the window."""
+    """Fit every length, width and seed, with and without the window."""
     lengths, widths = (QUICK_LENGTHS, QUICK_WIDTHS) if options.quick else (LENGTHS, WIDTHS)
     steps = options.steps or (QUICK_STEPS if options.quick else STEPS)
     fits: list[dict[str, Any]] = []
@@ -107,7 +107,7 @@ def measure(options: Options, message: Message) -> None:
 
 
 def rank_needed(errors: Sequence[tuple[float, float]], bound: float = CLOSE) -> float | None:
-    """The width at which the error falls to the bound, between two widths by interpolation of logarithms.
+    """The width at which the error falls to the bound, interpolated between two widths on a log-log scale.
 
     >>> rank_needed([(8, 0.1), (16, 0.001)])
     11.3137...

@@ -1,4 +1,4 @@
-"""What the experiments on long-range tasks share: the classifier, the attention it is given, and how a task is set."""
+"""What the experiments on long-range tasks share: the classifier, its kinds of attention, and the setup of a task."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from longshort.train.variants import LAS_MAX_DECAY, LAS_WIDTH, with_plan
 
 N_GLOBAL, WINDOW = 2, 64
 POINT = 0.01
-"""A difference of accuracies below one point decides nothing."""
+"""A difference in accuracy below one point decides nothing."""
 DENSE_PAIRS = 4 * 2000**2
-"""Pairs of a query and a key in a micro-batch where attention matrices are formed: four sequences of 2,000 tokens."""
+"""Query-key pairs per micro-batch where whole attention matrices are formed: four sequences of 2,000 tokens."""
 
 BASE: dict[str, dict[str, Any]] = {
     **ON_TASKS,
@@ -43,7 +43,7 @@ _SIZES = ("length", "train", "validation", "test")
 
 
 def on_task(base: TrainConfig, name: str, settings: Mapping[str, Any]) -> TrainConfig:
-    """The base with this task. Sizes that the base itself has, as that of `--quick` does, go before the settings."""
+    """The base with this task. Sizes that the base sets itself, as for `--quick`, take precedence over the settings."""
     own = {size: value for size in _SIZES if (value := getattr(base.task, size)) is not None}
     if "length" not in TASKS[name].defaults:
         own.pop("length", None)
@@ -76,7 +76,7 @@ def _causal_las(config: TrainConfig) -> TrainConfig:
 
 
 def _pooled_before(config: TrainConfig) -> TrainConfig:
-    """LaS with the logits pooled before the softmax: by the reference, few sequences at a time to bound memory."""
+    """LaS with logits pooled before the softmax, by the reference backend; few sequences at a time to bound memory."""
     config = smoothed(decayed(config))
     batch, fitting = config.data.batch_size, DENSE_PAIRS // config.length**2
     accumulate = next(n for n in range(1, batch + 1) if batch % n == 0 and (batch // n <= fitting or n == batch))
@@ -98,4 +98,4 @@ KINDS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
     "ls-smooth": lambda config: smoothed(_windows(config)),
     "las-before": _pooled_before,
 }
-"""What differs between variants; none has plain heads without positions."""
+"""What differs between variants; `none` has plain heads without positions."""

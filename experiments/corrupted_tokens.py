@@ -2,10 +2,10 @@
 
 The loss of arXiv 1902.06127 damps points that a model is badly wrong about; tokens replaced at random are such points.
 What counts is the perplexity of clean text. Training on corrupted text makes every model too unsure of clean text, and
-a temperature fitted on held-out text mends part of that for any loss; so every variant is shown with one.
+a temperature fitted on held-out text corrects part of that for any loss, so every variant is also shown with one.
 
-`python -m experiments.corrupted_tokens RUN/config.json` is the process of one run: it also writes the losses on clean
-text, which need the trained model.
+`python -m experiments.corrupted_tokens RUN/config.json` runs one training; it also writes the losses on clean text,
+which need the trained model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from longshort.train.text import TextData
 SHARES = (0.0, 0.1, 0.2, 0.3)
 EXPONENTS = (1.0, 0.9, 0.75, 0.5)
 MARGIN = 0.01
-"""Nats: a smaller difference of losses counts as none."""
+"""Nats: a smaller difference in loss counts as none."""
 READINGS = {
     "loss": "softmax(h(s))",
     "scores_loss": "softmax(s / T)",
@@ -64,7 +64,7 @@ def variants(base: TrainConfig) -> Variants:
 
 
 def clean_losses(config: TrainConfig, out: Path) -> dict[str, Any]:
-    """Losses of the trained model on clean validation text, as trained and by a fitted temperature."""
+    """Losses of the trained model on clean validation text, as trained and with a fitted temperature."""
     device, run = choose_device(config.run.device), config.run
     model, _ = load_model(out, device)
     stream = TextData.open(config).stream("validation", seed=0)
@@ -73,7 +73,7 @@ def clean_losses(config: TrainConfig, out: Path) -> dict[str, Any]:
 
 
 def collect(folder: Path) -> Data:
-    """Losses on clean text by variant: as trained, and by a fitted temperature."""
+    """Losses on clean text by variant: as trained, and with a fitted temperature."""
     return measures.data_of(measures.outcomes(folder), folder, NAMES, parts=_parts, curve=None)
 
 
@@ -106,8 +106,8 @@ def more(data: Data) -> str:
 
 
 def gains(data: Data) -> dict[float, float]:
-    """At each share of corrupted tokens: how many nats the best exponent below 1 gains on the base, each variant by the
-    best of its readings.
+    """For each share of corrupted tokens, how many nats the best exponent below 1 gains over the base, each variant at
+    its best reading.
     """
     found = {}
     for share in SHARES:
@@ -130,7 +130,7 @@ def clean_text(data: Data) -> Finding | None:
     words = ", ".join(f"{share:.0%} {gain:+.4f} nats" for share, gain in found.items())
     verdict = HOLDS if better == len(found) else PARTLY if better > worse else FAILS
     seeds = comparison.seeds_of(*(row for row in data["rows"] if row["corruption"] in found))
-    return Finding(ours=f"gain on the base at {words}", verdict=verdict, seeds=seeds)
+    return Finding(ours=f"gain over the base at {words}", verdict=verdict, seeds=seeds)
 
 
 def figure(data: Data) -> Any:
@@ -164,22 +164,23 @@ EXPERIMENT = Experiment(
     name="corrupted-tokens",
     question="Does the e-exponentiated loss help a language model that is trained on corrupted text?",
     method=(
-        "The author's LS-attention model (arXiv 2505.15548), constant learning rate 6e-4; a share of the training "
-        "tokens is replaced by random ones, the same in every epoch, inputs and targets alike. Validation text is "
-        "clean. The loss of arXiv 1902.06127 inside the chunked cross-entropy, c = 0.01, against plain cross-entropy; "
-        "weight decay 0.1 in every variant. Temperatures are fitted on a validation batch that is not reported."
+        "The author's LS-attention model (arXiv 2505.15548) at a constant learning rate of 6e-4. A share of the "
+        "training tokens is replaced by random ones, the same in every epoch, in inputs and targets alike; validation "
+        "text is clean. The loss of arXiv 1902.06127, inside the chunked cross-entropy with c = 0.01, is compared with "
+        "plain cross-entropy. Weight decay is 0.1 in every variant. Temperatures are fitted on a validation batch that "
+        "is not part of the reported losses."
     ),
     cost="H200: about 8 minutes for one seed, six at a time; CPU --quick: two minutes",
     caption=(
-        "Perplexity of clean text against the share of corrupted training tokens, by exponent; a "
-        "panel for each reading, one seed."
+        "Perplexity of clean text against the share of corrupted training tokens, by exponent, with a panel for each "
+        "reading; one seed."
     ),
     claims={
         "clean-text": Claim(
             text="the e-exponentiated loss gives lower perplexity on clean text after training on corrupted text",
             paper="arXiv 1902.06127 has no language model in what we could read",
-            rule=f"best exponent and best reading of each variant at 10, 20 and 30 %: holds if more than {MARGIN} nats "
-            "below the base at each; partly if at more than it is above",
+            rule="at 10, 20 and 30 %, by the best exponent and each variant's best reading: holds if more than "
+            f"{MARGIN} nats below the base at each; partly if so far below it at more of them than above it",
             judge=clean_text,
         ),
     },

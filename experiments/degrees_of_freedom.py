@@ -1,8 +1,8 @@
 """Can softmax(QK^T) of width d express a dense banded pattern, as n / d grows? The mechanism, on a CPU.
 
-The paper argues by counting: n^2 scores from O(n d) numbers must fail when n is much larger than d, and inflate logits
-in trying; a window leaves O(n w) scores, which can be expressed. Here Q and K are free (no data, no model, see
-`banded_fit`) and learn a random pattern on the last keys, with and without the mask of that window.
+The paper argues by counting: O(n d) numbers cannot express n^2 scores when n is much larger than d, and the logits
+inflate in the attempt; a window leaves O(n w) scores, which can be expressed. Here Q and K are free (no data, no model,
+see `banded_fit`) and learn a random pattern on the last keys, with and without the mask of that window.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from longshort.report.figures import frame
 NAME = "degrees-of-freedom"
 MEASURED = ("error", "max_logit", "rank")
 DRAWN, LEAST = (4, 16, 32), 1e-6
-"""Widths in the figure, which more would crowd, and the smallest error that it shows."""
+"""The widths in the figure (more would crowd it), and the smallest error it shows."""
 
 
 def collect(folder: Path) -> Data:
@@ -54,7 +54,7 @@ def _seeds(data: Data) -> int:
 
 
 def pairs(data: Data) -> list[tuple[Row, Row]]:
-    """Each fit without the window, and the same with it."""
+    """Each fit without the window, and the same fit with it."""
     cells = {(row["n"], row["d"], row["windowed"]): row for row in data["rows"]}
     return [(full, cells[n, d, True]) for (n, d, windowed), full in cells.items() if not windowed]
 
@@ -69,7 +69,7 @@ def table(data: Data) -> str:
         (f["n"], f["d"], shown(f["n"] / f["d"]), seeds, *(shown(side[key], 3) for key in MEASURED for side in (f, w)))
         for f, w in pairs(data)
     ]
-    about = "Means over seeds. Error: KL divergence of a query, in nats. Rank: the effective rank of the learned QK^T."
+    about = "Means over seeds. Error: KL divergence per query, in nats. Rank: the effective rank of the learned QK^T."
     return f"{about}\n\n{tables.markdown(header, lines)}"
 
 
@@ -159,28 +159,29 @@ EXPERIMENT = Experiment(
     question="Can softmax(QK^T) of width d express a dense banded pattern, as n / d grows?",
     method=(
         f"Free Q and K of width d learn a causal pattern with random weights (softmax of N(0, 1)) on the last {BAND} "
-        f"keys, by {STEPS} steps of Adam at {RATE} with a cosine, fp32; full causal attention against a mask of the "
-        "same window. A failure to fit may be one of the optimizer; no claim is made that the optimum was found. The "
-        "rules were written after a look at one seed of some sizes. What trained models do is in `explosion`, which "
-        "looks into its models."
+        f"keys, by {STEPS} steps of Adam at {RATE} with a cosine schedule, in fp32; full causal attention is compared "
+        "with a mask of the same window. A failure to fit may be the optimizer's: nothing shows that the optimum was "
+        "found. The rules were written after a look at one seed of some sizes. What trained models do is measured in "
+        "`explosion`."
     ),
-    cost="CPU: about 10 minutes on one core, three seeds; --quick: seconds",
+    cost="CPU: about 10 minutes on one core for three seeds; --quick: seconds",
     caption=(
-        "Error (left) and largest |logit| (middle) against n / d, one line for each width, without and with the mask "
-        "of the window, means over three seeds; the width that the pattern needs against n (right)."
+        "Error (left) and largest |logit| (middle) against n / d, with one line per width, without and with the mask "
+        "of the window; the width that the pattern needs against n (right). Means over three seeds."
     ),
     claims={
         "inflates": Claim(
             text="with n much larger than d, QK^T cannot express dense short-range attention and inflates its logits",
             paper="argued by counting degrees of freedom",
-            rule="from the shortest to the longest n: holds if the error grows at every width and logits at least "
-            "double (geometric mean over widths); partly if some grow",
+            rule="from the shortest to the longest n: holds if the error grows at every width and the logits at least "
+            "double (geometric mean over widths); partly if some of them grow",
             judge=inflates,
         ),
         "window": Claim(
-            text="a window removes the need",
+            text="a window removes the need to inflate the logits",
             paper="O(n w) scores, which O(n d) parameters can express",
-            rule="holds if error and logits are lower in every fit and logits grow by at most half; partly if in some",
+            rule="holds if error and logits are lower in every fit and the logits grow by at most half; partly if they "
+            "are lower in some fits",
             judge=mended,
         ),
     },

@@ -27,23 +27,23 @@ NETWORKS: dict[str, tuple[int, ...]] = {
     "deep, width 12": (12, 12),
     "narrow, width 2": (2,),
 }
-"""Hidden widths. Input and output are 6 and 4 wide: width 2 is narrower than both, the others as wide as the input."""
+"""Hidden widths. Input and output are 6 and 4 wide: 2 is narrower than both, the others no narrower than the input."""
 BASE_LOSSES = {name: ("cross_entropy", "logistic") if name == "one layer" else ("cross_entropy",) for name in NETWORKS}
 EXPONENTS = (0.0, 0.25, 0.5, 0.6, 0.75, 0.9, 1.0)
 SPOILT = {"wrong labels": (0.2, 0.0), "wrong labels and outliers": (0.2, 0.1)}
-"""Shares of wrong labels and of outliers, which lie ten times as far out and have wrong labels."""
+"""Shares of wrong labels and of outliers; an outlier is ten times as far out and has a wrong label."""
 SCALES = (0.1, 10.0)
-"""Standard deviation of a start's scores: log-uniform between."""
+"""The standard deviation of a start's scores is log-uniform between these."""
 STARTS, STEPS, QUICK_STARTS, QUICK_STEPS = 16, 1000, 3, 20
 RATES = (0.1, 0.02)
-"""Of Adam in the first and the second descent, each falling by a cosine."""
+"""Adam's learning rates in the first and the second descent, each falling along a cosine."""
 STUCK_GAP, SETTLED = 0.01, 1e-3
 """Nats: how far above the lowest risk counts as stuck, and how much a settled start may still fall."""
 RESULTS = "results.json"
 
 
 def points(kind: str, seed: int) -> tuple[Tensor, Tensor]:
-    """(N, D) and (N,): clouds around one centre a class, then spoilt; a constant feature serves as bias."""
+    """(N, D) and (N,): clouds around one centre per class, then spoilt; a constant feature serves as bias."""
     wrong, far = SPOILT[kind]
     generator = torch.Generator().manual_seed(seed)
     y = torch.randint(CLASSES, (POINTS,), generator=generator)
@@ -58,7 +58,7 @@ def points(kind: str, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def start(widths: Sequence[int], starts: int, seed: int) -> list[Tensor]:
-    """(starts, in, out) matrices of each layer; scores of a typical point have the start's own scale."""
+    """(starts, in, out) matrices of each layer, such that scores of a typical point have the start's own scale."""
     generator = torch.Generator().manual_seed(seed)
     low, high = (math.log(scale) for scale in SCALES)
     scale = (low + (high - low) * torch.rand(starts, generator=generator, dtype=torch.float64)).exp()
@@ -72,7 +72,7 @@ def start(widths: Sequence[int], starts: int, seed: int) -> list[Tensor]:
 
 
 def risks(layers: Sequence[Tensor], x: Tensor, y: Tensor, base: str, exponents: Sequence[float]) -> Tensor:
-    """(P,) the mean loss of each network; starts of one exponent lie together."""
+    """(P,) mean losses, one per network; starts of one exponent are adjacent."""
     scores = x.expand(len(layers[0]), *x.shape)
     for layer in layers:
         scores = scores @ layer
@@ -84,7 +84,7 @@ def risks(layers: Sequence[Tensor], x: Tensor, y: Tensor, base: str, exponents: 
 def descend(
     layers: Sequence[Tensor], risk: Callable[[Sequence[Tensor]], Tensor], *, rate: float, steps: int
 ) -> tuple[list[Tensor], Tensor]:
-    """Adam with a cosine; for each network the point of lowest risk on its way, and that risk."""
+    """Run Adam with a cosine schedule; return, for each network, the point of lowest risk on its way and that risk."""
     moving = [layer.clone().requires_grad_() for layer in layers]
     optimizer = torch.optim.Adam(moving, lr=rate)
     kept, lowest = [layer.clone() for layer in layers], torch.full((len(layers[0]),), math.inf, dtype=torch.float64)
@@ -144,7 +144,7 @@ def explore(
 
 
 def measure(options: Options, message: Message) -> None:
-    """Every network, base loss, kind of data and seed."""
+    """Explore every network, base loss, kind of data and seed."""
     starts, steps = (QUICK_STARTS, QUICK_STEPS) if options.quick else (STARTS, STEPS)
     steps = options.steps or steps
     rows = []

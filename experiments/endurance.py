@@ -1,7 +1,7 @@
 """Does plain attention diverge in every long run, and LS-attention in none?
 
 In the paper plain attention diverges after 20,000 to 30,000 steps at the author's learning rate. Short sweeps cannot
-show that: here plain and LS-attention train for as long as they are given. `scale` asks the same of a larger model, and
+show that: here plain and LS-attention train for as long as the call allows. `scale` asks the same of a larger model and
 takes its variants, data, tables and figure from here.
 """
 
@@ -30,7 +30,7 @@ def variants(base: TrainConfig) -> Variants:
 
 
 def collect(folder: Path) -> Data:
-    """Rows and curves, and how fast each variant is alone, where that was timed."""
+    """Rows and curves, and how fast each variant is alone on the device, where that was timed."""
     seconds = measures.step_seconds(folder)
 
     def parts(variant: str, runs: Sequence[Outcome]) -> Row:
@@ -62,7 +62,7 @@ def speed_table(data: Data) -> str:
 
 
 def runs_table(data: Data) -> str:
-    """Every run: how far it came, and where its validation loss left its best for good."""
+    """Every run: how far it got, and where its validation loss left its best for good."""
     lines = []
     for run in data["curves"]:
         losses = [(step, math.inf if loss is None else loss) for step, loss in run["validation"]]
@@ -101,7 +101,7 @@ def logits(data: Data) -> Finding | None:
 
 
 def diverges(data: Data) -> Finding | None:
-    """Too few steps decide nothing: LS must come as far as plain attention did, or as the paper's diverged."""
+    """Too few steps decide nothing: LS must get as far as plain attention did, or to where the paper's diverged."""
     if (both := pair(data)) is None:
         return None
     plain, ls = both
@@ -133,17 +133,17 @@ def figure(data: Data) -> Any:
 
 
 CAPTION = (
-    "Validation perplexity and largest |logit| over steps: a line for each seed. "
-    "Below, the |logit| of every head at the last step, first seed."
+    "Validation perplexity and largest |logit| over steps, with one line per seed. "
+    "Below, the |logit| of every head at the last step of the first seed."
 )
 EXPERIMENT = Experiment(
     name="endurance",
     question="Does plain attention diverge in every long run, and LS-attention in none?",
     method=(
-        "The author's model, learning rate, warm-up of 2,000 steps and sequences of 2,048 tokens, as far towards "
-        "50,000 steps as `--minutes` takes it; 16 sequences per step instead of 256."
+        "The author's model, learning rate, warm-up of 2,000 steps and sequences of 2,048 tokens, for as many of his "
+        "50,000 steps as `--minutes` allows; 16 sequences per step instead of 256."
     ),
-    cost="H200: as long as it is given, about 20 minutes for 50,000 steps of both; CPU --quick: seconds",
+    cost="H200: about 20 minutes for 50,000 steps of both, or less with --minutes; CPU --quick: seconds",
     caption=CAPTION,
     claims={
         "logits": Claim(
@@ -155,8 +155,9 @@ EXPERIMENT = Experiment(
         "diverges": Claim(
             text="plain attention diverges and LS does not",
             paper="after 20-30k steps",
-            rule="holds if plain attention diverges in every seed and LS in none, partly if in a larger share of its "
-            f"seeds; decided by {PAPER_DIVERGES:,} steps, or as soon as plain attention diverges, of LS after as many",
+            rule="holds if plain attention diverges in every seed and LS in none, partly if plain attention diverges "
+            f"in a larger share of its seeds; decided after {PAPER_DIVERGES:,} steps, or as soon as plain attention "
+            "diverges and LS has taken as many steps",
             judge=diverges,
         ),
     },

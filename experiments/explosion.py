@@ -1,9 +1,9 @@
 """Do plain attention's logits explode where LS-attention's stay small? The paper's figure 1.
 
 The paper trains plain attention until its logits grow without bound and the loss diverges, and shows that LS-attention
-(one global head, the rest local) does not. Here both train at the author's learning rate and at 5 and 16 times it,
-where growth comes sooner. The trained models are looked into as well: the paper assumes that far dependencies are
-sparse, and where the global heads of a trained model look says whether they are.
+(one global head, the rest local) does not. Here both train at the author's learning rate and at 5 and 16 times that
+rate, where the logits grow sooner. The trained models are examined too: the paper assumes that far dependencies are
+sparse, and where the global heads of a trained model attend shows whether they are.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from longshort.train import TrainConfig
 from longshort.train.variants import VARIANTS
 
 RATES = tuple(round(factor * AUTHOR_LR, 6) for factor in (1, 5, 16))
-"""The author's learning rate, 5 and 16 times it."""
+"""The author's learning rate, and 5 and 16 times that."""
 KINDS = ("plain", "ls")
 SPARSE_KEYS, SPARSE_SHARE = 20.0, 0.5
 SEEN = ("near_mass", "far_keys", "far_noticed", "logit_rank", "attention_rank")
-"""Of what `anatomy` finds in a trained model."""
+"""What is taken from the `anatomy` of a trained model."""
 
 
 def at_rate(kind: str, rate: float) -> str:
@@ -52,7 +52,7 @@ def variants(base: TrainConfig) -> Variants:
 
 
 def collect(folder: Path) -> Data:
-    """Rows and curves, and where the trained heads look."""
+    """Rows and curves, and where the trained heads attend."""
     found = measures.outcomes(folder)
     looks = {name: look(runs) for name, runs in measures.by_variant(found, NAMES).items()}
     sight = {name: seen for name, seen in looks.items() if seen is not None}
@@ -60,7 +60,7 @@ def collect(folder: Path) -> Data:
 
 
 def look(runs: list[Outcome]) -> dict[str, float] | None:
-    """Of the global heads, over layers and runs: medians of what `anatomy` found."""
+    """Medians of what `anatomy` found, over the global heads of all layers and runs."""
     heads = []
     for outcome in runs:
         found = outcome.after.get("anatomy", {})
@@ -88,7 +88,7 @@ def sight_table(data: Data) -> str:
 
 
 def _of_kind(data: Data, kind: str) -> list[tuple[float, Row]]:
-    """Rate and row; none unless both kinds ran at every rate."""
+    """Rates and rows; empty unless both kinds ran at every rate."""
     rows = measures.by_name(data)
     return [(rate, rows[at_rate(kind, rate)]) for rate in RATES] if set(NAMES) <= rows.keys() else []
 
@@ -162,15 +162,16 @@ EXPERIMENT = Experiment(
     name="explosion",
     question="Do plain attention's logits explode where LS-attention's stay small?",
     method=(
-        "The author's model, optimizer and sequences of 2,048 tokens, plain attention against LS with 1 global and 5 "
-        "local heads of window 50, at the author's learning rate, 5 and 16 times it. 16 sequences per step instead of "
-        "256 and thousands of steps instead of 50,000; books, not PG-19's own split; a BPE of 10,000."
+        "The author's model, optimizer and sequences of 2,048 tokens: plain attention against LS with 1 global and 5 "
+        "local heads of window 50, at the author's learning rate and at 5 and 16 times that rate. There are 16 "
+        "sequences per step instead of 256 and thousands of steps instead of 50,000; the data are books, not PG-19's "
+        "own split, with a BPE of 10,000."
     ),
     cost="H200: about 5 minutes for one seed, six at a time; CPU --quick: a minute",
     caption=(
-        "Validation perplexity (top) and largest |logit| (middle) over steps, a column for each learning rate, one "
-        "seed; below, the |logit| of every head at the last step. LS-attention's lead shrinks as training goes on, as "
-        "the first table says."
+        "Validation perplexity (top) and largest |logit| (middle) over steps, with one column per learning rate; one "
+        "seed. Below, the |logit| of every head at the last step. LS-attention's lead shrinks during training, as the "
+        "first table shows."
     ),
     claims={
         "calm": Claim(
@@ -182,14 +183,14 @@ EXPERIMENT = Experiment(
         "explodes": Claim(
             text="plain attention's largest |logit| explodes or training diverges",
             paper="> 200 to > 400, diverges after 20-30k steps",
-            rule="the same bounds, or every seed diverges: holds if at all three rates, partly if at some",
+            rule="the same bounds, or divergence in every seed: holds if at all three rates, partly if at some",
             judge=explodes,
         ),
         "sparse": Claim(
             text="long-range dependencies are sparse",
             paper="assumed",
-            rule=f"holds if the median global head of LS gives fewer than {SPARSE_KEYS:g} far keys more than 1 % and "
-            f"these hold over {SPARSE_SHARE:.0%} of its far mass, at every rate; partly if at some",
+            rule=f"holds if the median global head of LS gives more than 1 % to fewer than {SPARSE_KEYS:g} far keys "
+            f"and these hold more than {SPARSE_SHARE:.0%} of its far mass, at every rate; partly if at some",
             judge=sparse,
         ),
     },

@@ -1,8 +1,8 @@
 """How many global heads, and how wide a window?
 
-The paper has one global head and a window of 50 throughout; its reviewers missed an ablation. This is one: a grid of
-global heads by windows at the paper's length, then other lengths and widths with one global head, to see whether the
-best window grows with them: a rule of thumb, if there is one.
+The paper uses one global head and a window of 50 throughout, and its reviewers missed an ablation. This is one: a grid
+of global heads by windows at the paper's length, then other lengths and widths with one global head, to see whether the
+best window grows with them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from longshort.train.variants import with_plan
 
 WINDOWS = (2, 4, 8, 16, 32, 50, 100, 200, 512)
 LENGTHS = (0.25, 0.5, 2.0, 4.0, 8.0)
-"""Of the base's sequences: 512 to 16,384 for the paper's 2,048."""
+"""As multiples of the base's length: 512 to 16,384 for the paper's 2,048."""
 WIDTHS = (0.5, 2.0)
-"""Of the base's width, heads as many and as much narrower or wider."""
+"""As multiples of the base's width; there are as many heads, narrower or wider by the same factor."""
 RULE_WINDOWS = (2, 4, 8, 16, 50, 100, 200, 512)
 
 
@@ -58,7 +58,7 @@ def _cell(base: TrainConfig, n_global: int, window: int) -> TrainConfig:
 
 
 def _of_length(base: TrainConfig, length: int) -> TrainConfig:
-    """Longer or shorter sequences, as many tokens per step."""
+    """Longer or shorter sequences, with as many tokens per step."""
     batch = max(1, base.data.batch_size * base.length // length)
     return replace(base, model=replace(base.model, context=length), data=replace(base.data, batch_size=batch))
 
@@ -86,8 +86,8 @@ def _order(name: str) -> tuple[str, int, int]:
 
 
 def by_window(data: Data) -> dict[tuple[int, int], list[Row]]:
-    """The rows with one global head by length and width, each by its window, where three windows or more were tried;
-    a run that ended with no finite loss is left out.
+    """The rows with one global head, by length and width, sorted by window, where at least three windows were tried; a
+    run without a finite final loss is left out.
     """
     found: dict[tuple[int, int], list[Row]] = {}
     for row in data["rows"]:
@@ -130,7 +130,7 @@ def more(data: Data) -> str:
 
 
 def _cells(data: Data) -> dict[tuple[int, int | None], Row]:
-    """The grid by global heads and window, of cells with as many steps as any."""
+    """The grid by global heads and window, without cells that have fewer steps than others."""
     grid = grid_of(data)
     most = max((max(r["steps"]) for r in grid), default=0)
     return {(r["n_global"], r["window"]): r for r in grid if set(r["steps"]) == {most}}
@@ -160,7 +160,7 @@ def one(data: Data) -> Finding | None:
 
 
 def above_the_best(data: Data) -> list[dict[str, Any]]:
-    """Perplexity with one global head by the window, a line for each length and width."""
+    """Perplexity with one global head against the window, one line per length and width."""
     points = []
     for (length, width), rows in by_window(data).items():
         lowest = min(row["final_perplexity"] for row in rows)
@@ -201,7 +201,7 @@ def figure(data: Data) -> Any:
 
 
 def _by(key: str, points: Sequence[dict[str, Any]]) -> Any:
-    """Perplexity by the window, a line for each length or each width."""
+    """Perplexity against the window, one line per length or per width."""
     letter = {"length": "n", "width": "d"}[key]
     values = sorted({point[key] for point in points})
     lines = [point | {"series": f"{letter} {point[key]:,}", "detail": ""} for point in points]
@@ -214,20 +214,20 @@ EXPERIMENT = Experiment(
     name="heads-and-window",
     question="How many global heads, and how wide a window?",
     method=(
-        "The author's model on sequences of 2,048 tokens, 32,768 tokens per step, 5 times the author's learning rate, "
-        "short runs; 0 to 6 global heads by nine windows. Then sequences of 512 to 16,384 and half and twice the "
-        "width, with one global head."
+        "The author's model on sequences of 2,048 tokens, with 32,768 tokens per step and 5 times the author's "
+        "learning rate, in short runs: 0 to 6 global heads by nine windows. Then, with one global head, sequences of "
+        "512 to 16,384 tokens, and half and twice the width."
     ),
     cost="H200: about 30 minutes for one seed, eight at a time; CPU --quick: some minutes",
     caption=(
-        "Final perplexity and largest |logit| of the run by global heads and window (top); perplexity by the window, "
-        "relative to the best one tried, for the lengths n and the widths d (bottom). One seed."
+        "Final perplexity and largest |logit| of the run by global heads and window (top); perplexity against the "
+        "window, relative to the best one tried, for the lengths n and the widths d (bottom). One seed."
     ),
     claims={
         "choice": Claim(
             text="one global head and a window of 50 are a good choice at n 2048",
             paper="its defaults; reviewers missed an ablation",
-            rule="final perplexity, after equal steps, within 2 % of the best cell holds, within 5 % partly",
+            rule="final perplexity after equal steps: holds if within 2 % of the best cell, partly if within 5 %",
             judge=choice,
         ),
         "one": Claim(

@@ -1,7 +1,7 @@
 """What do LaS attention's decay and smoothing do to the perplexity of books?
 
-LaS attention (arXiv 2311.16620) is for long-range tasks; on text it is said that smoothing hurts. Plain, decaying and
-LS-attention are trained on books with and without its smoothing, and LS-attention with narrower ones, too.
+LaS attention (arXiv 2311.16620) is meant for long-range tasks; on text its smoothing is said to hurt. Plain, decaying
+and LS-attention are trained on books with and without its smoothing, and LS-attention with narrower smoothing too.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from longshort.train import TrainConfig
 from longshort.train.variants import LAS_WIDTH, VARIANTS
 
 NARROW = (2, 3)
-"""Widths of LS's smoothing beside the one that all smoothed variants have."""
+"""Widths of LS's smoothing, beside the one that all smoothed variants share."""
 MARGIN = 0.01
-"""Nats: a smaller difference of losses counts as none."""
+"""Nats: a smaller difference in loss counts as none."""
 SMOOTHED = {"plain": "smoothing-only", "decay-only": "las", "ls": "ls-smooth"}
 DECAYED = {"plain": "decay-only", "smoothing-only": "las"}
 LADDER = {1: "ls", **{width: f"ls-smooth-{width}" for width in NARROW}, LAS_WIDTH: "ls-smooth"}
-"""The variants of LS by the width of their smoothing."""
+"""The variants of LS, by the width of their smoothing."""
 PLACES: dict[str, tuple[str, int]] = {
     **{name: (name, 1) for name in SMOOTHED},
     **{smoothed: (name, LAS_WIDTH) for name, smoothed in SMOOTHED.items()},
     **{name: ("ls", width) for width, name in LADDER.items()},
 }
-"""Each variant as an attention and a width; 1 is no smoothing."""
+"""Each variant's attention and width of smoothing; 1 is none."""
 NAMES = tuple(PLACES)
 
 
 def variants(base: TrainConfig) -> Variants:
-    """Plain, decaying and LS-attention with and without smoothing; LS also with narrower ones."""
+    """Plain, decaying and LS-attention with and without smoothing; LS also with narrower smoothing."""
     found = {name: VARIANTS[name](base) for name in NAMES if name in VARIANTS}
     smooth = found["ls-smooth"]
     found |= {LADDER[width]: replace(smooth, model=replace(smooth.model, smoothing=width)) for width in NARROW}
@@ -54,7 +54,7 @@ def _parts(variant: str, runs: Sequence[Outcome]) -> Row:
 
 
 def added(data: Data, pairs: Mapping[str, str]) -> dict[str, list[float]]:
-    """Nats by which the second variant of a pair is above the first, by the name of the first and seed by seed."""
+    """For each pair, by the name of its first variant: by how many nats the second is above it, seed by seed."""
     losses = {row["variant"]: comparison.losses_by_seed(row) for row in data["rows"]}
     found = {}
     for without, with_it in pairs.items():
@@ -65,7 +65,7 @@ def added(data: Data, pairs: Mapping[str, str]) -> dict[str, list[float]]:
 
 
 def is_worse(nats: Sequence[float]) -> bool:
-    """By more than the margin in the mean, and at every seed at all."""
+    """Is the mean above the margin, and every seed's difference above 0?"""
     return statistics.fmean(nats) > MARGIN and min(nats) > 0
 
 
@@ -151,12 +151,12 @@ EXPERIMENT = Experiment(
     name="las-books",
     question="What do LaS attention's decay and smoothing do to the perplexity of books?",
     method=(
-        "The author's model of arXiv 2505.15548 at his learning rate, sequences of 2,048 tokens, 16 per step, short "
-        "runs. plain, decay-only (B 0.001) and LS-attention (1 global head, window 50), each with and without LaS's "
-        f"smoothing in its one-sided form over {LAS_WIDTH} keys; LS also over 2 and 3. Variants of a seed meet the "
-        "same batches, so differences are taken seed by seed."
+        "The author's model of arXiv 2505.15548 at his learning rate, on 16 sequences of 2,048 tokens per step, in "
+        "short runs: plain, decay-only (B 0.001) and LS-attention (1 global head, window 50), each with and without "
+        f"the one-sided form of LaS's smoothing over {LAS_WIDTH} keys; LS also over 2 and 3. Variants with the same "
+        "seed see the same batches, so differences are taken seed by seed."
     ),
-    cost="H200: about 6 minutes a seed, eight at a time; CPU --quick: a minute",
+    cost="H200: about 6 minutes per seed, eight at a time; CPU --quick: a minute",
     caption=(
         "Validation perplexity over steps (left), and the final loss of each attention against the width of its "
         "smoothing (right); one seed."
@@ -165,23 +165,23 @@ EXPERIMENT = Experiment(
         "smoothing": Claim(
             text="smoothing the attention hurts perplexity on text",
             paper="reported of LaS (arXiv 2311.16620); its numbers are unknown to us",
-            rule="final validation loss of smoothing-only, las and ls-smooth above plain, decay-only and ls by more "
-            f"than {MARGIN} nats in the mean over seeds, and above it at each seed: holds for all three, partly for "
-            "some",
+            rule="final validation loss of smoothing-only, las and ls-smooth higher than that of plain, decay-only and "
+            f"ls, by more than {MARGIN} nats in the mean over seeds, and higher at each seed: holds if for all three, "
+            "partly if for some",
             judge=smoothing,
         ),
         "decay": Claim(
-            text="LaS's decay does not hurt it",
+            text="LaS's decay does not hurt perplexity on text",
             paper="not reported in what we could read",
-            rule=f"decay-only and las not above plain and smoothing-only by more than {MARGIN} nats in the mean and at "
-            "each seed: holds for both, partly for one",
+            rule=f"by the same measure ({MARGIN} nats in the mean, and each seed): holds if decay-only is not worse "
+            "than plain and las not worse than smoothing-only, partly if one of them is not",
             judge=decay,
         ),
         "width": Claim(
             text="wider smoothing hurts more",
             paper="not reported in what we could read",
             rule=f"mean loss of LS at widths 1 (none), 2, 3 and 5: holds if each is more than {MARGIN} nats above the "
-            "one before, partly if some are. First written without the margin",
+            "one before, partly if some are; first written without the margin",
             judge=width,
         ),
     },

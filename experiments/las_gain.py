@@ -1,6 +1,6 @@
 """Does the gain of LaS attention grow with the length of the sequences, and with more training data?
 
-LaS attention (arXiv 2311.16620) is said to gain more on longer inputs, and with more training data. Both are asked of
+LaS attention (arXiv 2311.16620) is said to gain more on longer inputs and with more training data. Both are tested on
 ListOps: three lengths by three numbers of training examples.
 """
 
@@ -21,11 +21,11 @@ from longshort.train import TrainConfig
 LENGTHS, AMOUNTS = (128, 256, 512), (1_000, 10_000, 96_000)
 PLAIN, CHANGED = "none", ("rotary", "las", "ls")
 MARGIN = 2 * POINT
-"""Gains are differences of two accuracies over 10,000 sequences: a smaller change between two gains decides nothing."""
+"""A gain is the difference of two accuracies over 10,000 sequences: a smaller change of the gain decides nothing."""
 
 
 def variants(base: TrainConfig) -> Variants:
-    """Every length with every amount; sizes of the base, if it has any, are those of the largest cell."""
+    """Every length with every amount; sizes set in the base, if any, are those of the largest cell."""
     longer, more = (base.task.length or LENGTHS[-1]) / LENGTHS[-1], (base.task.train or AMOUNTS[-1]) / AMOUNTS[-1]
     found: Variants = {}
     for length in (round(longer * n) for n in LENGTHS):
@@ -55,7 +55,7 @@ def _parts(variant: str, runs: Sequence[Outcome]) -> Row:
 
 
 def gains(data: Data) -> dict[tuple[int, int], dict[str, float]]:
-    """By length and number of examples: what each kind of attention has above plain heads."""
+    """By length and number of examples: how far each kind of attention is above plain heads."""
     shares: dict[tuple[int, int], dict[str, float]] = {}
     for row in data["rows"]:
         if row["accuracy"] is not None:
@@ -103,8 +103,8 @@ def with_data(data: Data) -> Finding | None:
 
 
 def _grows(data: Data, change: str, lines: Mapping[str, tuple[tuple[int, int], tuple[int, int]]]) -> Finding | None:
-    """Does the gain of las grow by more than the margin from the first cell of each line to the second? Lines of the
-    grid are judged by their two ends, where both were run.
+    """Does the gain of las grow by more than the margin from the first cell of each line to the second? Each line of
+    the grid is judged by its two ends, where both were run.
     """
     las = {cell: kinds["las"] for cell, kinds in gains(data).items() if "las" in kinds}
     ends = {name: (las[a], las[b]) for name, (a, b) in lines.items() if a in las and b in las}
@@ -138,30 +138,31 @@ EXPERIMENT = Experiment(
     name="las-gain",
     question="Does the gain of LaS attention grow with the length of the sequences, and with more training data?",
     method=(
-        "The classifier of `long-range` on ListOps with sequences of up to 128, 256 and 512 tokens, each with "
-        "1,000, 10,000 and 96,000 training examples, 10,000 test examples, equal steps in all: plain heads without "
-        "positions, with rotary ones, LaS attention (B 0.001, P 5, centred) and LS with 2 global heads and a window of "
-        "64. Gains are differences of test accuracies after the last step, which with 1,000 examples comes after many "
-        "epochs. Variants such as `--variants 'n512-*'` or `'*-x96000-*'` choose a line of the grid."
+        "The classifier of `long-range` on ListOps, with sequences of up to 128, 256 and 512 tokens, each with 1,000, "
+        "10,000 and 96,000 training examples, 10,000 test examples and equal steps in all cells: plain heads without "
+        "positions, plain heads with rotary positions, LaS attention (B 0.001, P 5, centred), and LS with 2 global "
+        "heads and a window of 64. Gains are differences in test accuracy after the last step, which with 1,000 "
+        "examples comes after many epochs. `--variants 'n512-*'` or `'*-x96000-*'` chooses a line of the grid."
     ),
-    cost="H200: about 6 minutes a seed, six at a time; CPU --quick: some minutes",
+    cost="H200: about 6 minutes per seed, six at a time; CPU --quick: some minutes",
     caption=(
-        "The gain over plain heads without positions against the length, by the number of training examples; one seed."
+        "Gain over plain heads without positions against the length, by the number of training examples; one seed."
     ),
     claims={
         "length": Claim(
-            text="the gain of LaS attention on plain heads grows with the context length",
+            text="the gain of LaS attention over plain heads grows with the context length",
             paper="LaS (arXiv 2311.16620): gains grow with context length",
-            rule=f"gain of las at the longest sequences more than {100 * MARGIN:.0f} points above that at the "
-            "shortest: holds with every number of training examples of which both were run, partly with some",
+            rule=f"the gain of las at the longest sequences is more than {100 * MARGIN:.0f} points above that at the "
+            "shortest: holds if so with every number of training examples for which both were run, partly with some",
             judge=with_length,
         ),
         "data": Claim(
-            text="the gain of LaS attention on plain heads grows with the number of training examples",
+            text="the gain of LaS attention over plain heads grows with the number of training examples",
             paper="a summary of LaS (EkinUcar in github.com/CENG501-Projects/CENG501-Fall2024): more training data "
-            "help it and not plain heads",
-            rule=f"gain of las with the most examples more than {100 * MARGIN:.0f} points above that with the fewest: "
-            "holds at every length of which both were run, partly at some. First written the other way round",
+            "helps it but not plain heads",
+            rule=f"the gain of las with the most examples is more than {100 * MARGIN:.0f} points above that with the "
+            "fewest: holds if so at every length for which both were run, partly at some; first written the other way "
+            "round",
             judge=with_data,
         ),
     },

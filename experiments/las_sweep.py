@@ -1,7 +1,7 @@
 """How fast should LaS attention decay, and how wide should it pool?
 
-LaS attention (arXiv 2311.16620) has two numbers: the largest decay B and the width P of the pooling. What its own sweep
-showed is unknown to us; this is one, on ListOps and on pixels.
+LaS attention (arXiv 2311.16620) has two settings: the largest decay B and the width P of the pooling. The results of
+the paper's own sweep are unknown to us; this is one on ListOps and on pixels.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ TASKS: dict[str, dict[str, Any]] = {
     "image": {},
     "smnist": {},
 }
-"""With 10,000 test sequences the standard error of an accuracy is half a point at most."""
+"""With 10,000 test sequences the standard error of an accuracy is at most half a point."""
 REPORTED = {"listops": (0.001, 5), "pathfinder": (0.001, 5), "image": (0.001, 3), "smnist": (0.001, 5)}
 LEAST_SPREAD = 2 * POINT
-"""Of the accuracies on a task, for it to decide anything: cells that are all alike, as at chance, have no best."""
+"""The least spread of a task's accuracies for it to decide anything: cells all alike, as at chance, have no best."""
 
 
 def named(task: str, decay: float, width: int) -> str:
@@ -68,7 +68,7 @@ def _parts(variant: str, runs: Sequence[Outcome]) -> Row:
 
 
 def grids(data: Data) -> dict[str, dict[tuple[float, int], float]]:
-    """Accuracies by task and cell, of what was measured."""
+    """Accuracies by task and cell, where they were measured."""
     found: dict[str, dict[tuple[float, int], float]] = {}
     for row in data["rows"]:
         if row["accuracy"] is not None:
@@ -123,20 +123,21 @@ EXPERIMENT = Experiment(
     name="las-sweep",
     question="How fast should LaS attention decay, and how wide should it pool?",
     method=(
-        "The classifier of `long-range`, with LaS attention at every largest decay B of 0.0001 to 0.1 and every width "
-        "P of the centred pooling, 1 (none) to 9. ListOps (arXiv 2011.04006) in sequences of 128 to 512 tokens, and "
-        "Pathfinder drawn by our code with 9 dashes, or with `--data` CIFAR-10 and MNIST by pixels in its place; "
-        "10,000 test sequences. The best of 16 cells is somewhat flattered by chance, on ListOps more than somewhat "
-        "([repeats](listops-repeats.json)). Variants such as `--variants '*-b0.001-*'` choose a row of the grid."
+        "The classifier of `long-range`, with LaS attention at largest decays B from 0.0001 to 0.1 and widths P of the "
+        "centred pooling from 1 (none) to 9. The tasks are ListOps (arXiv 2011.04006) in sequences of 128 to "
+        "512 tokens and Pathfinder, drawn by our code with 9 dashes; with `--data`, CIFAR-10 and MNIST by pixels "
+        "replace Pathfinder. There are 10,000 test sequences. Chance flatters the best of 16 cells somewhat, and more "
+        "than somewhat on ListOps ([repeats](listops-repeats.json)). `--variants '*-b0.001-*'` chooses a row of the "
+        "grid."
     ),
-    cost="H200: about 10 minutes a seed, five at a time; CPU --quick: some minutes",
-    caption="Test accuracy by the largest decay B and the width P of the pooling; a panel for each task; one seed.",
+    cost="H200: about 10 minutes per seed, five at a time; CPU --quick: some minutes",
+    caption="Test accuracy by the largest decay B and the width P of the pooling, with one panel per task; one seed.",
     claims={
         "reported": Claim(
             text="B 0.001 with P 5 (P 3 for CIFAR-10's pixels) is a good choice for LaS attention",
             paper="probable settings of LaS (arXiv 2311.16620); its own sweep is unknown to us",
-            rule=f"test accuracy at most a point below the best of the 16 cells: holds on every task, partly on one; "
-            f"a task whose cells differ by less than {100 * LEAST_SPREAD:.0f} points decides nothing",
+            rule=f"test accuracy at most a point below the best of the 16 cells: holds if on every task, partly if on "
+            f"one; a task whose cells differ by less than {100 * LEAST_SPREAD:.0f} points decides nothing",
             judge=reported,
         ),
     },

@@ -1,7 +1,7 @@
 """How much time does a full forward pass save? LS-attention against plain attention by FlashAttention 2 and by cuDNN.
 
 The paper reports inference up to 36 % faster than FlashAttention 2. What counts is the whole pass, not attention alone,
-at lengths where attention matters: two of the paper's models, seven lengths, timed eagerly and in a CUDA graph.
+at lengths where attention matters: two of the paper's models at seven lengths, timed eagerly and in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 ROUNDS = 3
 EAGER, GRAPH = "eager", "graph"
 TIMINGS = {
-    EAGER: "Eager, Python's time included, which is the longer one in the small model:",
-    GRAPH: "Replayed in a CUDA graph, the GPU's time alone:",
+    EAGER: "Eager passes, which include Python's time (the larger part in the small model):",
+    GRAPH: "Passes replayed in a CUDA graph, which show the GPU's time alone:",
 }
-"""How passes are timed, and what the page says of it."""
+"""How passes are timed, and what the page says about it."""
 RESULTS = "results.json"
 PAPER_SAVES = 0.36
 
 
 def measure(options: Options, message: Message) -> None:
-    """Every model, length and variant; variants take turns, and a row is the median over rounds."""
+    """Time every model, length and variant; the variants take turns in every round."""
     device = choose_device(options.device)
     if device.type != "cuda" and not options.quick:
         raise ValueError(f"latency needs a CUDA GPU, and --device is {device}; --quick runs a small version on a CPU")
@@ -112,7 +112,7 @@ def _table(rows: Sequence[Row], about: str) -> str:
 
 
 def judge(data: Data) -> Finding:
-    """By the saving against FlashAttention 2, the paper's peer, in every cell."""
+    """Judge by the saving against FlashAttention 2, which the paper compares with, in every cell."""
     cells = sorted(timed(data, EAGER), key=lambda row: float(row["saved"]["plain-flash"]))
     saved = [row["saved"]["plain-flash"] for row in cells]
     faster = sum(share > 0 for share in saved)
@@ -149,19 +149,19 @@ EXPERIMENT = Experiment(
     name=NAME,
     question="How much time does a full forward pass save?",
     method=(
-        "Forward and loss of the paper's 6-layer and 12-layer models, bf16 by autocast, 32,768 tokens per pass, no "
-        "compile, the GPU's cache emptied before each eager one; plain attention by our kernel, FlashAttention 2 and "
-        "cuDNN (PyTorch's SDPA). The claim is judged by eager passes."
+        "Forward pass and loss of the paper's 6-layer and 12-layer models in bf16 (autocast), 32,768 tokens per pass, "
+        "not compiled; the GPU's cache is emptied before each eager pass. Plain attention is computed by our kernel, "
+        "FlashAttention 2 and cuDNN (PyTorch's SDPA). The claim is judged by eager passes."
     ),
     cost="H200: about 3 minutes; CPU --quick: seconds",
-    caption="Milliseconds of one forward pass of 32,768 tokens against the length n, by model and way of timing: "
-    "medians and ranges of three rounds.",
+    caption="Milliseconds per forward pass of 32,768 tokens against the length n, by model and way of timing: medians "
+    "and ranges of three rounds.",
     claims={
         "latency": Claim(
             text="inference latency of the full forward pass, LS against FlashAttention 2",
             paper="up to 36 % lower (44 % in a later version)",
             rule="eager passes of both models at all lengths: holds if LS takes less time in every cell and at least "
-            f"{PAPER_SAVES:.0%} less in one, partly if less in some",
+            f"{PAPER_SAVES:.0%} less in one of them, partly if it takes less in some",
             judge=judge,
         ),
     },

@@ -1,8 +1,9 @@
 """Which attention is best on long-range tasks, all else equal?
 
-LaS attention (arXiv 2311.16620) argues that plain heads do badly on Long Range Arena (arXiv 2011.04006) for want of
-locality, and adds it by a decay of logits with distance and by smoothing; both are said to help. Here a small
-classifier is given one kind of attention after another, LS-attention among them, and nothing else differs.
+The paper on LaS attention (arXiv 2311.16620) argues that plain heads do badly on Long Range Arena (arXiv 2011.04006)
+because they lack locality; LaS adds it by a decay of logits with distance and by smoothing, and both are said to help.
+Here a small classifier is trained with one kind of attention after another, LS-attention among them, and nothing else
+differs.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ GENERATED: dict[str, dict[str, Any]] = {
     "pathfinder": {"paddles": 9, "train": 40_000, "validation": 2_000, "test": 4_000},
 }
 READ: dict[str, dict[str, Any]] = {"text": {"length": 1024}, "image": {}, "smnist": {}}
-"""Settings that differ from the published ones, so that a run takes a minute or two: attention alone of 2,000 tokens
-costs fifteen times that of 512, and at that length two of three kinds had learned nothing of ListOps after 3,000 steps
+"""Settings that differ from the published ones, so that a run takes a minute or two: 2,000 tokens cost fifteen times as
+much in attention alone as 512, and at that length two of three kinds had learned nothing of ListOps after 3,000 steps
 (docs/results/long-rows-h200.json)."""
 NAMES = tuple(f"{task}-{kind}" for task in (*GENERATED, *READ) for kind in KINDS)
 PUBLISHED: dict[str, dict[str, float]] = {
@@ -38,13 +39,13 @@ PUBLISHED: dict[str, dict[str, float]] = {
 }
 """Third-party test accuracies; LaS's own (arXiv 2311.16620) are unknown to us."""
 LEAST = 3
-"""Tasks on which variants can be compared, for a claim to hold or not: one alone says little of long-range tasks."""
+"""How many tasks a verdict needs on which variants can be compared: one alone says little about long-range tasks."""
 LEARNED = 0.1
-"""How far above guessing the best of the variants that are compared must be: variants that all guess are alike."""
+"""How far above guessing the best of the compared variants must be: variants that all guess are alike."""
 
 
 def variants(base: TrainConfig) -> Variants:
-    """Every task with every kind of attention; those that are read come in where `--data` names their folder."""
+    """Every task with every kind of attention; tasks read from files are included where `--data` names their folder."""
     tasks = {**GENERATED, **(READ if base.task.path else {})}
     return {
         f"{task}-{kind}": change(on_task(base, task, settings))
@@ -66,7 +67,7 @@ def _parts(variant: str, runs: Sequence[Outcome]) -> Row:
 
 
 def by_task(data: Data) -> dict[str, dict[str, float]]:
-    """Accuracies by task and kind, of what was measured."""
+    """Accuracies by task and kind, where they were measured."""
     found: dict[str, dict[str, float]] = {}
     for row in data["rows"]:
         if row["accuracy"] is not None:
@@ -79,7 +80,7 @@ def table(data: Data) -> str:
 
 
 def published_table(data: Data) -> str:
-    """What others report on the same tasks, below the best of ours."""
+    """Third-party results on the same tasks, below the best of ours."""
     tasks = by_task(data)
 
     def cells(shares: Mapping[str, float]) -> list[str]:
@@ -96,7 +97,7 @@ def published_table(data: Data) -> str:
 
 
 def compared(data: Data, *kinds: str) -> dict[str, tuple[float, ...]]:
-    """Mean accuracies of these kinds over the seeds that all of them have, on tasks that one of them has learned."""
+    """Mean accuracies of these kinds over the seeds they share, on tasks that at least one of them has learned."""
     by_seed: dict[str, dict[str, dict[int, float]]] = {}
     for row in data["rows"]:
         if len(row["accuracies"]) == len(row["seeds"]):
@@ -175,43 +176,42 @@ EXPERIMENT = Experiment(
     name="long-range",
     question="Which attention is best on long-range tasks, all else equal?",
     method=(
-        "A classifier of 6 layers, width 256, 8 heads, mean pooling, two-sided attention, no dropout; AdamW at 1e-3, "
-        "cosine schedule, 32 sequences per step. Variants differ in the attention alone: plain heads without "
-        "positions, with sinusoidal, rotary and ALiBi positions, with LaS's decay (B 0.001), its smoothing (P 5, "
-        "centred) and both, two-sided and causal; LS with 2 global heads and a window of 64, without positions, with "
-        "rotary ones, and smoothed; and, when asked for by name (`--variants '*-las-before'`), LaS with its pooling "
-        "before the softmax, which forms whole attention matrices and so trains in micro-batches. ListOps (arXiv "
-        "2011.04006) in sequences of 128 to 512 tokens; Pathfinder drawn by our code with 9 dashes and 40,000 "
-        "pictures; with `--data`, also IMDB by bytes (1,024), CIFAR-10 and MNIST by pixels. Runs are far shorter than "
-        "published ones: variants compare with each other, not with published numbers. On ListOps it is in part chance "
-        "whether a run begins to learn within its steps ([repeats](listops-repeats.json)): single runs of one variant "
-        "differ by up to 16 points."
+        "A classifier of 6 layers, width 256 and 8 heads, with mean pooling, two-sided attention and no dropout; AdamW "
+        "at 1e-3 with a cosine schedule, 32 sequences per step. Variants differ only in their attention: plain heads "
+        "without positions and with sinusoidal, rotary and ALiBi positions; LaS's decay (B 0.001), its smoothing (P 5, "
+        "centred), and both, two-sided and causal; LS with 2 global heads and a window of 64, without positions, with "
+        "rotary positions, and smoothed. `--variants '*-las-before'` adds LaS with its pooling before the softmax, "
+        "which forms whole attention matrices and so trains in micro-batches. The tasks are ListOps (arXiv 2011.04006) "
+        "in sequences of 128 to 512 tokens and Pathfinder, drawn by our code with 9 dashes and 40,000 pictures; with "
+        "`--data`, also IMDB by bytes (1,024), CIFAR-10 and MNIST by pixels. Runs are far shorter than published ones: "
+        "variants can be compared with each other, not with published numbers. On ListOps it is partly chance whether "
+        "a run begins to learn within its steps ([repeats](listops-repeats.json)): single runs of one variant differ "
+        "by up to 16 points."
     ),
-    cost="H200: about 15 minutes a seed, forty with --data, five at a time, without *-las-before; "
+    cost="H200: about 15 minutes per seed, forty with --data, five at a time, without *-las-before; "
     "CPU --quick: some minutes",
     caption="Test accuracy by task and kind of attention, coloured from the worst of a task to its best.",
     claims={
         "decay": Claim(
             text="decay of the logits with distance helps on long-range tasks, beyond no positions and ALiBi",
             paper="LaS (arXiv 2311.16620): both parts help; best among transformers",
-            rule="test accuracy of decay more than a point above none and alibi: holds on every task, partly on some; "
-            "over the seeds that all of them have; "
-            f"where none of these variants is {100 * LEARNED:.0f} points above guessing they are not compared, and "
-            f"{LEAST} tasks must be left",
+            rule="test accuracy of decay more than a point above that of none and alibi, over the seeds that all of "
+            "them have: holds if on every task, partly if on some. A task on which no variant of these is "
+            f"{100 * LEARNED:.0f} points above guessing does not count, and {LEAST} tasks must be left",
             judge=decay,
         ),
         "las": Claim(
             text="decay and smoothing together help more than either",
             paper="LaS (arXiv 2311.16620): both parts help",
-            rule="test accuracy more than a point above decay and smoothing: holds on every task, partly on some; "
-            "the same conditions",
+            rule="test accuracy of las more than a point above that of decay and smoothing: holds if on every task, "
+            "partly if on some; the same conditions",
             judge=las,
         ),
         "windows": Claim(
             text="restricting most heads to a window does not hurt where dependencies are far",
             paper="left open",
-            rule="LS within a point of plain heads or above, with and without rotary positions: holds on every task, "
-            "partly on some; the same conditions",
+            rule="LS at most a point below plain heads, with and without rotary positions: holds if on every task, "
+            "partly if on some; the same conditions",
             judge=windows,
         ),
     },

@@ -1,8 +1,8 @@
 """Does descent on the e-exponentiated loss reach the same risk from every start?
 
 The abstract of the first version of arXiv 1902.06127 says that for 0.5 < e < 1 all stationary points of the risk of
-one layer are global minima; later versions do not. Many random starts descend on one fixed risk (see `descent`): starts
-that settle above the lowest risk found are stuck.
+one layer are global minima; later versions do not say so. Many random starts descend on one fixed risk (see `descent`):
+starts that settle above the lowest risk found are stuck.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ def table(data: Data) -> str:
         for row in data["rows"]
     ]
     return (
-        f"Risk: mean loss over the points, in nats. Settled: a second descent lowered it by less than {SETTLED}. "
+        f"Risk: mean loss over the points, in nats. Settled: a second descent lowered the risk by less than {SETTLED}. "
         f"Stuck: settled more than {STUCK_GAP} above the lowest of the row.\n\n{tables.markdown(header, lines)}"
     )
 
 
 def counts(data: Data, networks: Sequence[str], exponent: float) -> tuple[int, int]:
-    """Stuck and settled starts."""
+    """How many starts are stuck, and how many settled."""
     rows = [row for row in data["rows"] if row["network"] in networks and row["e"] == exponent]
     return sum(row["stuck"] for row in rows), sum(row["settled"] for row in rows)
 
 
 def one_minimum(data: Data, *, networks: Sequence[str]) -> Finding | None:
-    """None where starts of some exponent never settled: that none of them is stuck says nothing then."""
+    """None where no start of some exponent settled: that none of them is stuck then says nothing."""
     by_exponent = {e: counts(data, networks, e) for e in CLAIMED}
     if not all(settled for _, settled in by_exponent.values()):
         return None
@@ -94,33 +94,34 @@ EXPERIMENT = Experiment(
     name=NAME,
     question="Does descent on the e-exponentiated loss reach the same risk from every start?",
     method=(
-        f"{POINTS} points in 6 dimensions, 4 classes, 20 % wrong labels, with and without 10 % outliers at ten times "
-        f"their distance; linear and deep linear networks in float64, c = 0.01; {STARTS} random starts whose scores "
-        f"have sizes from 0.1 to 10. Two descents of {STEPS:,} full-batch steps of Adam (0.1, then 0.02, each falling "
-        "by a cosine), the lowest risk on the way kept. That starts end apart shows that descent does not always reach "
-        "the lowest risk; it does not show that each end is exactly stationary, since the transform has a kink at c, "
-        "where a minimum need not have a gradient of zero. Width 2 is narrower than input and output, which no "
-        "statement covers. The rules were written after a short look at seed 0 with 8 starts and 300 steps."
+        f"{POINTS} points in 6 dimensions and 4 classes with 20 % wrong labels, with and without 10 % outliers at ten "
+        f"times their distance; linear and deep linear networks in float64, c = 0.01; {STARTS} random starts whose "
+        f"scores have sizes from 0.1 to 10. Each start makes two descents of {STEPS:,} full-batch steps of Adam (at "
+        "0.1, then 0.02, each falling along a cosine) and keeps the lowest risk on its way. Where starts end apart, "
+        "descent does not always reach the lowest risk. This does not show that each end is exactly stationary: the "
+        "transform has a kink at c, where a minimum need not have a gradient of zero. Width 2 is narrower than input "
+        "and output, which no statement covers. The rules were written after a short look at seed 0 with 8 starts and "
+        "300 steps."
     ),
     cost="CPU: about half an hour on one core; --quick: seconds",
     caption=(
-        "The gap between the highest and the lowest risk (left) and the share of starts that are stuck (right) "
-        "against e, by network and base loss; a row for each kind of data. One seed."
+        "Gap between the highest and the lowest risk (left) and share of starts that are stuck (right) against e, by "
+        "network and base loss, with one row per kind of data; one seed."
     ),
     claims={
         "one-layer": Claim(
             text="one layer, 0.5 < e < 1: all stationary points of the e-exponentiated risk are global minima",
             paper="arXiv 1902.06127, abstract of the first version; later dropped",
-            rule=f"e {', '.join(f'{e:g}' for e in CLAIMED)}, both losses and kinds of data: holds if no settled start "
-            f"is more than {STUCK_GAP} nats above the lowest; partly if at some e",
+            rule=f"e {', '.join(f'{e:g}' for e in CLAIMED)}, both losses and both kinds of data: holds if no settled "
+            f"start is more than {STUCK_GAP} nats above the lowest, partly if this is so at some e",
             judge=partial(one_minimum, networks=ONE_LAYER),
         ),
         "deep": Claim(
             text="the same for deep linear networks whose hidden layers are at least as wide as the input",
-            paper="asked by us, not stated there. What is proved for such networks (arXiv 1712.01473) is that local "
-            "minima, not all stationary points, are global, and of a loss that is convex and differentiable in the "
+            paper="our question, not stated there. What is proved for such networks (arXiv 1712.01473) is that local "
+            "minima, not all stationary points, are global, for a loss that is convex and differentiable in the "
             "scores; the transformed loss is neither",
-            rule="the same rule, widths 6 and 12",
+            rule="the same rule at widths 6 and 12",
             judge=partial(one_minimum, networks=DEEP),
         ),
     },

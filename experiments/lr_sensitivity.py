@@ -1,7 +1,7 @@
 """Up to which learning rate does each variant train? The figure of Wortsman et al. with LS-attention in it.
 
 Wortsman et al. (arXiv 2309.14322) show instabilities of large models in small ones by raising the learning rate: a
-stable model has a flat valley of final losses over many rates. Four kinds of attention at five rates.
+stable model has a flat valley of final losses over many rates. Here four kinds of attention train at five rates.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 KINDS = ("plain", "qk-norm-head", "qk-clip", "ls")
 NAMES = tuple(at_rate(kind, rate) for rate in RATES for kind in KINDS)
 SLACK = 0.1
-"""A variant's edge is its largest rate with a final loss at most so many nats above its own best."""
+"""A variant's edge is its largest rate with a final loss at most this many nats above its own best."""
 
 
 def variants(base: TrainConfig) -> Variants:
@@ -54,7 +54,7 @@ def edge(losses: Mapping[float, float | None]) -> float | None:
 
 
 def sensitivity(losses: Mapping[float, float | None], *, ceiling: float) -> float | None:
-    """Mean over rates of how far the loss lies above the variant's best, losses above `ceiling` taken as it.
+    """Mean over rates of how far the loss is above the variant's best; losses above `ceiling` count as the ceiling.
 
     >>> sensitivity({1e-3: 4.0, 3e-3: 3.5, 1e-2: None}, ceiling=9.0)
     2.0
@@ -144,9 +144,10 @@ EXPERIMENT = Experiment(
     name="lr-sensitivity",
     question="Up to which learning rate does each variant train?",
     method=(
-        "The author's model on sequences of 2,048 tokens, 16 per step, constant learning rate after a warm-up of 200 "
-        "steps, at five rates over two decades (3e-4 to 3e-2); short runs. The edge is the largest rate within "
-        f"{SLACK} nats of the variant's own best; sensitivity is the mean distance from it over all rates."
+        "The author's model on 16 sequences of 2,048 tokens per step, in short runs with a constant learning rate "
+        "after a warm-up of 200 steps, at five rates over two decades (3e-4 to 3e-2). The edge is the largest rate "
+        f"within {SLACK} nats of the variant's own best loss; the sensitivity is the mean distance from that best over "
+        "all rates."
     ),
     cost="H200: about 10 minutes for one seed, seven at a time; CPU --quick: two minutes",
     caption="Final validation loss (left) and largest |logit| of the run (right) against the learning rate, one seed.",
@@ -154,7 +155,7 @@ EXPERIMENT = Experiment(
         "edge": Claim(
             text="LS-attention trains at learning rates at which plain attention does not",
             paper="claims stable training",
-            rule="holds if LS has the larger edge; at equal edges it does not",
+            rule="holds if LS has the larger edge; does not hold if the edges are equal",
             judge=judge_edge,
         ),
     },

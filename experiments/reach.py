@@ -1,12 +1,12 @@
 """Which plan of reaches has the lowest loss at 8 global heads of 64?
 
-LS-attention gives every layer one global head. Published models rather make whole layers global and the rest local, and
-windows need not be equal: a ladder gives each head its own. Twelve plans of a small modern model (rotary positions,
-QK-norm, a cosine schedule), most of them with 8 global heads of 64, differ in nothing but where those heads are and how
-far the others see. In pilots with one or two seeds every mix was ahead of full attention; these runs ask again.
+LS-attention gives every layer one global head. Published models tend to make whole layers global and the rest local,
+and windows need not be equal: a ladder gives each head its own. Twelve plans of a small modern model (rotary positions,
+QK-norm, a cosine schedule), most of them with 8 global heads of 64, differ only in where those heads are and how far
+the others see. In pilots with one or two seeds every mix was ahead of full attention; these runs test that again.
 
-`python -m experiments.reach RUN/config.json` is the process of one run: it also writes the loss on the whole validation
-text, which the claims are about, since plans differ by hundredths of a nat.
+`python -m experiments.reach RUN/config.json` runs one training; it also writes the loss on the whole validation text,
+by which the claims are judged, since plans differ by hundredths of a nat.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Layer = tuple[int | None, ...]
 
 
 def _full_at(*layers: int, others: Layer = LOCAL) -> tuple[Layer, ...]:
-    """Whole layers global, counted from 1, and the others alike."""
+    """These layers (counted from 1) global, and all others equal to `others`."""
     return tuple(FULL if layer in layers else others for layer in range(1, LAYERS + 1))
 
 
@@ -56,7 +56,7 @@ OF_EIGHT = tuple(name for name, layers in PLANS.items() if sum(layer.count(None)
 STRONG = ("ls1-w64", "full", "ladder", "one-full-8", "one-full-2", "all-local-w64")
 """Drawn in colours over the steps; the other plans are grey."""
 LEAST_SEEDS = 3
-"""With two, an interval mostly says whether two differences happen to be alike."""
+"""With two seeds, an interval mostly shows whether two differences happen to be alike."""
 BUCKET = 64
 """Positions whose losses are averaged."""
 
@@ -76,7 +76,7 @@ QUICK_BASE: dict[str, Any] = {
 
 
 def variants(base: TrainConfig) -> Variants:
-    """Every plan; equal layers share one object, as `main` sees to again in the process of the run."""
+    """Every plan; equal layers share one object, which `main` restores in the process of the run."""
     found = {}
     for name, layers in PLANS.items():
         plans = {windows: HeadPlan(windows=windows) for windows in dict.fromkeys(layers)}
@@ -94,7 +94,7 @@ def whole_validation(config: TrainConfig, out: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Train one plan. Blocks are compiled once for each plan: more of them than the default limit allows, in `ramp`."""
+    """Train one plan. Blocks are compiled once per distinct layer, which in `ramp` exceeds the default limit."""
     torch._dynamo.config.recompile_limit = 64
     config = named_config()
     known: dict[HeadPlan, HeadPlan] = {}
@@ -140,7 +140,7 @@ def _keys(window: int | None, length: int) -> float:
 
 
 def ordered(data: Data) -> list[Row]:
-    """By their loss, the lowest first."""
+    """The rows by loss, the lowest first."""
     return sorted(data["rows"], key=lambda row: float("inf") if row["final_loss"] is None else row["final_loss"])
 
 
@@ -169,7 +169,7 @@ def table(data: Data) -> str:
                 *(("", "") if found is None else (f"{found['mean']:+.4f}", _interval(found))),
             )
         )
-    return tables.markdown((*header, "mean less full's", "95 % interval"), lines)
+    return tables.markdown((*header, "mean minus full's", "95 % interval"), lines)
 
 
 def _interval(found: Row) -> str:
@@ -193,14 +193,14 @@ def more(data: Data) -> str:
 
 
 def _against(data: Data, name: str, others: Sequence[str]) -> dict[str, Row]:
-    """`name` less each of the others, where both have run with two seeds or more."""
+    """The difference of `name` to each of the others, where both have run with at least two seeds."""
     rows = measures.by_name(data)
     found = {other: comparison.paired(rows[name], rows[other]) for other in others if {name, other} <= rows.keys()}
     return {other: pair for other, pair in found.items() if pair is not None}
 
 
 def _judged(pairs: Mapping[str, Row], expected: int, words: str, *, lower: bool) -> Finding | None:
-    """In how many comparisons the first plan has the lower loss, or the higher one; two seeds decide nothing."""
+    """In how many comparisons the first plan has the lower loss (or the higher one); two seeds decide nothing."""
     if len(pairs) < expected:
         return None
     cases = {name: _is(pair, lower=lower) for name, pair in pairs.items()}
@@ -214,7 +214,7 @@ def _judged(pairs: Mapping[str, Row], expected: int, words: str, *, lower: bool)
 
 
 def _is(pair: Row, *, lower: bool) -> bool | None:
-    """None where the interval holds 0."""
+    """Does the difference have this sign? None where the interval contains 0."""
     low, high = pair["interval"]
     return lower if high < 0 else not lower if low > 0 else None
 
@@ -272,32 +272,31 @@ def figure(data: Data) -> Any:
 
 
 _RULE = (
-    "ahead: the paired 95 % interval of the difference over seeds excludes 0, three seeds or more; undecided where it "
-    "does not"
+    "ahead if the paired 95 % interval of the difference over at least three seeds excludes 0, undecided if it does not"
 )
 EXPERIMENT = Experiment(
     name="reach",
     question="Which plan of reaches has the lowest loss at 8 global heads of 64?",
     method=(
-        "8 layers of 8 heads of 32, 8.4M parameters with tied embeddings, rotary positions, QK-norm per head, AdamW at "
-        "2e-3 with a cosine to 5 % after 200 steps, 32 sequences of 2,048 tokens per step, 2,200 steps: 144M tokens, "
-        "three epochs of 409 books, BPE of 8,192. The loss is that of the whole validation text (26 books, 3.9M "
-        "tokens), with the weights of the last step. Windows count the current key; a layer is counted from 1. The "
-        "ladder has one global head and windows of 512, 256, ... 8 in each layer; ramp has them over depth, the last "
-        "layer global; ladder-full-6 has windows 512 to 8, 8 twice, in all layers but the sixth. What counts as ahead "
-        "was fixed before the runs; the list of claims, and that fewer than the three seeds planned decide nothing, "
-        "after the first two seeds, which are those shown."
+        "8 layers of 8 heads of width 32, 8.4M parameters with tied embeddings, rotary positions and QK-norm per head; "
+        "AdamW at 2e-3 with a warm-up of 200 steps and a cosine to 5 %; 2,200 steps of 32 sequences of 2,048 tokens: "
+        "144M tokens, three epochs of 409 books, with a BPE of 8,192. The loss is that of the whole validation text "
+        "(26 books, 3.9M tokens) with the weights of the last step. Windows count the current key; layers are counted "
+        "from 1. The ladder has one global head and windows of 512, 256, ... 8 in each layer; ramp has these windows "
+        "over depth, with the last layer global; ladder-full-6 has windows of 512 to 8, with 8 twice, in all layers "
+        "but the sixth. What counts as ahead was fixed before the runs. The list of claims, and that fewer than the "
+        "three planned seeds decide nothing, were fixed after the first two seeds, which are among those shown."
     ),
-    cost="H200: about 10 minutes a seed, nine at a time under MPS; CPU --quick: a minute",
+    cost="H200: about 10 minutes per seed, nine at a time under MPS; CPU --quick: a minute",
     caption=(
-        "Final loss of each plan, a dot for each seed and a bar at their mean (left); validation loss over steps, mean "
-        "and range over seeds of six plans and the first seed of the others, in grey (right)."
+        "Final loss of each plan, with a dot for each seed and a bar at their mean (left); validation loss over steps "
+        "(right): the mean and range over seeds for six plans, the first seed of the others in grey."
     ),
     claims={
         "mixed": Claim(
             text="every plan that mixes reaches is ahead of full attention",
             paper="our pilots: 0.02 to 0.08 nats, one or two seeds",
-            rule=f"{_RULE}: holds for all ten plans, partly for some",
+            rule=f"{_RULE}: holds if for all ten plans, partly if for some",
             judge=mixed,
         ),
         "head-wise": Claim(
@@ -309,7 +308,7 @@ EXPERIMENT = Experiment(
         "ladder": Claim(
             text="the ladder is ahead of every other plan with 8 global heads",
             paper="our pilots: ahead in one of two seeds",
-            rule=f"{_RULE}: holds against all, partly against some",
+            rule=f"{_RULE}: holds if against all, partly if against some",
             judge=ladder,
         ),
         "local": Claim(

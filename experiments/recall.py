@@ -1,8 +1,8 @@
 """Does restricting heads hurt where dependencies are sparse and far?
 
-LS-attention gives most heads a short window and trusts one global head with everything far. Two probes ask how many
-global heads that takes: multi-query associative recall (arXiv 2312.04927) and a passkey hidden in filler, from no
-global head to plain attention.
+LS-attention gives most heads a short window and relies on one global head for everything far. Two probes test how many
+global heads that takes, from none to plain attention: multi-query associative recall (arXiv 2312.04927) and a passkey
+hidden in filler.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "recall": {"length": 128, "pairs": 8, "symbols": 64, "train": 100_000},
     "passkey": {"length": 512, "train": 50_000},
 }
-"""Of sequences that small models learned within some thousand steps of a first try."""
+"""Tasks that small models learned within a few thousand steps in a first try."""
 SMALL: dict[str, dict[str, Any]] = {
     "recall": {"length": 32, "pairs": 2, "symbols": 32, "train": 64, "validation": 8, "test": 8},
     "passkey": {"length": 160, "digits": 2, "train": 64, "validation": 8, "test": 8},
@@ -37,8 +37,8 @@ NAMES = tuple(f"{task}-g{n}" for task in TASKS for n in GLOBAL_HEADS)
 CLOSE = 0.02
 """Two points of accuracy."""
 LEARNED = 0.5
-"""Right answers of the best variant, for a task to decide anything: variants that all guess are close to each other,
-too."""
+"""The accuracy that the best variant must reach for a task to decide anything: variants that all guess are close to
+each other, too."""
 
 BASE: dict[str, dict[str, Any]] = {
     **ON_TASKS,
@@ -66,7 +66,7 @@ def variants(base: TrainConfig) -> Variants:
     small = base.task.train == SMALL["recall"]["train"]
     if base.task != TaskConfig(name="recall", seed=base.task.seed, **(SMALL["recall"] if small else {})):
         raise ConfigError(
-            "recall has two tasks of fixed settings: of section task only seed can be set, nor is there --data"
+            "recall has two tasks of fixed settings: only task.seed can be set, and --data cannot be used"
         )
     found = {}
     for name, settings in (SMALL if small else TASKS).items():
@@ -91,7 +91,7 @@ def collect(folder: Path) -> Data:
 
 
 def _curve(outcome: Outcome) -> Row:
-    """Right answers of the validation sequences over the steps."""
+    """Validation accuracy over the steps."""
     shares = [[e.step, round(e.accuracy, 4)] for e in outcome.run.evaluations if e.accuracy is not None]
     return {"variant": outcome.variant, "seed": outcome.run.seed, **_parts(outcome.variant), "validation": shares}
 
@@ -106,7 +106,7 @@ def table(data: Data) -> str:
 
 
 def by_heads(rows: Sequence[Row], task: str) -> dict[int, float]:
-    """Accuracy on a task by the number of global heads, of what was measured."""
+    """Accuracy on a task by the number of global heads, where it was measured."""
     return {row["n_global"]: row["accuracy"] for row in rows if row["task"] == task and row["accuracy"] is not None}
 
 
@@ -119,7 +119,7 @@ def needed(data: Data) -> Finding | None:
 
 
 def _finding(data: Data, is_so: Any) -> Finding | None:
-    """None unless both tasks ran with 0, 1 and all heads global, and some variant has learned each."""
+    """None unless both tasks ran with 0, 1 and all heads global, and some variant has learned each of them."""
     measured = {task: by_heads(data["rows"], task) for task in TASKS}
     if any(not {0, 1, HEADS} <= shares.keys() or max(shares.values()) < LEARNED for shares in measured.values()):
         return None
@@ -162,27 +162,27 @@ EXPERIMENT = Experiment(
     name="recall",
     question="Does restricting heads hurt where dependencies are sparse and far?",
     method=(
-        "The language model itself, 4 layers of width 128, 8 heads, rotary positions, loss and accuracy at the marked "
-        "positions alone, 128 sequences per step. recall: multi-query associative recall (arXiv 2312.04927), 8 pairs "
-        "in 128 tokens of 64 symbols, 100,000 training sequences. passkey: five digits anywhere in 512 bytes of "
-        "filler, asked for at the end, 50,000 sequences. Local heads see 16 keys: through four layers half of the "
-        "shorter sequence at most, an eighth of the longer one."
+        "The language model itself, with 4 layers of width 128, 8 heads and rotary positions; loss and accuracy are "
+        "taken at the marked positions only, with 128 sequences per step. recall: multi-query associative recall "
+        "(arXiv 2312.04927), 8 pairs in 128 tokens of 64 symbols, 100,000 training sequences. passkey: five digits "
+        "anywhere in 512 bytes of filler, asked for at the end, 50,000 training sequences. Local heads see 16 keys: "
+        "through four layers that is at most half of the shorter sequence and an eighth of the longer one."
     ),
-    cost="H200: about 5 minutes a seed, five at a time; CPU --quick: a minute",
-    caption="Right answers against the number of global heads (left), and of each number over the steps; one seed.",
+    cost="H200: about 5 minutes per seed, five at a time; CPU --quick: a minute",
+    caption="Right answers against the number of global heads (left), and over the steps for each number; one seed.",
     claims={
         "enough": Claim(
-            text="one global head a layer is enough for sparse, far dependencies",
+            text="one global head per layer is enough for sparse, far dependencies",
             paper="assumed; left open",
-            rule="accuracy with 1 global head within 2 points of plain attention: holds on both tasks, partly on one; "
-            f"nothing is decided unless some variant has {LEARNED:.0%} right on each",
+            rule="accuracy with 1 global head within 2 points of plain attention: holds if on both tasks, partly if on "
+            f"one; nothing is decided unless some variant has {LEARNED:.0%} right on each",
             judge=enough,
         ),
         "needed": Claim(
             text="a global head is needed for them",
             paper="none: perplexity about 36 -> about 42",
-            rule="accuracy without a global head more than 2 points below that with one: holds on both, partly on one; "
-            "the same condition",
+            rule="accuracy without a global head more than 2 points below that with one: holds if on both tasks, "
+            "partly if on one; the same condition",
             judge=needed,
         ),
     },

@@ -28,7 +28,7 @@ def table(data: Data) -> str:
 
 
 def gaps_table(data: Data) -> str:
-    """Step by step: whether the gap is still opening at the last one."""
+    """The gap step by step, which shows whether it is still opening at the last one."""
     seeds = min((len(row["seeds"]) for row in data["rows"]), default=0)
     lines = [(step, seeds, f"{gap:.3f}") for step, gap in measures.gaps(data, "ls", "plain").items()]
     return tables.markdown(("step", "seeds", "LS ahead of plain by (nats of validation loss)"), lines)
@@ -38,9 +38,9 @@ EXPERIMENT = Experiment(
     name="scale",
     question="Does it hold at GPT-2's size and sequences of 4,096 tokens?",
     method=(
-        "GPT-2 small (12 layers, width 768, 12 heads) with the vocabulary of the data, sequences of 4,096 tokens, 8 "
-        "per step, learning rate 6e-4; LS with one global head and a window of 128. As many steps as the GPU time "
-        "allows."
+        "GPT-2 small (12 layers, width 768, 12 heads) with the vocabulary of the data, on 8 sequences of 4,096 tokens "
+        "per step at a learning rate of 6e-4; LS has one global head and a window of 128. It trains for as many steps "
+        "as the GPU time allows."
     ),
     cost="H200: about 20 minutes for both, two at a time; CPU --quick: seconds",
     caption=CAPTION,
@@ -48,8 +48,8 @@ EXPERIMENT = Experiment(
         "scale": Claim(
             text="the effect holds in a larger model",
             paper="12 layers of width 768, window 100; numbers unknown to us",
-            rule="after equal steps LS lower than plain in final perplexity and in largest |logit|: holds if both, "
-            "partly if one",
+            rule="LS lower than plain, after equal steps, in final perplexity and in largest |logit|: holds if in "
+            "both, partly if in one",
             judge=larger,
         ),
     },

@@ -1,8 +1,9 @@
 """Which stabilizer is best at equal steps, and at equal GPU time? The paper's tables.
 
-LS-attention is one of many ways to keep training stable: norms of queries and keys, caps and clips of logits, losses
-and gradients. Each is trained here from the same configuration, so that one thing differs. Since they cost unequal
-time, they are also compared after equal time: steps times the time of a step's kernels, measured alone on the device.
+LS-attention is one of many ways to keep training stable; others are norms of queries and keys, caps and clips of
+logits, losses and gradients. Each starts here from the same configuration, so that only one thing differs. Since their
+steps take unequal time, they are also compared after equal time: the number of steps times the kernel time of a step,
+measured with the variant alone on the device.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ NAMES = (
     *("sigma-reparam", "qk-clip", "z-loss", "adagc", "all-local", "layer-wise", "ls"),
 )
 STRONG = ("ls", "plain", "layer-wise", "all-local", "qk-norm-head", "qk-clip")
-"""Drawn in colours; the others are grey, since no panel has more than six lines."""
+"""Drawn in colours; the others are grey, so that no panel has more than six coloured lines."""
 TARGETS = (150.0, 100.0, 80.0, 60.0, 50.0, 45.0, 40.0)
-"""Perplexities whose time is measured, where a variant reaches them."""
+"""The time to each of these perplexities is measured where a variant reaches it."""
 
 
 def variants(base: TrainConfig) -> Variants:
@@ -60,8 +61,8 @@ def collect(folder: Path) -> Data:
 
 
 def at_equal_time(data: Data, row: Row) -> list[float]:
-    """The validation loss of each seed when the time is up, interpolated between evaluations; none where a seed was not
-    evaluated before it or did not come so far, or a loss is not finite.
+    """The validation loss of each seed when the time is up, interpolated between evaluations; empty where a seed was
+    not evaluated before then or did not get that far, or where a loss is not finite.
     """
     found = []
     for run in (run for run in data["curves"] if run["variant"] == row["variant"]):
@@ -77,7 +78,7 @@ def at_equal_time(data: Data, row: Row) -> list[float]:
 
 
 def seconds_to(runs: Sequence[Outcome], perplexity: float, step_seconds: float | None) -> float | None:
-    """Mean over seeds; None where a seed does not get there or a step was not timed."""
+    """Mean over seeds; None where a seed does not reach the perplexity or no step was timed."""
     bound = math.log(perplexity)
     steps = [next((e.step for e in outcome.run.evaluations if e.loss <= bound), None) for outcome in runs]
     known = [step for step in steps if step is not None]
@@ -87,7 +88,7 @@ def seconds_to(runs: Sequence[Outcome], perplexity: float, step_seconds: float |
 
 
 def whole(rows: Sequence[Row]) -> list[Row]:
-    """The variants of which every run took as many steps as any."""
+    """The variants whose runs all have the full number of steps."""
     most = max(max(row["steps"]) for row in rows)
     return [row for row in rows if min(row["steps"]) == most]
 
@@ -111,8 +112,8 @@ def time_table(data: Data) -> str:
     ]
     header = ("variant", "seeds", "ms per step", "perplexity at equal time", "of the first seed")
     return (
-        f"Equal GPU time: {budget:.1f} s of steps, where the perplexity is interpolated between evaluations; a step is "
-        "the time of its kernels. On the right, seconds to the first evaluation at or below a perplexity:\n\n"
+        f"Equal GPU time is {budget:.1f} s of steps, a step counted as the time of its kernels; the perplexity then "
+        "is interpolated between evaluations. On the right, seconds to the first evaluation at or below a value:\n\n"
     ) + tables.markdown((*header, *(f"to {target:g}" for target in TARGETS)), lines)
 
 
@@ -147,7 +148,7 @@ def _ratio(data: Data, other: str, words: str, *, holds: float, partly: float) -
 
 
 def layers(data: Data) -> Finding | None:
-    """Over the seeds that both have: the means of different seeds are not to be compared."""
+    """Compared over the seeds that both have: means over different seeds are not comparable."""
     rows = {row["variant"]: row for row in whole(data["rows"])}
     if not {"ls", "layer-wise"} <= rows.keys():
         return None
@@ -170,7 +171,7 @@ def logits(data: Data) -> Finding | None:
 
 
 def time(data: Data) -> Finding | None:
-    """Against plain attention in IEEE fp32; what bf16 takes to the same perplexity is said beside it."""
+    """Against plain attention in IEEE fp32; the time of bf16 to the same perplexity is given beside it."""
     rows = measures.by_name(data)
     if not {"ls", "plain-fp32"} <= rows.keys():
         return None
@@ -198,7 +199,7 @@ def figure(data: Data) -> Any:
     over_steps = figures.over_steps(strong, named, width=340, height=240)
     seconds = {row["variant"]: row["step_seconds"] for row in data["rows"] if row["step_seconds"] is not None}
     fastest = min(seconds.values(), default=0.0)
-    # fp32 would make the axis of time twenty times as long, and is left out of it.
+    # fp32 would make the time axis twenty times as long, so it is left out.
     drawn = [c for c in data["curves"] if seconds.get(c["variant"], math.inf) < 4 * fastest]
     alt = drawing()
     if not drawn:
@@ -218,7 +219,7 @@ def figure(data: Data) -> Any:
 
 
 def _aside(curve: Row) -> Row:
-    """The same, grey where it would be one line too many."""
+    """The same curve, moved to the grey ones where it would be one coloured line too many."""
     if curve["variant"] in STRONG:
         return curve
     return curve | {"variant": figures.OTHERS, "seed": f"{curve['variant']} {curve['seed']}"}
@@ -228,30 +229,31 @@ EXPERIMENT = Experiment(
     name="stabilizers",
     question="Which stabilizer is best at equal steps, and at equal GPU time?",
     method=(
-        "The author's model on sequences of 2,048 tokens, 16 per step, at 5 times the author's learning rate, where "
-        "the effect shows within minutes; one kernel and bf16 for all variants but plain-flash (PyTorch's "
-        "FlashAttention, in a model that is not compiled) and plain-fp32. Step times come from `--time-steps`, one "
-        "variant alone on the GPU; runs that share it give no time. The published plain-flash run took its logits from "
-        "our kernel on the same inputs; today it reads none."
+        "The author's model on 16 sequences of 2,048 tokens per step, at 5 times the author's learning rate, where the "
+        "effect shows within minutes. All variants use the same kernel and bf16, except plain-flash (PyTorch's "
+        "FlashAttention, in a model that is not compiled) and plain-fp32. Step times come from `--time-steps`, with "
+        "each variant alone on the GPU; runs that share it are not used for timing. The published plain-flash run took "
+        "its logits from our kernel on the same inputs; today it reads none."
     ),
-    cost="H200: about 12 minutes a seed, seven at a time, and 4 for --time-steps; CPU --quick: two minutes",
+    cost="H200: about 12 minutes per seed, seven at a time, and 4 for --time-steps; CPU --quick: two minutes",
     caption=(
         "Validation perplexity over steps and over GPU time (without fp32), largest |logit| over steps, and the final "
-        "perplexity of every variant, a dot for each seed. Bands and thin lines are seeds; plain-fp32 has 1,000 steps, "
-        "the others 2,400. Variants that are not named are grey."
+        "perplexity of every variant with a dot for each seed. Bands and thin lines show seeds; plain-fp32 has 1,000 "
+        "steps, the others 2,400. Variants that are not named are grey."
     ),
     claims={
         "quality": Claim(
             text="LS-attention against QK-norm: perplexity",
             paper="about 38 vs about 112 (nearly 2/5)",
-            rule="final perplexities at equal steps, the whole paired interval: holds if LS is at most 0.5 of QK-norm "
-            "(head), partly below 0.98",
+            rule="ratio of final perplexities at equal steps, the whole paired interval: holds if LS is at most 0.5 of "
+            "QK-norm (head), partly if below 0.98",
             judge=quality,
         ),
         "time": Claim(
             text="GPU hours to equal perplexity, against a second method (most likely full-precision attention)",
             paper="1/20",
-            rule="to the lowest listed perplexity that LS and plain-fp32 both reach: holds at 1/10, partly at 1/2",
+            rule="GPU time to the lowest listed perplexity that LS and plain-fp32 both reach: holds if LS takes at "
+            "most 1/10, partly if at most 1/2",
             judge=time,
         ),
         "logits": Claim(
@@ -263,14 +265,14 @@ EXPERIMENT = Experiment(
         "global": Claim(
             text="without a global head perplexity is worse",
             paper="about 36 -> about 42",
-            rule="final perplexities at equal steps, the whole paired interval: holds if LS is at most 0.93 of "
-            "all-local, partly below 0.995",
+            rule="ratio of final perplexities at equal steps, the whole paired interval: holds if LS is at most 0.93 "
+            "of all-local, partly if below 0.995",
             judge=needs_global,
         ),
         "layers": Claim(
-            text="LS-attention is ahead of windows layer by layer, which have twice as many global heads here",
+            text="LS-attention is ahead of layer-wise windows, which have twice as many global heads here",
             paper="does not compare with them",
-            rule="final losses at equal steps over the seeds that both have: holds if LS is lower, the whole paired "
+            rule="final losses at equal steps over the seeds that both have: holds if LS is lower in the whole paired "
             "interval; written after the runs",
             judge=layers,
         ),

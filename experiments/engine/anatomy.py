@@ -1,6 +1,6 @@
 """Where the attention of a trained model goes: how near its mass is, how large its logits, how high its ranks.
 
-Shapes: L layers, H heads, T positions, D head dimension. One row of tokens at a time, one layer at a time.
+Shapes: L layers, H heads, T positions, D head dimension. One sequence and one layer at a time.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from longshort.ops.smoothing import Smoothing, pool_rows
 NEAR = 50
 """Keys that count as near, the current one included: the paper's window."""
 NOTICED = 0.01
-"""A far key with more than this weight is one that the head looks at."""
+"""A head notices a far key that has more than this weight."""
 RANK_POSITIONS = 512
-"""The ranks of attention are those of its first so many positions, which is all that those rows see."""
+"""The ranks of attention are those of this many first positions, whose queries see no others."""
 
 
 @torch.no_grad()
 def anatomy(model: nn.Module, tokens: Tensor, *, near: int = NEAR) -> dict[str, Any]:
-    """Numbers of each head, as lists over layers of lists over heads, averaged over the rows of tokens (B, T).
+    """Numbers of each head, as lists over layers of lists over heads, averaged over the sequences of tokens (B, T).
 
     `logit`: the largest |logit|. `near_mass`: attention on the nearest `near` keys, over queries that see more.
-    `far_keys`: keys beyond those with more than 1 % of the weight, a query. `far_noticed`: share of the far mass that
-    they hold. `logit_rank`, `attention_rank`: effective ranks of QK^T and of the attention matrix. Attention is what
-    the softmax gives: smoothing after it is left out.
+    `far_keys`: keys beyond those that have more than 1 % of the weight, per query. `far_noticed`: the share of the far
+    mass that they hold. `logit_rank`, `attention_rank`: effective ranks of QK^T and of the attention matrix. Attention
+    is the output of the softmax, without any smoothing after it.
 
     >>> from longshort import GPT, GPTConfig
     >>> found = anatomy(GPT(GPTConfig.preset("tiny")), torch.randint(256, (1, 64)), near=4)
@@ -39,7 +39,7 @@ def anatomy(model: nn.Module, tokens: Tensor, *, near: int = NEAR) -> dict[str, 
     """
     layers = [module for module in model.modules() if isinstance(module, LSAttention)]
     if any(not layer.causal or layer.chunk is not None for layer in layers):
-        raise ValueError("model must have causal attention over whole rows, got a layer with chunks or two-sided")
+        raise ValueError("model must have causal attention over whole sequences, got a layer with chunks or two-sided")
     was_training = model.training
     model.eval()
     rows: list[dict[str, Tensor]] = []
@@ -84,7 +84,7 @@ def _of_layer(layer: LSAttention, x: Tensor, near: int) -> dict[str, Tensor]:
     """The numbers of one layer's heads, (H,) each."""
     q, k, _ = layer.heads(x)
     q_HTD, k_HTD = (y[0].float() for y in (q, k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)))
-    with torch.autocast(x.device.type, enabled=False):  # the model's precision for q and k, fp32 from here on
+    with torch.autocast(x.device.type, enabled=False):  # q and k have the model's precision; fp32 from here on
         return _of_heads(*_attention(q_HTD, k_HTD, layer.plan, layer.softcap, layer.smoothing), q_HTD, k_HTD, near)
 
 
@@ -105,7 +105,7 @@ def _of_heads(
         "far_keys": noticed.sum((1, 2)) / asked,
         "far_noticed": (far_weights * noticed).sum((1, 2)) / far_mass,  # NaN for a head that sees nothing far
         "logit_rank": effective_rank(_product_values(q_HTD, k_HTD)),
-        # On the CPU, which is faster at this than a GPU.
+        # The CPU is faster at this than a GPU.
         "attention_rank": effective_rank(torch.linalg.svdvals(weights[:, :RANK_POSITIONS, :RANK_POSITIONS].cpu())),
     }
 

@@ -1,4 +1,4 @@
-"""The configurations that variants start from: the author's at a smaller batch, that of tasks, and CPU-sized ones."""
+"""The configurations that variants start from: the author's at a smaller batch, one for tasks, and CPU-sized ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from longshort.train import ConfigError, TrainConfig
 AUTHOR_LR = 6e-4
 QUICK_STEPS = 12
 EVALUATIONS = 16
-"""Of one run, evenly spread."""
+"""Evaluations per run, evenly spread."""
 
 _RUN = {"save_every": 0, "save_best": False, "keep": 1}
 PAPER: dict[str, Any] = {
@@ -25,7 +25,7 @@ PAPER: dict[str, Any] = {
     "run": {"eval_batches": 16, **_RUN},
     "telemetry": {"logits_every": 10},
 }
-"""The author's model, optimizer and sequences (arXiv 2505.15548); 16 sequences per step where he has 256."""
+"""The author's model, optimizer and sequences (arXiv 2505.15548), with 16 sequences per step instead of 256."""
 QUICK: dict[str, Any] = {
     "model": {
         "vocab_size": 257,
@@ -64,13 +64,13 @@ ON_CUDA: dict[str, Any] = {
     "run.cuda_graphs": True,
     "telemetry.logits_every": 1,
 }
-"""The default chunk of the loss saves memory that such a model does not need. Compiled, a step takes 5.5 ms of an H200
-instead of 9 (benchmarks/results/training-step-h200.txt), and replayed as CUDA graphs it need not wait for Python. One
-block is compiled for all, and all steps have statistics: compiling would be half of a short run otherwise."""
+"""The default chunk of the loss saves memory that such a model does not need. Compiled, a step takes 5.5 ms on an H200
+instead of 9 (benchmarks/results/training-step-h200.txt), and replayed as CUDA graphs it does not wait for Python. One
+block is compiled for all layers, and every step has statistics: otherwise compiling would be half of a short run."""
 
 
 def on_cuda(device: str) -> bool:
-    """Will a run on this device be on a GPU?"""
+    """Will a run on this device use a GPU?"""
     return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
 
 
@@ -93,7 +93,7 @@ def token_folder(experiment: Experiment, options: Options) -> Path | None:
 
 
 def base_config(experiment: Experiment, options: Options, *, data: Path | None) -> TrainConfig:
-    """What every variant starts from. The vocabulary is that of the data; on a GPU one named kernel serves all."""
+    """What every variant starts from. The vocabulary is that of the data; on a GPU all use the same named kernel."""
     steps = options.steps or (QUICK_STEPS if options.quick else experiment.steps)
     author = QUICK if options.quick else PAPER
     own = experiment.quick_base if options.quick else experiment.base
@@ -110,5 +110,5 @@ def base_config(experiment: Experiment, options: Options, *, data: Path | None) 
         values[section][key] = value
     config = TrainConfig.from_dict(values).with_overrides(options.overrides)
     if not config.telemetry.logits_every:
-        raise ConfigError("telemetry.logits_every must be at least 1 here: every experiment reads logits; got 0")
+        raise ConfigError("telemetry.logits_every must be at least 1, since every experiment reads logits, got 0")
     return config

@@ -1,7 +1,7 @@
-"""The process of one run: train, then look into the trained model while it is there, since weights do not travel.
+"""The process of one run: train, then examine the model while it is there, since packs carry no weights.
 
 `python -m experiments.engine.child RUN/config.json` writes `RUN/after.json` beside the metrics. The configuration alone
-says what is trained.
+defines what is trained.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from longshort.train.processes import named_config
 from longshort.train.text import TextData
 
 ROWS = 2
-"""Sequences of the validation split whose attention is looked at."""
+"""Sequences of the validation split whose attention is examined."""
 Look = Callable[[TrainConfig, Path], dict[str, Any]]
 
 
 def train_and_look(config: TrainConfig, *, also: Look = lambda config, out: {}) -> None:
-    """Train one variant; if that came to its end, write what is to be known of the model, with what `also` finds."""
+    """Train one variant; if training finishes, write what is found in the model, and what `also` finds."""
     try:
         result = train(config)
-    except TrainingStopped as stopped:  # that it diverged is a result, but of the model there is nothing to know
+    except TrainingStopped as stopped:  # divergence is a result, but its model is not examined
         print(stopped)
         write_json(Path(config.run.out) / AFTER, look_into_log(Path(config.run.out)))
         return
@@ -40,17 +40,17 @@ def train_and_look(config: TrainConfig, *, also: Look = lambda config, out: {}) 
 
 
 def look_into_log(out: Path) -> dict[str, Any]:
-    """Spikes and the largest |logit| of the whole log, before it is thinned to travel."""
+    """Spikes and the largest |logit| of the whole log, before it is thinned for packing."""
     records = read_log(out)
     steps = [record for record in records if record["kind"] == "train"]
     peaks = [peak for record in steps if (peak := largest_logit(record)) is not None]
     found: dict[str, Any] = {"largest_logit": max(peaks, default=None)}
-    recorded = sum(record["kind"] == "spike" for record in records)  # by a guard, which may have skipped their steps
+    recorded = sum(record["kind"] == "spike" for record in records)  # by a guard, which may have skipped those steps
     return found | {"spikes": recorded or count_spikes(record["loss"] for record in steps)}
 
 
 def look(config: TrainConfig, out: Path) -> dict[str, Any]:
-    """What the log says, and the anatomy of the newest checkpoint's attention, or with a task its test scores."""
+    """What the log says, and the anatomy of the newest checkpoint's attention or, with a task, its test scores."""
     device, found = choose_device(config.run.device), look_into_log(out)
     if config.task.name is not None:
         return found | {"test": evaluate_task(out, split="test", device=device)}

@@ -1,7 +1,8 @@
-"""What a verdict compares: final losses of two variants seed by seed, and largest logits against two fixed bounds.
+"""What a verdict compares: final losses of two variants seed by seed, and largest logits with two fixed bounds.
 
-With two seeds or more in common a difference of losses is its 95 % interval over the paired seeds, and a case that the
-interval does not decide is None; with one it is the difference itself, and `records` calls the verdict seen once.
+With two or more common seeds, losses are compared by the 95 % interval of their paired differences, and a case that the
+interval does not decide is None. With one seed the difference itself decides, and `records` calls the verdict seen
+once.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from experiments.engine.records import FAILS, HOLDS, PARTLY, UNDECIDED, Finding,
 from experiments.engine.tables import shown
 
 CALM, EXPLODED = 50.0, 200.0
-"""The paper's own numbers: LS-attention's largest |logit| stays below one, plain attention's passes the other. Every
-claim about logits is judged by these, over all steps of a run: a longer one may lose what a shorter one has."""
+"""The paper's own numbers: LS-attention's largest |logit| stays below the first, plain attention's passes the second.
+Every claim about logits is judged by these, over all steps of a run: a longer run may lose what a shorter one has."""
 
 
 def equal_steps(*rows: Row) -> bool:
-    """Did all runs of these variants take equally many steps?"""
+    """Did all runs of these variants take the same number of steps?"""
     return len({step for row in rows for step in row["steps"]}) <= 1
 
 
 def peak(row: Row) -> float:
-    """The largest |logit| of a variant, for a verdict: what is not finite is larger than anything."""
+    """The largest |logit| of a variant, for a verdict: one that is not finite counts as infinite."""
     return math.inf if row["logits_lost"] or row["max_logit"] is None else float(row["max_logit"])
 
 
@@ -34,12 +35,12 @@ def is_calm(row: Row) -> bool:
 
 
 def has_exploded(row: Row) -> bool:
-    """Did the logits of every seed pass the bound for plain attention? Those that are not finite did."""
+    """Did the logits of every seed pass the bound for plain attention? Logits that are not finite count as passing."""
     return min(math.inf if value is None else value for value in row.get("max_logits", [peak(row)])) > EXPLODED
 
 
 def losses_by_seed(row: Row) -> dict[int, float]:
-    """Final losses that are finite, by seed; data of earlier versions have them of variants with one seed alone.
+    """Finite final losses by seed; data of earlier versions have them only for variants with a single seed.
 
     >>> losses_by_seed({"seeds": [0, 1], "final_losses": [4.0, None]})
     {0: 4.0}
@@ -71,8 +72,8 @@ def paired(mine: Row, theirs: Row) -> Row | None:
 
 
 def interval(mine: Row, theirs: Row) -> tuple[float, float]:
-    """Between which nats the difference of two final losses lies: the 95 % interval of the paired differences where two
-    seeds or more are common, else the one difference twice. A loss that is not finite is larger than any other.
+    """The interval in nats of the difference of two final losses: the 95 % interval of the paired differences with two
+    or more common seeds, else the one difference twice. A loss that is not finite is larger than any other.
 
     >>> interval({"seeds": [0], "final_loss": 3.5}, {"seeds": [0], "final_loss": 3.75})
     (-0.25, -0.25)
@@ -86,13 +87,13 @@ def interval(mine: Row, theirs: Row) -> tuple[float, float]:
 
 
 def is_lower(mine: Row, theirs: Row) -> bool | None:
-    """Is the final loss of the first lower? None where the interval over seeds holds 0."""
+    """Is the final loss of the first lower? None where the interval over seeds contains 0."""
     low, high = interval(mine, theirs)
     return True if high < 0 else False if low >= 0 else None
 
 
 def by_ratio(mine: Row, theirs: Row, *, holds: float, partly: float) -> str:
-    """The verdict by the ratio of final perplexities, which the whole interval over seeds must keep."""
+    """The verdict by the ratio of final perplexities; the whole interval over seeds must satisfy a bound."""
     low, high = interval(mine, theirs)
     if high <= math.log(holds):
         return HOLDS
@@ -100,13 +101,13 @@ def by_ratio(mine: Row, theirs: Row, *, holds: float, partly: float) -> str:
 
 
 LOGITS_RULE = (
-    f"largest |logit| over all steps and seeds of LS-attention below {CALM:g}, that of plain attention in every seed "
-    f"above {EXPLODED:g} or not finite: the paper's numbers, and the bounds on every page"
+    f"largest |logit| of LS-attention over all steps and seeds below {CALM:g}, that of plain attention in every seed "
+    f"above {EXPLODED:g} or not finite (the paper's numbers, used as bounds on every page)"
 )
 
 
 def logits_against(ls: Row, plain: Row) -> Finding:
-    """LS-attention's largest |logit| and plain attention's, each against its bound."""
+    """Compare LS-attention's largest |logit| and plain attention's, each with its bound."""
     steps = sorted({*ls["steps"], *plain["steps"]})
     taken = f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
     ours = f"LS {shown(ls['max_logit'], 3)}, plain {shown(plain['max_logit'], 3)}, the largest in {taken} steps"

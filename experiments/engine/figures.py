@@ -12,10 +12,10 @@ from longshort.report.figures import frame
 from longshort.report.theme import DASHES, LIGHT, method_styles
 
 SIZE = 250
-"""Pixels of one panel's width; a figure of more than about 900 would be scaled down by the page that shows it."""
+"""Width of one panel in pixels; a page scales down figures that are wider than about 900."""
 MOST_TICKS = 8
 OTHERS = "others"
-"""The series of lines that are grey: no panel has more than six in colours."""
+"""The series of grey lines: no panel has more than six lines in colours."""
 
 
 def lines(
@@ -37,11 +37,13 @@ def lines(
     width: int = SIZE,
     height: int = 200,
 ) -> Any:
-    """One line for each `series`; a row without a finite `y` leaves a gap. Where all seeds (`detail`) of a series have
-    the same `x`, the line is their mean, with bars (`points`) or a band from the lowest to the highest, or from `low`
-    to `high` where rows have them; else, and with `each_seed`, each seed has a thin line. The axis of a share goes from
-    0 to 100 %. Names that are steps of one quantity are `ordered`, and coloured from light to dark. Panels
-    that share their y axis name each other's rows (`beside`), and so have the same ticks.
+    """One line per `series`; a row without a finite `y` leaves a gap.
+
+    Where all seeds (`detail`) of a series have the same `x`, the line is their mean, with bars (`points`) or a band
+    from the lowest to the highest, or from `low` to `high` where rows have them; otherwise, and with `each_seed`, each
+    seed has a thin line. The axis of a `share` goes from 0 to 100 %. Names that are steps of one quantity are
+    `ordered`, and coloured from light to dark. Panels that share a y axis are given each other's rows (`beside`), and
+    so get the same ticks.
     """
     alt = drawing()
     colors, dashes = _styles(names, ordered=ordered)
@@ -78,7 +80,7 @@ def lines(
 
 
 def _columns(names: Sequence[str], width: int) -> int:
-    """As many names side by side as fit below a panel of this width."""
+    """How many names fit side by side below a panel of this width."""
     return max(2, int(1.3 * width // (7 * max(map(len, names), default=1) + 34)))
 
 
@@ -93,7 +95,7 @@ def _styles(names: Sequence[str], *, ordered: bool) -> tuple[list[str], list[lis
 
 
 def _summed(rows: Sequence[dict[str, Any]], x: str, y: str, *, each_seed: bool) -> tuple[list[dict[str, Any]], ...]:
-    """What a band or bars span, the means, and the lines of single seeds."""
+    """The ends of bands or bars, the means, and the lines of single seeds."""
     by_series: dict[str, dict[Any, list[dict[str, Any]]]] = {}
     for row in rows:
         by_series.setdefault(row["series"], {}).setdefault(row[x], []).append(row)
@@ -132,7 +134,7 @@ def points(
 def over_steps(
     data: dict[str, Any], names: Sequence[str], *, width: int, height: int, each_seed: bool = False
 ) -> list[Any]:
-    """Both, to stand side by side."""
+    """Validation perplexity and largest |logit| over steps, as two panels to stand side by side."""
     common: dict[str, Any] = {"x": "step", "x_title": "step", "names": names, "log": True, "each_seed": each_seed}
     perplexities, logits = points(data["curves"])
     return [
@@ -158,8 +160,8 @@ def heat(
     height: int = 200,
     domain: tuple[float, float] | None = None,
 ) -> Any:
-    """A cell for each row, coloured by its `value`, numbers on the axes in their order, names in that of the rows; with
-    the format `text`, what the field `label` holds, the value itself if none is named, stands in it.
+    """One cell per row, coloured by its `value`. Numbers on the axes are sorted, names keep the order of the rows. With
+    a format `text`, each cell shows its field `label`, or its value if no field is named.
     """
     alt = drawing()
     scale = alt.Scale(type="log" if log else "linear", **({"domain": list(domain)} if domain else {}))
@@ -182,7 +184,7 @@ def heat(
 
 
 def heads(curves: Iterable[dict[str, Any]], *, size: int) -> list[Any]:
-    """The last |logit| of every head, a panel for each variant's first seed; their colours are to be shared."""
+    """The last |logit| of every head, one panel for each variant's first seed; the caller shares their colours."""
     axes: dict[str, Any] = {"x": "head", "y": "layer", "x_title": "head", "y_title": "layer"}
     panels, seen = [], set()
     for curve in curves:
@@ -199,7 +201,7 @@ def heads(curves: Iterable[dict[str, Any]], *, size: int) -> list[Any]:
 
 
 def dots(rows: Sequence[dict[str, Any]], names: Sequence[str], *, x_title: str, width: int, height: int) -> Any:
-    """The final perplexity of each variant, a dot for each seed, the lowest on top."""
+    """The final perplexity of each variant, with a dot for each seed and the lowest on top."""
     alt = drawing()
     best = sorted((row for row in rows if row["final_perplexity"] is not None), key=lambda row: row["final_perplexity"])
     found = [
@@ -220,13 +222,13 @@ def dots(rows: Sequence[dict[str, Any]], names: Sequence[str], *, x_title: str, 
 
 
 def _order(rows: Sequence[dict[str, Any]], field: str) -> list[Any]:
-    """The values of an axis of cells."""
+    """The values of an axis of cells, in order."""
     values = list(dict.fromkeys(row[field] for row in rows))
     return sorted(values) if all(isinstance(value, (int, float)) for value in values) else values
 
 
 def _axis(rows: Sequence[dict[str, Any]], field: str, log: bool) -> Any:
-    """Ticks at the values themselves where they are few, else at round numbers; on a log scale no lines between."""
+    """Ticks at the values themselves where they are few, else round numbers; no lines between them on a log scale."""
     numbers = sorted({row[field] for row in rows if row[field] is not None})
     if not log or not numbers:
         return drawing().Axis(format=",~f", tickCount=5)

@@ -1,6 +1,6 @@
-"""Adding runs to published data whose own runs are gone: their rows name every seed and its accuracy, which is enough.
+"""Adding runs to published data whose own runs are gone: their rows hold every seed and its accuracy, which is enough.
 
-That works for experiments on tasks. What is derived from rows is computed when it is shown, and so follows by itself.
+This works for experiments on tasks. What is derived from rows is computed when it is shown, so it needs no update here.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from longshort.runs import RunError
 
 
 def joined(published: Data, new: Data) -> Data:
-    """The data of both; a variant that is in both gets one row of all its seeds. New variants come last."""
+    """The data of both; a variant that is in both gets one row with all its seeds. New variants come last."""
     rows: dict[str, Row] = {}
     for row in (*published["rows"], *new["rows"]):
         if "accuracies" not in row:
-            raise RunError("--add works where results are accuracies of tasks; publish all runs together instead")
+            raise RunError("--add works only where results are accuracies of tasks; publish all runs together instead")
         name = row["variant"]
         rows[name] = _one_row(rows[name], row) if name in rows else row
     made = {
@@ -32,11 +32,11 @@ def joined(published: Data, new: Data) -> Data:
 
 def _one_row(theirs: Row, own: Row) -> Row:
     if both := sorted(set(own["seeds"]) & set(theirs["seeds"])):
-        raise RunError(f"{own['variant']}: seeds {both} are published and in the folder; expected each in one")
+        raise RunError(f"{own['variant']}: seeds {both} are both published and in the folder; remove them from one")
     if {*own["steps"]} != {*theirs["steps"]}:
         raise RunError(
-            f"{own['variant']}: runs of {sorted(set(own['steps']))} steps in the folder, of "
-            f"{sorted(set(theirs['steps']))} published; expected equally many"
+            f"{own['variant']}: runs must have equally many steps, got {sorted(set(own['steps']))} in the folder and "
+            f"{sorted(set(theirs['steps']))} published"
         )
     parts = (theirs, own)
     accuracies = [share for row in parts for share in row["accuracies"]]
@@ -53,14 +53,14 @@ def _one_row(theirs: Row, own: Row) -> Row:
 
 
 def _mean(rows: Sequence[Row], key: str) -> float | None:
-    """Of what is itself a mean over the seeds of each row."""
+    """The mean of values that are themselves means over the seeds of each row."""
     measured = [row for row in rows if row[key] is not None]
     weights = [len(row["seeds"]) for row in measured]
     return statistics.fmean([row[key] for row in measured], weights) if measured else None
 
 
 def _union(theirs: Sequence[Any], own: Sequence[Any]) -> list[Any]:
-    """Sorted, but for commands and versions."""
+    """Both without repetition; sorted, except commands and versions."""
     found = [*theirs, *(entry for entry in own if entry not in theirs)]
     return found if any(isinstance(entry, dict) for entry in found) else sorted(found)
 

@@ -1,4 +1,4 @@
-"""What experiments share that measure something themselves, in one process, instead of training a sweep."""
+"""Shared by experiments that measure something themselves, in one process, instead of training a sweep."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["machine", "on_one_thread"]
 
 @contextmanager
 def on_one_thread(options: Options) -> Iterator[Callable[[], float]]:
-    """A measurement on the CPU: remembers the command, and gives the seconds since it began.
+    """Measure on the CPU with one thread: record the command, and yield a clock of the seconds since the start.
 
-    Its matrices are small: more threads would wait for each other, and two processes use two cores better.
+    The matrices are small: more threads would wait for each other, and two processes use two cores better.
     """
     remember_command(options.out)
     threads, begun = torch.get_num_threads(), time.perf_counter()

@@ -1,4 +1,4 @@
-"""From runs to data: what each variant reached over its seeds, when, and with what logits; and where that came from."""
+"""From runs to data: what each variant reached over its seeds, when, and with what logits; and how it was made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from longshort.stability import SpikeGuard
 
 AFTER, COMMANDS, STEP_TIMES = "after.json", "commands.json", "step_times.json"
 DIVERGED = 0.5
-"""A run diverged if its record says so, or its last validation loss is not finite, or so many nats above its best."""
+"""A run diverged if its record says so, or its last validation loss is not finite or this many nats above its best."""
 CURVE_POINTS = 150
 
 Row = dict[str, Any]
@@ -44,7 +44,7 @@ class Outcome:
 
     @property
     def spikes(self) -> int:
-        """Counted over the whole log where the run came to its end, else over what is there."""
+        """Counted over the whole log where the run ended, else over what is there."""
         found = self.after.get("spikes")
         if found is None:
             found = len(self.run.spikes) or count_spikes(self.run.train["loss"].tolist())
@@ -52,28 +52,28 @@ class Outcome:
 
     @property
     def largest_logit(self) -> float | None:
-        """Over the whole log where the run came to its end, else over the readings that are there."""
+        """Over the whole log where the run ended, else over the readings that are there."""
         found = self.after.get("largest_logit")
         return self.run.largest_logit if found is None else float(found)
 
     @property
     def accuracy(self) -> float | None:
-        """Over the whole test split where the run came to its end, else over the last evaluation's sequences."""
+        """Over the whole test split where the run ended, else over the sequences of the last evaluation."""
         found = self.after.get("test", {}).get("accuracy")
         return self.run.final_accuracy if found is None else float(found)
 
 
 def outcomes(folder: Path) -> list[Outcome]:
-    """Every run in the folder that was evaluated, by seed; one that was stopped before says nothing yet."""
+    """Every evaluated run in the folder, by seed; a run that was stopped before its first evaluation is left out."""
     found = []
     for path in sorted(folder.glob(f"*/{METRICS}")):
-        if not path.read_bytes().count(b"\n"):  # stopped before it could say what it is
+        if not path.read_bytes().count(b"\n"):  # stopped before its header was written
             continue
         run = load_run(path.parent)
         if run.evaluations:
             found.append(Outcome(run=run, after=_after(run)))
     if not found:
-        raise RunError(f"{folder}: holds no evaluated run yet; train first, or unpack results there")
+        raise RunError(f"{folder}: holds no evaluated run yet; train first, or unpack results into it")
     return sorted(found, key=lambda outcome: outcome.run.seed)
 
 
@@ -85,7 +85,7 @@ def _after(run: Run) -> dict[str, Any]:
 
 
 def by_variant(found: Iterable[Outcome], order: Sequence[str]) -> dict[str, list[Outcome]]:
-    """The runs of each variant, in this order; one that it does not have goes last."""
+    """The runs of each variant, in this order; variants that it does not name go last."""
     variants: dict[str, list[Outcome]] = {name: [] for name in order}
     for outcome in found:
         variants.setdefault(outcome.variant, []).append(outcome)
@@ -93,7 +93,7 @@ def by_variant(found: Iterable[Outcome], order: Sequence[str]) -> dict[str, list
 
 
 def loss_row(variant: str, runs: Sequence[Outcome]) -> Row:
-    """What a variant reached: means over its seeds; None is not finite."""
+    """What a variant reached: means over its seeds; None stands for a value that is not finite."""
     finals = [outcome.run.final_loss for outcome in runs]
     bests = [outcome.run.best_loss for outcome in runs]
     peaks = [outcome.largest_logit for outcome in runs]
@@ -138,7 +138,7 @@ def accuracy_row(variant: str, runs: Sequence[Outcome]) -> Row:
 
 
 def curve(outcome: Outcome) -> Row:
-    """Thinned curves of one run: validation, and the largest |logit| of all heads; the last of each head."""
+    """Thinned curves of one run: validation loss and largest |logit| of all heads; and the last |logit| per head."""
     run = outcome.run
     peaks = run.logits_NLH.reshape(len(run.logit_steps), -1).max(1) if len(run.logit_steps) else np.zeros(0)
     kept = thin(peaks, CURVE_POINTS)
@@ -172,7 +172,7 @@ def data_of(
 
 
 def provenance(found: Sequence[Outcome], folder: Path) -> dict[str, Any]:
-    """What a reader needs to place the numbers."""
+    """How, when and on what the numbers were made."""
     runs = [outcome.run for outcome in found]
     configs = [run.config for run in runs]
     return {
@@ -199,7 +199,7 @@ def commands(folder: Path) -> list[dict[str, str]]:
 def results_in(folder: Path, file: str, name: str) -> Any:
     """What the measurement `name` wrote into its folder."""
     if not (folder / file).is_file():
-        raise RunError(f"{folder} holds no {file}; run `python -m experiments {name}` first")
+        raise RunError(f"{folder}: holds no {file}; run `python -m experiments {name}` first")
     return renamed(read_json(folder / file))
 
 
@@ -216,12 +216,12 @@ def count_spikes(losses: Iterable[float | None]) -> int:
 
 
 def perplexity(loss: float | None) -> float | None:
-    """exp of a mean loss, which a diverged run's would overflow; None is one that is not finite."""
+    """exp of a mean loss, capped, since a diverged run's would overflow; None stands for one that is not finite."""
     return None if loss is None else math.exp(min(loss, 700.0))
 
 
 def last_logits(data: Data) -> dict[str, list[float]]:
-    """The largest |logit| of all heads at the last step that was read, by variant and seed, where it is finite."""
+    """The largest |logit| of all heads at the last step with a reading, by variant and seed, where it is finite."""
     found: dict[str, list[float]] = {}
     for run in data.get("curves", ()):
         heads = [value for layer in run.get("last_logits", ()) for value in layer if value is not None]
@@ -232,7 +232,7 @@ def last_logits(data: Data) -> dict[str, list[float]]:
 
 def gaps(data: Data, mine: str, theirs: str) -> dict[int, float]:
     """By how many nats the validation loss of the second variant is above the first's, step by step: the mean over the
-    seeds that both have, at the steps at which all of them were evaluated.
+    seeds that both have, at the steps where all of them were evaluated.
     """
     losses: dict[str, dict[int, dict[int, float]]] = {mine: {}, theirs: {}}
     for run in data.get("curves", ()):
@@ -246,7 +246,7 @@ def gaps(data: Data, mine: str, theirs: str) -> dict[int, float]:
 
 
 def completed(data: Data) -> Data:
-    """The data with losses and logits seed by seed, which those of earlier versions have in their curves alone."""
+    """The data with losses and logits seed by seed, which data of earlier versions hold only in their curves."""
     runs: dict[str, dict[int, Row]] = {}
     for run in data.get("curves", ()):
         runs.setdefault(run["variant"], {})[run["seed"]] = run
@@ -273,7 +273,7 @@ _OLD_KEYS = {"arm": "variant", "arms": "variants"}
 
 
 def renamed(value: Any) -> Any:
-    """The same with the keys of today: data of earlier versions call a variant an arm.
+    """The same with today's keys: data of earlier versions call a variant an arm.
 
     >>> renamed({"rows": [{"arm": "ls"}]})
     {'rows': [{'variant': 'ls'}]}
@@ -284,7 +284,7 @@ def renamed(value: Any) -> Any:
 
 
 def _largest(values: Sequence[float | None]) -> float | None:
-    """None if there is none, or one is not finite."""
+    """None if there are none, or one is not finite."""
     return max((v for v in values if v is not None), default=None) if None not in values else None
 
 

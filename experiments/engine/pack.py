@@ -1,4 +1,4 @@
-"""Results small enough to travel: metrics thinned and rounded, configurations, no weights, in one archive."""
+"""Results in one small archive: thinned and rounded metrics and configurations, without weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from longshort.runs.log import METRICS, largest_logit, read_log
 from longshort.train.processes import CONFIG, OUTPUT
 
 TRAIN_RECORDS, LOGIT_READINGS = 1500, 200
-"""Kept of one run at most: about 300 KB, a fifth of that packed."""
+"""The most that is kept of one run: about 300 KB, a fifth of that when packed."""
 LEFT_OUT = ("mfu", "entropy", "layer_gradients")
 _DIGITS = 5
 MERGED = {COMMANDS, STEP_TIMES}
@@ -32,7 +32,7 @@ _NAME = re.compile(rf"(\w[\w.+-]*/)?([\w+-][\w.+-]*\.json|{re.escape(METRICS)}|{
 
 
 def compact(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records with losses thinned, extremes kept, and logits at evenly spread steps."""
+    """The records with losses thinned but extremes kept, and with logits at evenly spread steps."""
     records = list(records)
     steps = [record for record in records if record["kind"] == "train"]
     losses = np.array([math.nan if record["loss"] is None else record["loss"] for record in steps])
@@ -45,7 +45,7 @@ def compact(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _extremes(steps: list[dict[str, Any]]) -> set[int]:
-    """The steps with the largest |logit| and with the first that is not finite."""
+    """The steps with the largest |logit| and with the first one that is not finite."""
     peaks = {i: largest_logit(record) for i, record in enumerate(steps) if "logit_max" in record}
     finite = {i: peak for i, peak in peaks.items() if peak is not None}
     lost = [i for i, peak in peaks.items() if peak is None]
@@ -59,7 +59,7 @@ def pack(folder: Path, archive: Path) -> Path:
     plain += [path for log in logs for path in sorted(log.parent.glob("*.json")) if path.name != "tokenizer.json"]
     plain += [path for path in sorted(folder.glob(f"*/{OUTPUT}")) if path.stat().st_size < 1 << 16]
     if not logs and not plain:
-        raise ValueError(f"{folder} holds no results to pack; expected folders of runs with a {METRICS}")
+        raise ValueError(f"{folder}: holds no results to pack; --out must name a folder of runs with a {METRICS}")
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for path in plain:
@@ -71,9 +71,11 @@ def pack(folder: Path, archive: Path) -> Path:
 
 
 def unpack(archive: Path, folder: Path) -> list[str]:
-    """Put a pack's results beside those that the folder has. Of a run that is in both, the one that came farther stays,
-    the pack's if neither did; returns the names of runs that were left as they are. A damaged pack changes nothing, and
-    neither does one with a run of the same name and other settings: results of the two would stand on one page.
+    """Add a pack's results to the folder; return the names of runs that were kept as they are.
+
+    Of a run that is in both, the one with more steps stays, or the pack's if they are equal. A damaged pack changes
+    nothing, and neither does one that has a run of the same name with other settings: their results would be mixed on
+    one page.
     """
     files = _read(archive)
     runs = {name.partition("/")[0] for name in files if "/" in name}
@@ -82,8 +84,8 @@ def unpack(archive: Path, folder: Path) -> list[str]:
         if other := difference(json.loads(mine), json.loads(files.get(f"{run}/{CONFIG}", b"{}"))):
             key, there, here = other
             raise ValueError(
-                f"{archive}: its run {run} has {key} {there!r}, and the one in {folder} has {here!r}; expected runs of "
-                "one kind: unpack into another folder, or remove that run first"
+                f"{archive}: its run {run} has {key} {there!r}, and the one in {folder} has {here!r}; unpack into "
+                "another folder, or remove that run first"
             )
     kept = sorted(run for run in runs if _steps_in(folder / run) > _last_step(files.get(f"{run}/{METRICS}", b"")))
     for name, content in files.items():
@@ -91,7 +93,7 @@ def unpack(archive: Path, folder: Path) -> list[str]:
         if inside and run in kept:
             continue
         write_atomically(folder / name, _merged(folder / name, content) if name in MERGED else content)
-    for run in runs - set(kept):  # what was written after the run that is gone does not belong to this one
+    for run in runs - set(kept):  # the replaced run's file does not belong to this one
         if f"{run}/{AFTER}" not in files:
             (folder / run / AFTER).unlink(missing_ok=True)
     return kept
@@ -101,17 +103,17 @@ def _read(archive: Path) -> dict[str, bytes]:
     """The files of a pack by name: in the folder itself or that of a run, of the kinds that `pack` writes."""
     files = {}
     try:
-        whole = gzip.decompress(archive.read_bytes())  # which compares the checksum; tarfile stops before it
+        whole = gzip.decompress(archive.read_bytes())  # this checks the checksum; tarfile stops before it
         with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
             for member in tar:
                 if not _NAME.fullmatch(member.name) or not member.isreg():  # no links, nothing outside the folder
-                    raise ValueError(f"{archive} is no pack: {member.name!r} is not a file of results")
+                    raise ValueError(f"{archive}: not a pack; {member.name!r} is not a file of results")
                 content = tar.extractfile(member)
                 files[member.name] = b"" if content is None else content.read()
         for name in MERGED & files.keys():
             json.loads(files[name])
     except (gzip.BadGzipFile, zlib.error, EOFError, tarfile.TarError, json.JSONDecodeError) as error:
-        raise ValueError(f"{archive} is damaged, or no pack: {error}") from None
+        raise ValueError(f"{archive}: damaged, or not a pack: {error}") from None
     return files
 
 
@@ -129,7 +131,7 @@ def _last_step(log: bytes) -> int:
 
 
 def _merged(path: Path, content: bytes) -> str:
-    """The commands of both, or the step times of both; the pack's count where they meet."""
+    """The commands of both, or the step times of both; where both have one, the pack's is taken."""
     new = json.loads(content)
     old = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else type(new)()
     merged = old | new if isinstance(new, dict) else [*old, *(entry for entry in new if entry not in old)]

@@ -1,7 +1,7 @@
 """From data to what a reader gets: the page and the figure of an experiment, and the table of all claims.
 
-The data in `experiments/results` are the single source: everything here can be built again from them at any time. What
-the numbers mean is written by a person, in `experiments/results/NAME.reading.md`, and only copied.
+The data in `experiments/results` are the single source: everything here can be rebuilt from them at any time. What the
+numbers mean is written by a person, in `experiments/results/NAME.reading.md`, and only copied here.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ START, END = "<!-- claims: written by python -m experiments --build -->", "<!-- 
 INDEX = "README.md"
 CLAIMS_HEADER = "| claim | paper | ours | seeds | verdict | rule |"
 _OF_THE_DAY = ("--minutes", "--out", "--pack")
-"""Options of a recorded command that say nothing of what was run."""
+"""Options of a recorded command that say nothing about what was run."""
 
 
 def is_quick(data: Data) -> bool:
-    """Are there results of --quick among these, which decide nothing?"""
+    """Do these include results of --quick, which decide nothing?"""
     return any("--quick" in entry["command"].split() for entry in data["provenance"]["commands"])
 
 
 def save(experiment: Experiment, data: Data) -> Path:
     """Write the data of an experiment to where its page is built from."""
     if is_quick(data):
-        raise RunError("these are results of --quick, which decide nothing: they are not published")
+        raise RunError("results of --quick decide nothing and are not published; run the experiment without --quick")
     return write_json(_data_file(experiment), {"name": experiment.name, **data})
 
 
@@ -54,7 +54,7 @@ def build(experiment: Experiment) -> list[Path]:
     """Write the page and the figure of an experiment from its data."""
     data = load(experiment)
     if data is None:
-        raise RunError(f"{RESULTS} holds no data of {experiment.name}: run it first, then --publish")
+        raise RunError(f"{RESULTS}: holds no data of {experiment.name}; run it, then call it with --publish")
     reading = RESULTS / f"{experiment.name}.reading.md"
     words = reading.read_text(encoding="utf-8") if reading.is_file() else "Nobody has written about these numbers yet."
     chart = experiment.figure(data)  # first: it fails where Altair is missing
@@ -65,7 +65,7 @@ def build(experiment: Experiment) -> list[Path]:
 
 
 def page(experiment: Experiment, data: Data, reading: str) -> str:
-    """Markdown: the question, the figure, the table, the claims, what a person reads in them, how they were made."""
+    """The page in Markdown: question, figure, table, claims, what a person reads in them, and how they were made."""
     name, made = experiment.name, data["provenance"]
     findings = experiment.findings(data)
     recorded = list(dict.fromkeys(entry["command"] for entry in made.get("commands", [])))  # resumed calls: once
@@ -92,7 +92,7 @@ def page(experiment: Experiment, data: Data, reading: str) -> str:
 
 
 def todays(command: str) -> str:
-    """A recorded command as it is given today, without what only that day's machine needed.
+    """A recorded command as it is written today, without options that only that day's machine needed.
 
     >>> todays("longshort reproduce recall --arms 'recall-*' --steps 9 --minutes 9.00 --pack recall.tar.gz")
     "python -m experiments recall --variants 'recall-*' --steps 9"
@@ -134,7 +134,7 @@ def _fact(value: Any) -> str:
 
 
 def claims_table(experiments: Iterable[Experiment]) -> str:
-    """One row per claim: the paper's number, ours, the verdict; from the data that lie in the folder."""
+    """One row per claim, from the data in the folder: the paper's number, ours and the verdict."""
     lines = ["| claim | paper | ours | seeds | verdict | figure | command |", "|---|---|---|---:|---|---|---|"]
     for experiment in experiments:
         data = load(experiment)
@@ -149,11 +149,11 @@ def claims_table(experiments: Iterable[Experiment]) -> str:
 
 
 def write_index(experiments: Iterable[Experiment]) -> Path:
-    """Replace the table of claims in the folder's README.md, between its two marks; a page without them is refused."""
+    """Replace the table of claims between the two marks in the folder's README.md; refuse a page without them."""
     path = PAGES / INDEX
     text = path.read_text(encoding="utf-8") if path.is_file() else f"# Results\n\n{START}\n{END}\n"
     before, found, rest = text.partition(START)
     _, ended, after = rest.partition(END)
     if not found or not ended:
-        raise RunError(f"{path} has no place for the claims: put the lines {START} and {END} where they belong")
+        raise RunError(f"{path}: has no place for the claims; put the lines {START} and {END} where they belong")
     return write_atomically(path, f"{before}{START}\n\n{claims_table(experiments)}\n\n{END}{after}")

@@ -1,6 +1,6 @@
 """What an experiment is: its question, its runs or its measurement, the claims it decides, and how its data are shown.
 
-Everything that is shown is a pure function of the data, which `collect` reads once from the folder of the runs.
+Everything shown is a pure function of the data, which `collect` reads once from the folder of the runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from longshort.train import TrainConfig
 HOLDS, PARTLY, FAILS = "holds", "holds partly", "does not hold"
 UNDECIDED, NOT_RUN = "undecided", "not run yet"
 ONCE = {HOLDS: "seen once", PARTLY: "seen once, in part", FAILS: "not seen, one seed"}
-"""What a verdict becomes where a variant that it rests on has a single seed."""
+"""What a verdict becomes where a variant it depends on has a single seed."""
 
 Data = dict[str, Any]
 """Every number of an experiment, ready for JSON: `provenance`, `rows`, and what else its table and figure need."""
@@ -27,7 +27,7 @@ Variants = dict[str, TrainConfig]
 def verdict_of(cases: Collection[bool | None], *, of: int | None = None) -> str:
     """The verdict on a claim that was tested in several cases: it holds in all of them, in some, or in none.
 
-    None is a case that its seeds do not decide. Where fewer cases have run than the rule asks for (`of`), the claim may
+    None is a case that its seeds do not decide. Where fewer cases have run than the rule requires (`of`), the claim may
     already hold partly, and is open otherwise.
 
     >>> verdict_of([True, False]), verdict_of([True, True], of=3), verdict_of([False, None])
@@ -46,12 +46,12 @@ class Finding:
 
     ours: str
     verdict: str
-    """HOLDS, PARTLY, FAILS, UNDECIDED or NOT_RUN, as the rule alone has it."""
+    """HOLDS, PARTLY, FAILS, UNDECIDED or NOT_RUN, by the rule alone."""
     seeds: tuple[int, ...]
-    """How many seeds each variant has that was compared; empty for measurements that have none, such as timings."""
+    """How many seeds each compared variant has; empty for measurements without seeds, such as timings."""
 
     def by_seeds(self) -> Finding:
-        """The same with what one seed may say: a claim holds, or does not, with two seeds or more on every side.
+        """The same with the weaker verdict of a single seed: only two seeds or more on every side decide a claim.
 
         >>> Finding(ours="1 against 2", verdict=HOLDS, seeds=(3, 1)).by_seeds().verdict
         'seen once'
@@ -61,13 +61,13 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """Something the paper says, or that follows from it, and that numbers can decide."""
+    """Something that the paper says or that follows from it, and that numbers can decide."""
 
     text: str
     paper: str
     """What the paper reports."""
     rule: str
-    """When it holds, and when partly: written before the runs."""
+    """When it holds, and when partly; written before the runs."""
     judge: Callable[[Data], Finding | None]
     """The rule as a function; None where the data do not decide."""
 
@@ -79,7 +79,7 @@ class Options:
     out: Path
     """Folder of the runs."""
     data: Path | None = None
-    """Token folder; `quick` takes the default data without it. For experiments on tasks, where their files lie."""
+    """Token folder; without it `quick` uses the default data. For experiments on tasks, the folder of their files."""
     steps: int | None = None
     """The experiment's own if None."""
     seeds: tuple[int, ...] = (0,)
@@ -89,16 +89,16 @@ class Options:
     parallel: int = 1
     """Runs at a time."""
     minutes: float | None = None
-    """Stop cleanly after so long; the same command resumes."""
+    """Stop cleanly after this time; run the same command again to resume."""
     quick: bool = False
     """The CPU-sized version."""
     overrides: tuple[str, ...] = ()
-    """`section.key=value`, applied before the variants' own changes; one that all variants undo is refused."""
+    """`section.key=value`, applied before the variants' own changes; one that every variant overrides is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """One question: answered by trainings (`variants`) or by a measurement of another kind (`measure`)."""
+    """One question, answered by training runs (`variants`) or by another kind of measurement (`measure`)."""
 
     name: str
     """As in `python -m experiments NAME`; its module is the same with underscores."""
@@ -107,10 +107,10 @@ class Experiment:
     method: str
     """How it is done and where that differs from the paper, for its page."""
     cost: str
-    """About what it takes, on an H200 and on a CPU."""
+    """Roughly how long it takes, on an H200 and on a CPU."""
     claims: Mapping[str, Claim]
     collect: Callable[[Path], Data]
-    """The data, from the folder of the runs or what was unpacked into one."""
+    """Reads the data from the folder of the runs, or of what was unpacked."""
     table: Callable[[Data], str]
     """Its main table, in Markdown."""
     figure: Callable[[Data], Any]
@@ -122,21 +122,21 @@ class Experiment:
     variants: Callable[[TrainConfig], Variants] | None = None
     """Every variant of the sweep, from the base configuration; pure."""
     on_request: tuple[str, ...] = ()
-    """Variants that cost far more than others: a pattern of `--variants` takes them where it takes nothing else."""
+    """Variants that cost far more than others: a pattern of `--variants` takes them only if it matches nothing else."""
     base: Mapping[str, Mapping[str, Any]] | None = None
     """Sections of the base configuration in place of the author's; with a task the runs need no token folder."""
     quick_base: Mapping[str, Mapping[str, Any]] | None = None
     """The same for `--quick`."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Changes of the base configuration, as `section.key: value`."""
+    """Changes to the base configuration, as `section.key: value`."""
     steps: int = 0
     """Optimizer steps of each run."""
     process: str = "experiments.engine.child"
-    """The module that is run, in a process of its own, for each training."""
+    """The module that is run for each training, in a process of its own."""
     measure: Callable[[Options, Message], None] | None = None
-    """Measure and write into `options.out`, reporting progress to the second argument."""
+    """Measures and writes into `options.out`, reporting progress to the second argument."""
 
     def findings(self, data: Data) -> dict[str, Finding]:
-        """What the data decide, by the key of the claim; a claim that they leave open is absent."""
+        """The findings that the data decide, by the key of the claim; a claim that they leave open is absent."""
         judged = {key: claim.judge(data) for key, claim in self.claims.items()}
         return {key: found.by_seeds() for key, found in judged.items() if found is not None}

@@ -1,4 +1,4 @@
-"""Running the variants of an experiment: which runs there are, how long they take, and all of them, resumably."""
+"""Running the variants of an experiment: planning the runs, estimating their time, and running them, resumably."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from longshort.train.processes import RunFailed, run_all
 
 TIMING = "experiments.engine.timing"
 _FLOPS = {True: 1.4e14, False: 3e10}
-"""Of training per second. CUDA: six runs of our pilot sharing one H200, 7,250 steps of 32,768 tokens in 430 s. CPU: one
-core of a Xeon in the demo's setting."""
+"""Training FLOPs per second, by whether it is on CUDA. CUDA: six runs of our pilot sharing one H200, 7,250 steps of
+32,768 tokens in 430 s. CPU: one core of a Xeon in the demo's setting."""
 _REPORT_SECONDS = 30.0
 
 
 def plan_sweep(experiment: Experiment, options: Options, *, data: Path | None) -> list[Trial]:
-    """The runs that a call is about: the variants that were asked for, with every seed."""
+    """The runs of a call: the chosen variants with every seed."""
     assert experiment.variants is not None
     base = base_config(experiment, options, data=data)
     named = experiment.variants(base)
@@ -49,7 +49,7 @@ def plan_sweep(experiment: Experiment, options: Options, *, data: Path | None) -
 
 
 def chosen(names: Iterable[str], patterns: Iterable[str], on_request: Container[str] = ()) -> list[str]:
-    """What the patterns name, in its own order; those on request where a pattern names no others.
+    """The names that match the patterns, in their own order; those on request only where a pattern matches no others.
 
     >>> chosen(["text-ls", "text-dear"], ["text-*"], ["text-dear"])
     ['text-ls']
@@ -66,7 +66,7 @@ def chosen(names: Iterable[str], patterns: Iterable[str], on_request: Container[
 
 
 def _check_overrides(base: TrainConfig, trials: Sequence[Trial], overrides: Sequence[str]) -> None:
-    """Raise where all variants set the key themselves, so that nothing would come of an override."""
+    """Raise where all variants set the key themselves, so that an override would have no effect."""
     for override in overrides:
         section, _, key = override.partition("=")[0].partition(".")
         wanted = base.to_dict().get(section, {})
@@ -80,7 +80,7 @@ def _check_overrides(base: TrainConfig, trials: Sequence[Trial], overrides: Sequ
 
 
 def is_left(trial: Trial) -> bool:
-    """Is there anything left to do for this run? What was written after fewer steps does not count."""
+    """Is there anything left to do for this run? Results written after fewer steps do not count."""
     if not trial.is_finished or not (trial.out / AFTER).is_file():
         return True
     steps = trial.config.run.steps
@@ -88,7 +88,7 @@ def is_left(trial: Trial) -> bool:
 
 
 def describe(experiment: Experiment, options: Options) -> list[str]:
-    """The plan of a call, one line per run; without --data, runs on another vocabulary than the preset's look new."""
+    """The plan of a call, one line per run; without --data, runs with a vocabulary other than the preset's look new."""
     trials = plan_sweep(experiment, options, data=None if options.data is None else token_folder(experiment, options))
     lines = [
         f"{trial.out}: {config.run.steps} steps of {config.data.batch_size} x {config.length} tokens, "
@@ -102,7 +102,7 @@ def describe(experiment: Experiment, options: Options) -> list[str]:
 
 
 def estimate(trials: Sequence[Trial], options: Options) -> float:
-    """Seconds that the runs would take together, from their arithmetic and the speed of earlier runs; a rough guess."""
+    """A rough estimate of the seconds for all runs together, from their FLOPs and the speed of earlier runs."""
     flops = 0.0
     for trial in trials:
         with torch.device("meta"):
@@ -114,7 +114,7 @@ def estimate(trials: Sequence[Trial], options: Options) -> float:
 
 def run_sweep(experiment: Experiment, options: Options, message: Message) -> bool:
     """Train what is left; True if all is done, False if time or the user stopped it. A failed run stops no other."""
-    until = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes  # preparation counts
+    until = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes  # including preparation
     trials = plan_sweep(experiment, options, data=token_folder(experiment, options))
     left = [trial for trial in trials if is_left(trial)]
     message(f"{len(trials)} runs, {len(left)} to do, {options.parallel} at a time, in {options.out}")
@@ -133,7 +133,7 @@ def run_sweep(experiment: Experiment, options: Options, message: Message) -> boo
     done = run_all(
         [trial.config for trial in left],
         jobs=min(options.parallel, len(left)),
-        # Beside runs that wait for a GPU in busy loops, threads that wait for each other take minutes over a second.
+        # Beside runs that busy-wait for a GPU, threads that wait for each other take minutes for a second's work.
         threads=1 if on_cuda(options.device) else None,
         watch=_Lines(left, message),
         module=experiment.process,
@@ -146,14 +146,14 @@ def run_sweep(experiment: Experiment, options: Options, message: Message) -> boo
 
 
 def _side_by_side() -> bool:
-    """Does NVIDIA's MPS run, under which processes use the GPU at the same time?"""
+    """Is NVIDIA's MPS running, under which processes use the GPU at the same time?"""
     return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()
 
 
 def time_steps(experiment: Experiment, options: Options, message: Message) -> Path:
-    """Seconds per step of each variant, without telemetry, into step_times.json, beside earlier ones: see `timing`.
+    """Add the seconds per step of each variant, without telemetry, to step_times.json; see `timing`.
 
-    Nothing else may run on the device meanwhile. QK-clip reads logits at every step all the same: that is its cost.
+    Nothing else may run on the device meanwhile. QK-clip reads logits at every step even so: that is its cost.
     """
     trials = plan_sweep(experiment, replace(options, seeds=(0,)), data=token_folder(experiment, options))
     path = options.out / STEP_TIMES
@@ -190,7 +190,7 @@ def time_steps(experiment: Experiment, options: Options, message: Message) -> Pa
 
 
 def remember_command(out: Path) -> None:
-    """Note how the results in this folder were made."""
+    """Record how the results in this folder were made."""
     path = out / COMMANDS
     entry = {
         "command": shlex.join(["python", "-m", "experiments", *sys.argv[1:]]),
@@ -200,7 +200,7 @@ def remember_command(out: Path) -> None:
 
 
 class _Lines:
-    """Says every now and then how far the runs are, in one line for each that is under way."""
+    """Reports from time to time how far the runs are, in one line for each that is under way."""
 
     def __init__(self, trials: Sequence[Trial], message: Message) -> None:
         self._trials, self._message, self._last = trials, message, time.monotonic()
@@ -213,7 +213,7 @@ class _Lines:
         for trial in self._trials:
             reader = readers[str(trial.out)]
             step = 0 if reader.step is None else reader.step.step
-            over = reader.end is not None and reader.end.step >= step  # an earlier call's end may still stand there
+            over = reader.end is not None and reader.end.step >= step  # an earlier call's end may still be there
             ended += over
             if step and not over:
                 self._message(_line(trial, reader))

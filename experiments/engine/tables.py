@@ -1,4 +1,4 @@
-"""Numbers as Markdown tables: the two that most experiments show, and their parts."""
+"""Markdown tables: those that most experiments show, and the parts of all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from experiments.engine.records import Data
 
 
 def shown(value: float | None, digits: int = 4) -> str:
-    """A number for a table; None is one that is not finite.
+    """A number for a table; None stands for one that is not finite.
 
     >>> shown(52.4711), shown(1234567.0, 3), shown(None)
     ('52.47', '1.23e+06', 'not finite')
@@ -33,12 +33,12 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def cells(*texts: str) -> str:
-    """One row of texts; the bars of |logit| would end a cell."""
+    """One row of texts, with the bars of |logit| escaped, since they would end a cell."""
     return f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |"
 
 
 def losses(data: Data) -> str:
-    """Perplexities, logits and what went wrong, one line per variant; the last logits where the data hold curves."""
+    """Perplexities, logits, divergences and spikes, one line per variant; the last logits where there are curves."""
     last = measures.last_logits(data)
     header = ("variant", "seeds", "steps", "final perplexity", "spread (loss)", "best perplexity")
     logit = ("max abs logit, whole run", "at the last step") if last else ("max abs logit, whole run",)
@@ -89,7 +89,7 @@ def gaps(data: Data, pairs: Mapping[str, tuple[str, str]]) -> str:
 
 
 def accuracies(rows: Iterable[Row]) -> str:
-    """Right answers of the test split, one line per variant."""
+    """Accuracies on the test split, one line per variant."""
     header = (
         "variant",
         "seeds",

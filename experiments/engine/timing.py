@@ -1,8 +1,8 @@
-"""The time of a training step of one variant: that of its kernels on a GPU, by the clock on a CPU.
+"""The time of one variant's training step: the sum of its kernels on a GPU, wall-clock time on a CPU.
 
-`python -m experiments.engine.timing RUN/config.json` is the process of one of them. A step of a small model waits
-longer for Python than for the GPU: by the clock all variants would be alike. Processes start and compile side by side,
-sharing a lock; from its second step on a run has it, and the device, to itself.
+`python -m experiments.engine.timing RUN/config.json` times one variant. A step of a small model waits longer for Python
+than for the GPU, so by wall-clock time all variants would look alike. Processes start and compile side by side, sharing
+a lock; from its second step on, a run has the lock and the device to itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RESULT, LOCK = "step_time.json", "lock"
 
 
 def for_timing(config: TrainConfig, out: Path) -> TrainConfig:
-    """The same training for a few steps, without evaluations and without telemetry, whose cost is not the variant's."""
+    """The same training for a few steps, without evaluations or telemetry, whose cost is not the variant's."""
     run = replace(
         config.run,
         out=str(out),
@@ -37,7 +37,7 @@ def for_timing(config: TrainConfig, out: Path) -> TrainConfig:
 
 
 class StepClock:
-    """A reporter of a run of `WARMUP_STEPS + TIMED_STEPS` steps: writes `RUN/step_time.json` at its end."""
+    """A reporter for a run of `WARMUP_STEPS + TIMED_STEPS` steps, which writes `RUN/step_time.json` at the end."""
 
     def __init__(self, out: Path, device: torch.device) -> None:
         self.out, self.device = out, device
@@ -47,13 +47,13 @@ class StepClock:
         self._start = 0.0
 
     def message(self, text: str) -> None:
-        """Nothing is shown."""
+        """Show nothing."""
 
     def record(self, record: dict[str, Any], *, steps: int) -> None:
-        """Told of every record of the log."""
+        """Take a record of the log; only those of training steps count."""
         if record["kind"] != "train":
             return
-        if record["step"] == 1:  # what is compiled has been
+        if record["step"] == 1:  # everything is compiled by now
             _wait(self._lock, shared=False)
         if record["step"] == WARMUP_STEPS:
             self._start = record["seconds"]
@@ -71,7 +71,7 @@ class StepClock:
             self._profile.stop()
             seconds = sum(event.self_device_time_total for event in self._profile.key_averages()) / 1e6 / TIMED_STEPS
         write_json(self.out / RESULT, {"seconds": seconds, "wall_seconds": wall, "steps": TIMED_STEPS})
-        self._lock.close()  # and so unlock
+        self._lock.close()  # this unlocks it
 
 
 def _opened(path: Path) -> IO[str]:
@@ -80,7 +80,7 @@ def _opened(path: Path) -> IO[str]:
 
 
 def _wait(file: IO[str], *, shared: bool) -> None:
-    """Waits for the others; without file locks (not POSIX) runs must be timed one at a time."""
+    """Wait for the others; without file locks (not POSIX) runs must be timed one at a time."""
     with contextlib.suppress(ImportError):
         import fcntl
 

@@ -1,9 +1,9 @@
 """Does the e-exponentiated loss help under wrong labels and outliers?
 
 Hajra 2019 (arXiv 1902.06127) raises scores to a power e before the loss, which damps points that a model is badly wrong
-about. Here it meets its base, cross-entropy, four third-party robust losses, and plain controls (weight decay, a
-temperature, early stopping), on a generated mixture and on small pictures, with linear models to a small transformer.
-`measurement` says what is trained, `losses` how, `training` trains hundreds of models at once.
+about. Here it is compared with its base, cross-entropy, four third-party robust losses, and plain controls (weight
+decay, a temperature, early stopping), on a generated mixture and on small images, in models from linear to a small
+transformer. `measurement` defines what is trained, `losses` how; `training` trains hundreds of models at once.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from longshort.runs import RunError
 NAME = "label-noise"
 DEFAULT = "e 0.5"
 FEWEST_SEEDS = 3
-"""Below this nothing is decided."""
+"""Fewer seeds decide nothing."""
 ERRORS = 2.0
-"""A difference counts if its mean over seeds is more than so many standard errors from 0."""
+"""A difference counts if its mean over seeds is more than this many standard errors from 0."""
 STRONG = (BASE, "e 0.25", DEFAULT, "e 0.75", *RIVALS[:2])
 DRAWN = (*STRONG, *RIVALS[2:], "weight decay 1")
 
@@ -63,7 +63,7 @@ def _name(result: Result) -> str:
 
 
 def _rows(result: Result) -> list[Row]:
-    """One for each loss and condition: mean and standard deviation over seeds, last epoch and early stopping."""
+    """One row per loss and condition: mean and standard deviation over seeds, at the last epoch and stopped early."""
     rows = []
     for i, loss in enumerate(result["variants"]):
         for j, condition in enumerate(result["conditions"]):
@@ -101,7 +101,7 @@ def _table(result: Result, rows: Sequence[Row]) -> str:
 
 
 def accuracies(result: Result, loss: str, condition: str, key: str) -> list[float] | None:
-    """Of each seed; None where the condition was not run."""
+    """The accuracy of each seed; None where the condition was not run."""
     names = [entry["name"] for entry in result["conditions"]]
     if condition not in names:
         return None
@@ -133,7 +133,7 @@ def against_base(data: Data, *, condition: str, key: str) -> Finding | None:
 
 
 def against_rivals(data: Data) -> Finding | None:
-    """The best exponent against the best third-party robust loss, each chosen by its mean at test."""
+    """The best exponent against the best third-party robust loss, each chosen by its mean test accuracy."""
     outcomes, words = [], []
     for result in data["results"]:
         best = []
@@ -184,7 +184,7 @@ def figure(data: Data) -> Any:
 
 
 def _point(row: Row, key: str) -> Row:
-    """Mean and standard deviation; losses beyond six are grey."""
+    """A mean with its standard deviation; losses beyond six are grey."""
     mean, spread = 100 * row[key], 100 * row[f"{key}_spread"]
     place = {"share": 100 * row["share"], "accuracy": mean, "low": mean - spread, "high": mean + spread}
     named = row["loss"] in STRONG
@@ -196,31 +196,32 @@ EXPERIMENT = Experiment(
     name=NAME,
     question="Does the e-exponentiated loss help under wrong labels and outliers?",
     method=(
-        f"{SIZES[0]:,} training, {SIZES[1]} validation and {SIZES[2]:,} clean test points a seed, of a generated "
-        "mixture (10 classes of three Gaussian clouds in 20 dimensions) and of MNIST averaged to 14 x 14 pixels (or "
-        "scikit-learn's digits). Symmetric noise moves a label to any other class, asymmetric noise to the next; an "
-        "outlier is a point at ten times its distance from the centre with a wrong label. Validation data are as noisy "
-        "as training data. Adam at a constant 0.003, the same for all, with 100 points per step, "
-        f"{SETTINGS.epochs} epochs (the transformer {TRANSFORMER_SETTINGS.epochs}). Linear; deep linear, two hidden "
-        "layers of 64; MLP of 128; a transformer of one block, width 24. c = 0.01. Generalised CE with q 0.7, "
-        "symmetric CE with 0.1 and 1, hard bootstrap with 0.8, ramp cut at 2; controls: decoupled weight decay, "
-        "training at a temperature, early "
-        "stopping (the look with the highest noisy validation accuracy, every second epoch). Nothing was tuned per "
-        "loss. Rate, epochs and the mixture were chosen, and the rules written, after a look at one seed, 100, that is "
-        "not among those reported. Asymmetric noise ends at 40 %: above one half the wrong class is the more frequent."
+        f"Each seed has {SIZES[0]:,} training, {SIZES[1]} validation and {SIZES[2]:,} clean test points, from a "
+        "generated mixture (10 classes of three Gaussian clouds in 20 dimensions) and from MNIST averaged to 14 x 14 "
+        "pixels (or scikit-learn's digits). Symmetric noise moves a label to any other class, asymmetric noise to the "
+        "next one; an outlier is a point at ten times its distance from the centre with a wrong label. Validation data "
+        "are as noisy as training data. All models train by Adam at a constant 0.003 with 100 points per step for "
+        f"{SETTINGS.epochs} epochs (the transformer {TRANSFORMER_SETTINGS.epochs}). The models are linear; deep linear "
+        "with two hidden layers of 64; an MLP of 128; and a transformer of one block of width 24. The e-exponentiated "
+        "loss has c = 0.01. The other losses are generalised CE with q 0.7, symmetric CE with 0.1 and 1, hard "
+        "bootstrap with 0.8, and ramp cut at 2. The controls are decoupled weight decay, training at a temperature, "
+        "and early stopping (at the highest noisy validation accuracy, measured every second epoch). Nothing was tuned "
+        "per loss. Rate, epochs and the mixture were chosen, and the rules written, after a look at one seed, 100, "
+        "which is not among those reported. Asymmetric noise ends at 40 %: above one half the wrong class is "
+        "the more frequent one."
     ),
-    cost="CPU: about 20 minutes of one core for --seeds 0,1,2,3,4 and both data sets; --quick: seconds",
+    cost="CPU: about 20 minutes on one core for --seeds 0,1,2,3,4 and both data sets; --quick: seconds",
     caption=(
-        "Test accuracy against the share of wrong labels, a row for each data set and model: symmetric noise at the "
-        "last epoch and stopped early, asymmetric noise at the last epoch; means and standard deviations over seeds. "
-        "The other robust losses and weight decay are grey."
+        "Test accuracy against the share of wrong labels, with one row per data set and model: symmetric noise at the "
+        "last epoch and stopped early, and asymmetric noise at the last epoch; means and standard deviations over "
+        "seeds. The other robust losses and weight decay are grey."
     ),
     claims={
         "noise": Claim(
             text="the e-exponentiated loss (e 0.5) is more robust to label noise than its base, cross-entropy",
             paper=f"arXiv 1902.06127 {_PAPER}",
-            rule="last epoch at 40 % symmetric noise, by data set and model, differences of more than two standard "
-            "errors over seeds counted: holds if better in all; partly if better in more than worse",
+            rule="last epoch at 40 % symmetric noise, by data set and model, where a difference counts if it is more "
+            "than two standard errors over seeds: holds if better in all, partly if better in more than worse",
             judge=partial(against_base, condition=NOISY.name, key="last"),
         ),
         "outliers": Claim(
@@ -236,9 +237,9 @@ EXPERIMENT = Experiment(
             judge=partial(against_base, condition=NOISY.name, key="stopped"),
         ),
         "rivals": Claim(
-            text="the best exponent is better than the best of four robust losses of others",
+            text="the best exponent is better than the best of four third-party robust losses",
             paper=f"arXiv 1902.06127 {_PAPER}",
-            rule="the same at 40 % symmetric noise, last epoch, each side's best by mean test accuracy",
+            rule="the same at 40 % symmetric noise, last epoch, with each side's best chosen by mean test accuracy",
             judge=against_rivals,
         ),
     },

@@ -1,7 +1,7 @@
 """Classification data, and its corruption: wrong labels by two patterns, and outliers.
 
-Letters: S seeds, N points, D features. Every seed has points of its own; what is corrupted is training and validation
-data alike, test data never.
+Letters: S seeds, N points, D features. Every seed has points of its own. Training and validation data are corrupted
+alike, test data never.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from longshort.data.tasks.loaders import read_arrays
 
 CLASSES = 10
 OUTLIER_REACH = 10.0
-"""An outlier is a point moved so many times as far from the centre, with a wrong label."""
+"""An outlier is a point moved this many times as far from the centre, with a wrong label."""
 MIXTURE_FEATURES, MIXTURE_COMPONENTS, MIXTURE_SPREAD = 20, 3, 1.3
 _IDX_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
@@ -102,8 +102,8 @@ def images(path: Path, seeds: Sequence[int], sizes: Sequence[int]) -> Dataset:
     for x, y, least in ((x_train, y_train, sizes[0] + sizes[1]), (x_test, y_test, sizes[2])):
         if x.shape[1:] != (28, 28) or y.shape != x.shape[:1] or len(x) < least or not 0 <= y.min() <= y.max() < CLASSES:
             raise ValueError(
-                f"--data {path} must hold at least {least} pictures of 28 x 28 and as many classes from 0 to 9, "
-                f"got pictures {tuple(x.shape)} and classes {tuple(y.shape)}"
+                f"--data {path} must hold at least {least} images of 28 x 28 and as many classes from 0 to 9, "
+                f"got images {tuple(x.shape)} and classes {tuple(y.shape)}"
             )
     parts = []
     for seed in seeds:
@@ -117,7 +117,7 @@ def images(path: Path, seeds: Sequence[int], sizes: Sequence[int]) -> Dataset:
 
 
 def digits(seeds: Sequence[int], sizes: Sequence[int]) -> Dataset:
-    """The 1,797 images of 8 x 8 pixels that come with scikit-learn, shared out anew by each seed."""
+    """The 1,797 images of 8 x 8 pixels that come with scikit-learn, split anew by each seed."""
     found: Any = import_module("sklearn.datasets").load_digits()
     x, y = torch.from_numpy(found.data).float(), torch.from_numpy(found.target).long()
     total = sum(sizes)
@@ -130,7 +130,7 @@ def digits(seeds: Sequence[int], sizes: Sequence[int]) -> Dataset:
 
 
 def fingerprint(path: Path) -> str:
-    """Of pictures and classes, however they are packed."""
+    """A digest of images and classes, however they are packed."""
     found = hashlib.sha256()
     for array in read_mnist(path):
         found.update(np.ascontiguousarray(array).tobytes())
@@ -149,16 +149,16 @@ def read_mnist(path: Path) -> tuple[np.ndarray[Any, Any], ...]:
 def _read_idx(path: Path) -> np.ndarray[Any, Any]:
     packed = path.with_name(path.name + ".gz")
     if not path.is_file() and not packed.is_file():
-        raise ValueError(f"--data: {path} is not there, nor as .gz")
+        raise ValueError(f"{path}: not found, nor as .gz; --data must name a folder that holds it")
     try:
         content = path.read_bytes() if path.is_file() else gzip.decompress(packed.read_bytes())
         if content[:3] != b"\x00\x00\x08":
-            raise ValueError("it begins with other bytes")
+            raise ValueError("its first bytes are not those of one")
         dimensions = content[3]
         shape = np.frombuffer(content, dtype=">u4", count=dimensions, offset=4).tolist()
         return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()
     except (ValueError, IndexError, OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is not an IDX file of bytes, or not a whole one: {error}") from None
+        raise ValueError(f"{path}: not an IDX file of bytes, or a truncated one: {error}") from None
 
 
 def _dataset(name: str, parts: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int]) -> Dataset:
@@ -166,7 +166,7 @@ def _dataset(name: str, parts: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[
     pieces = []
     for x, y in parts:
         train = x[: sizes[0]]
-        # Pixels that are always 0 stay 0, and rare ones do not become the largest features.
+        # Pixels that are always 0 stay 0, and rarely used ones do not become the largest features.
         scale = train.std(0).clamp_min(0.1 * train.std())
         pieces.append((((x - train.mean(0)) / scale).split(list(sizes)), y.split(list(sizes))))
     for part in range(3):

@@ -1,6 +1,6 @@
 """The losses that are compared: the base, its e-exponentiated forms, third-party robust losses, and plain controls.
 
-A loss takes scores (P, b, K) of P models and targets (P, b), and gives the sum over models of the mean over points, so
+A loss takes scores (P, b, K) of P models and targets (P, b) and returns the sum over models of the mean over points, so
 that each model's gradient is its own.
 """
 
@@ -48,7 +48,7 @@ def symmetric(scores: Tensor, targets: Tensor) -> Tensor:
 
 
 def bootstrap(scores: Tensor, targets: Tensor) -> Tensor:
-    """Reed et al. 2014, arXiv 1412.6596, hard: the label is trusted by 0.8, the model's own answer by the rest."""
+    """Reed et al. 2014, arXiv 1412.6596, hard: the label has weight 0.8, the model's own answer the rest."""
     own = scores.argmax(-1)
     mixed = BOOTSTRAP_TRUST * _log_probability(scores, targets)
     return _summed(-mixed - (1 - BOOTSTRAP_TRUST) * _log_probability(scores, own))

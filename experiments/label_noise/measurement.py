@@ -1,6 +1,6 @@
 """The measurement of `label-noise`: which data sets, models and conditions there are, and one file for each pair.
 
-A pair that lies in the folder, with the same settings, seeds and pictures, is not trained again.
+A pair that is already in the folder with the same settings, seeds and images is not trained again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ QUICK_SETTINGS = Settings(epochs=2, batch=50, look_every=1)
 
 
 def pairs(options: Options) -> list[tuple[str, str]]:
-    """Data sets and models that a call is about: real images from --data, else scikit-learn's where it is installed."""
+    """The data sets and models of a call: real images from --data, else scikit-learn's where it is installed."""
     real = ("mnist",) if options.data is not None else ("digits",) if find_spec("sklearn") else ()
     every = [(dataset, model) for dataset in ("mixture", *real) for model in ARCHITECTURES]
     names = {"-".join(pair): pair for pair in every}
@@ -47,7 +47,7 @@ def pairs(options: Options) -> list[tuple[str, str]]:
 
 
 def measure(options: Options, message: Message) -> None:
-    """Train what is not there yet, pair by pair."""
+    """Train what is missing, pair by pair."""
     wanted = pairs(options)
     known = None if options.data is None else fingerprint(options.data)
     sizes = QUICK_SIZES if options.quick else SIZES
@@ -58,7 +58,7 @@ def measure(options: Options, message: Message) -> None:
             path = options.out / f"{dataset}-{model}.json"
             pictures = known if dataset == "mnist" else None
             if is_there(path, settings, options.seeds, pictures):
-                message(f"{path.stem} is there")
+                message(f"{path.stem} is already there")
                 continue
             drawn = _draw(dataset, options.data, options.seeds, sizes)
             results = train_all(drawn, ARCHITECTURES[model], LOSSES, conditions, options.seeds, settings, message)
@@ -66,7 +66,7 @@ def measure(options: Options, message: Message) -> None:
 
 
 def is_there(path: Path, settings: Settings, seeds: Sequence[int], pictures: str | None) -> bool:
-    """Were exactly these models trained already? Results of earlier versions do not say on which pictures."""
+    """Were exactly these models trained already? Results of earlier versions do not say on which images."""
     if not path.is_file():
         return False
     found = read_json(path)

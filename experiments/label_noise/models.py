@@ -1,6 +1,6 @@
 """Small classifiers, many at once: every parameter has a first dimension that counts the models.
 
-Hundreds of small models cost little more than one then: a matrix product becomes a batched one. Letters: P models, b
+Hundreds of small models then cost little more than one: a matrix product becomes a batched one. Letters: P models, b
 points, D features, K classes, n tokens, w width.
 """
 
@@ -23,7 +23,7 @@ class Architecture:
 
     name: str
     shapes: Callable[[int, int], list[tuple[int, ...]]]
-    """From D and K. A matrix is (inputs, outputs) and starts at N(0, 1 / inputs); a vector is a bias, at first 0."""
+    """From D and K. A matrix is (inputs, outputs) and starts at N(0, 1 / inputs); a vector is a bias, starting at 0."""
     scores: Callable[[Parameters, Tensor], Tensor]
     """From parameters (P, ...) and points (P, b, D) to (P, b, K)."""
 

@@ -1,6 +1,6 @@
 """All losses, conditions and seeds of one data set and one kind of model, trained at once on a CPU.
 
-Letters: L losses, C conditions, S seeds; P = L C S models. Models of one seed start from the same weights and meet the
+Letters: L losses, C conditions, S seeds; P = L C S models. Models of one seed start from the same weights and see the
 same points in the same order, whatever their loss and condition.
 """
 
@@ -19,7 +19,7 @@ from experiments.label_noise.losses import LossVariant
 from experiments.label_noise.models import Architecture, Parameters
 
 _SCORED = 250
-"""Points of each model that are scored at one time."""
+"""How many points of each model are scored at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Settings:
     rate: float = 3e-3
     """Of Adam, constant."""
     look_every: int = 2
-    """Epochs between looks at validation and test accuracy; early stopping chooses among them."""
+    """Epochs between measurements of validation and test accuracy; early stopping chooses among them."""
 
 
 def train_all(
@@ -43,7 +43,7 @@ def train_all(
     settings: Settings,
     message: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Test accuracies [loss][condition][seed]: at the last epoch, where early stopping would end, and the best."""
+    """Test accuracies [loss][condition][seed]: at the last epoch, where early stopping would stop, and the best."""
     start = time.perf_counter()
     train, validation = (
         _stacked([corrupted(split, condition, seeds) for condition in conditions])
@@ -77,8 +77,8 @@ def train_all(
 
 
 def _chosen(looks: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """Per model: the last look, the first of the highest validation accuracy, and the highest at test, which no one
-    who has only noisy data can choose."""
+    """Per model: the test accuracy at the last measurement, at the first with the highest validation accuracy, and the
+    highest of all, which nobody with only noisy data can choose."""
     validation, test = (torch.stack(each) for each in zip(*looks, strict=True))
     stopped = test.gather(0, validation.argmax(0, keepdim=True))[0]
     return {"last": test[-1], "stopped": stopped, "best": test.amax(0)}
@@ -102,7 +102,7 @@ def _stacked(splits: Sequence[Split]) -> Split:
 
 
 def _batches(split: Split, size: int, epoch: int, seeds: Sequence[int], conditions: int) -> list[Split]:
-    """Each seed's points in an order of its own, anew each epoch; the remainder that fills no batch is left out."""
+    """Each seed's points in an order of its own, reshuffled every epoch; an incomplete last batch is left out."""
     points = split.y.shape[1]
     orders = [
         torch.randperm(points, generator=torch.Generator().manual_seed(1_000_003 * seed + epoch)) for seed in seeds
@@ -137,7 +137,7 @@ def _step(
 
 @torch.no_grad()
 def _accuracy(architecture: Architecture, models: Parameters, split: Split) -> Tensor:
-    """(P,) share of points that each model gets right."""
+    """(P,) shares of points that each model gets right."""
     copies = len(models[0]) // len(split.y)
     right = torch.zeros(len(models[0]))
     for x, y in zip(split.x.split(_SCORED, 1), split.y.split(_SCORED, 1), strict=True):

@@ -72,7 +72,7 @@ def test_the_quick_form_of_label_noise_runs_once_and_is_not_run_again(tmp_path, 
     shown = call(monkeypatch, *common)
     assert shown.exit_code == 0 and "| generalised CE, stopped early |" in shown.output, shown.output
     shown = call(monkeypatch, *common)
-    assert "mixture-linear is there" in shown.output
+    assert "mixture-linear is already there" in shown.output
     shown = call(monkeypatch, "label-noise", "--quick", "--variants", "mixture-cnn", "--out", tmp_path / "out")
     assert shown.exit_code == 1 and "--variants must be among mixture-linear" in shown.stderr
 
@@ -83,9 +83,9 @@ def test_other_pictures_in_the_same_folder_are_trained_on_again(tmp_path, monkey
         x, y = draw.integers(0, 256, (400, 28, 28), dtype=np.uint8), np.arange(400, dtype=np.uint8) % 10
         np.savez(tmp_path / f"{name}.npz", x_train=x, y_train=y, x_test=x[:100], y_test=y[:100])
     common = ("label-noise", "--quick", "--variants", "mnist-linear", "--out", tmp_path / "out", "--data")
-    assert "is there" not in call(monkeypatch, *common, tmp_path / "a.npz").output
-    assert "mnist-linear is there" in call(monkeypatch, *common, tmp_path / "a.npz").output
-    assert "is there" not in call(monkeypatch, *common, tmp_path / "b.npz").output
+    assert "is already there" not in call(monkeypatch, *common, tmp_path / "a.npz").output
+    assert "mnist-linear is already there" in call(monkeypatch, *common, tmp_path / "a.npz").output
+    assert "is already there" not in call(monkeypatch, *common, tmp_path / "b.npz").output
 
 
 def test_the_quick_form_of_loss_landscape_measures_and_draws(tmp_path, monkeypatch):

@@ -87,5 +87,7 @@ def test_smoothing_after_the_softmax_is_left_out():
 
 
 def test_chunks_are_refused():
-    with pytest.raises(ValueError, match="model must have causal attention over whole rows, got a layer with chunks"):
+    with pytest.raises(
+        ValueError, match="model must have causal attention over whole sequences, got a layer with chunks"
+    ):
         anatomy(GPT(small_config(attention_chunk=8)), torch.randint(256, (1, 30)))

@@ -48,12 +48,14 @@ def data(seeds, steps=100, **changes):
 
 def test_a_run_that_is_in_both_or_took_other_steps_is_refused():
     assert joined(data([0, 1]), data([2]))["rows"][0]["seeds"] == [0, 1, 2]
-    with pytest.raises(RunError, match=r"a: seeds \[1\] are published and in the folder"):
+    with pytest.raises(RunError, match=r"a: seeds \[1\] are both published and in the folder"):
         joined(data([0, 1]), data([1, 2]))
-    with pytest.raises(RunError, match=r"a: runs of \[50\] steps in the folder, of \[100\] published"):
+    with pytest.raises(
+        RunError, match=r"a: runs must have equally many steps, got \[50\] in the folder and \[100\] published"
+    ):
         joined(data([0]), data([2], steps=50))
 
 
 def test_results_that_are_losses_are_refused():
-    with pytest.raises(RunError, match="--add works where results are accuracies"):
+    with pytest.raises(RunError, match="--add works only where results are accuracies"):
         joined({"provenance": {}, "rows": [{"variant": "a", "seeds": [0], "final_loss": 1.0}]}, data([1]))

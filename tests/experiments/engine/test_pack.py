@@ -109,7 +109,7 @@ def test_a_damaged_pack_changes_nothing_and_is_named(harm, tmp_path):
     else:
         flipped = whole[:middle] + bytes(64) + whole[middle + 64 :]
         archive.write_bytes({"cut": whole[:middle], "flip": flipped, "empty": b""}[harm])
-    with pytest.raises(ValueError, match=r"results.tar.gz is damaged, or no pack"):
+    with pytest.raises(ValueError, match=r"results.tar.gz: damaged, or not a pack"):
         unpack(archive, tmp_path / "here")
     assert not (tmp_path / "here").exists()
 

@@ -171,7 +171,7 @@ def test_the_list_names_every_experiment_and_its_cost():
         (["explosion", "--quick", "run.seed=5"], ["run.seed=5 has no effect"]),
         (["heads-and-window", "--quick", "model.window=9"], ["model.window=9 has no effect"]),
         (["explosion", "--quick", "telemetry.logits_every=0"], ["telemetry.logits_every must be at least 1"]),
-        (["explosion", "--unpack", __file__], ["is damaged, or no pack"]),
+        (["explosion", "--unpack", __file__], ["damaged, or not a pack"]),
     ],
 )
 def test_bad_input_ends_in_one_line(arguments, words, tmp_path):

@@ -86,7 +86,7 @@ def test_images_are_read_from_an_archive_and_from_the_original_files(mnist_like,
 def test_paths_without_images_are_clear_errors(tmp_path):
     with pytest.raises(ValueError, match=r"--data must be an \.npz file or a folder"):
         read_mnist(tmp_path / "nothing.txt")
-    with pytest.raises(ValueError, match=r"is not there, nor as \.gz"):
+    with pytest.raises(ValueError, match=r"not found, nor as \.gz"):
         read_mnist(tmp_path)
     np.savez(tmp_path / "other.npz", x_train=np.zeros(1))
     with pytest.raises(
@@ -101,8 +101,8 @@ def test_files_that_are_broken_or_too_small_are_clear_errors(mnist_like, tmp_pat
         read_mnist(tmp_path / "junk.npz")
     for content in (b"", b"junk", as_idx(mnist_like["x_train"])[:-1]):
         (tmp_path / data._IDX_NAMES[0]).write_bytes(content)
-        with pytest.raises(ValueError, match="is not an IDX file of bytes, or not a whole one"):
+        with pytest.raises(ValueError, match="not an IDX file of bytes, or a truncated one"):
             read_mnist(tmp_path)
     np.savez(tmp_path / "mnist.npz", **mnist_like)
-    with pytest.raises(ValueError, match=r"must hold at least 61 pictures of 28 x 28 .* got pictures \(60, 28, 28\)"):
+    with pytest.raises(ValueError, match=r"must hold at least 61 images of 28 x 28 .* got images \(60, 28, 28\)"):
         images(tmp_path / "mnist.npz", [0], (51, 10, 20))
