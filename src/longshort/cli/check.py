@@ -6,7 +6,7 @@ import typer
 
 
 def check() -> None:
-    """Check that the op and the model compute what the definition says. Exits with 1 if a check fails.
+    """Check the op and the model against the definition. Exits with 1 if a check fails.
 
     Example: longshort check
     """

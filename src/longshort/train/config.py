@@ -98,7 +98,7 @@ class RunConfig:
     precision: str = "auto"
     """bf16 (autocast), fp32, or auto (bf16 on CUDA, fp32 on the CPU)."""
     deterministic: bool = False
-    """Make two runs on the same kind of GPU equal to the bit; an operation that PyTorch cannot make deterministic is
+    """Make two runs on the same kind of GPU equal bit for bit; an operation that PyTorch cannot make deterministic is
     an error."""
     accumulate: int = 1
     """Micro-batches per optimizer step; more of them need less memory."""
