@@ -15,7 +15,7 @@ def demo(
     steps: Annotated[int | None, typer.Option(min=1, help="Number of steps (default: the setting's own).")] = None,
     seed: Annotated[int, typer.Option(help="Seed of both runs.")] = 0,
 ) -> None:
-    """Train plain attention and LS-attention side by side and write a report. Resumable.
+    """Train plain and LS-attention side by side and write a report. Resumable.
 
     Example: longshort demo
     """

@@ -18,7 +18,7 @@ def report(
     watch: Annotated[bool, typer.Option("--watch", help="Serve the page to this machine and keep it current.")] = False,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port of --watch (default: a free one).")] = None,
 ) -> None:
-    """Make one HTML page, which works offline, from the metrics of runs.
+    """Make one offline HTML page from the metrics of runs.
 
     Example: longshort report runs/plain-seed0 runs/ls-seed0 --out runs/report.html
 
