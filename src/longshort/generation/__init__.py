@@ -2,6 +2,16 @@
 
 from longshort.generation.engine import generate
 from longshort.generation.sampling import Sampling, next_token
+from longshort.generation.soft import AUTHORS_CLAMP, SoftThinking, ThinkingRecord, mixed
 from longshort.generation.text import TextStream
 
-__all__ = ["Sampling", "TextStream", "generate", "next_token"]
+__all__ = [
+    "AUTHORS_CLAMP",
+    "Sampling",
+    "SoftThinking",
+    "TextStream",
+    "ThinkingRecord",
+    "generate",
+    "mixed",
+    "next_token",
+]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from longshort.generation.graphs import DecodingStep
 from longshort.generation.sampling import Sampling
+from longshort.generation.soft import SoftThinking, ThinkingRecord, Thoughts
 from longshort.model import GPT
 from longshort.nn import KVCache, LSStaticCache
 
@@ -45,6 +46,8 @@ def generate(
     stop: int | Collection[int] | None = None,
     stop_strings: Sequence[str] = (),
     tokenizer: Tokenizer | None = None,
+    thinking: SoftThinking | None = None,
+    record: ThinkingRecord | None = None,
     callback: Callable[[Tensor], object] | None = None,
     use_cache: bool = True,
     cuda_graph: bool | None = None,
@@ -61,6 +64,10 @@ def generate(
         stop: a sequence ends with this token, or any of these, and yields -1 from then on; the last to end ends all.
         stop_strings: a sequence also ends once its new text holds one of these; needs the `tokenizer`.
         tokenizer: if given, tokens that it does not have, as those that fill a vocabulary up, are never drawn.
+        thinking: each sequence starts with soft thinking, and yields the token of largest weight of each mixture. After
+            its end mark, tokens are drawn as the options above say, which do not bear on the thinking; a `stop` ends a
+            sequence in its thinking too. On a GPU, decoding then runs without a CUDA graph.
+        record: gets the mixtures that are drawn.
         callback: called with each (B,) as it is drawn: everything is then drawn at once, and returned at the end.
         use_cache: False runs the whole sequence through the model for every token: the same text, slowly.
         cuda_graph: on a GPU, decode by replaying a captured step; if None, where more than a few tokens are wanted, and
@@ -88,10 +95,15 @@ def generate(
         raise ValueError(f"stop must be a token or tokens, as integers (texts are for stop_strings), got {stop!r}")
     if seed is not None and not -(2**63) <= seed < 2**63:
         raise ValueError(f"seed must be an integer of 64 bits, from -2^63 to 2^63 - 1, got {seed}")
-    text = _Text.of(model, prompt, max_new_tokens, use_cache, cuda_graph)
+    known = model.config.vocab_size
+    vocabulary = known if tokenizer is None else min(known, tokenizer.vocab_size)
+    _check_thinking(thinking, record, vocabulary, cuda_graph)
+    text = _Text.of(model, prompt, max_new_tokens, use_cache, cuda_graph, soft=thinking is not None)
+    if thinking is not None:
+        size = (len(text.tokens), max_new_tokens, min(thinking.top_k, vocabulary))
+        text.thoughts = Thoughts(thinking, record, *size, device=text.tokens.device)
     ends = _Ends(stops, tuple(stop_strings), tokenizer, [[] for _ in range(len(text.tokens))])
     generator = None if seed is None else torch.Generator(text.tokens.device).manual_seed(seed)
-    vocabulary = model.config.vocab_size if tokenizer is None else tokenizer.vocab_size
     drawn = _draw(model, text, max_new_tokens, sampling, generator, ends, vocabulary)
     if callback is None:
         return drawn
@@ -114,11 +126,16 @@ class _Text:
     cache: KVCache | None
     step: DecodingStep | None
     """Takes the token after the prefill and all later ones; None on a CPU, where the cache grows."""
+    prompt_length: int
     cached: int = 0
     """Columns that went through the model."""
+    thoughts: Thoughts | None = None
+    """What stands in the columns after the prompt, where they are mixtures of tokens."""
 
     @classmethod
-    def of(cls, model: GPT, prompt: Prompt, count: int, use_cache: bool, graph: bool | None = None) -> _Text:
+    def of(
+        cls, model: GPT, prompt: Prompt, count: int, use_cache: bool, graph: bool | None = None, *, soft: bool = False
+    ) -> _Text:
         rows = _rows(prompt, model.config.vocab_size)
         length = max(len(row) for row in rows)
         tokens = torch.zeros(len(rows), length + count, dtype=torch.long, device=model.embedding.weight.device)
@@ -128,7 +145,7 @@ class _Text:
         # What lies past the context is never cached, and the last token drawn goes through the model no more.
         held = min(length + count - 1, model.config.context)
         usable = use_cache and length <= model.config.context
-        on_gpu = _decodes_by_steps(tokens.device)
+        on_gpu = _decodes_by_steps(tokens.device) and not soft  # a captured step takes tokens alone
         if graph and not (on_gpu and usable):
             raise ValueError(
                 f"cuda_graph needs a model on a GPU, use_cache and a prompt within the context of "
@@ -146,6 +163,7 @@ class _Text:
             padding=torch.tensor(padding, device=tokens.device) if any(pad for (pad,) in padding) else None,
             cache=cache,
             step=step,
+            prompt_length=length,
         )
 
     def append(self, chosen: Tensor) -> None:
@@ -165,32 +183,36 @@ class _Text:
         """(B, V) of the token after the last."""
         context, stop = model.config.context, self.length
         if self.cache is None or stop > context:
-            logits = model(**self._part(max(0, stop - context), stop, max(0, stop - context))).logits
+            logits = model(**self._part(model, max(0, stop - context), stop, max(0, stop - context))).logits
         else:
             # All but the last token need no logits, whose (L, V) would be the largest tensor of all.
             for first in range(self.cached, stop - 1, _PREFILL):
-                part = self._part(first, min(first + _PREFILL, stop - 1), 0)
+                part = self._part(model, first, min(first + _PREFILL, stop - 1), 0)
                 model(**part, cache=self.cache, return_logits=False)
             self.cached = stop
-            last = self._part(stop - 1, stop, 0)
+            last = self._part(model, stop - 1, stop, 0)
             if self.step is not None:
                 return self.step(**last)
             logits = model(**last, cache=self.cache).logits
         assert logits is not None
         return logits[:, -1].float()
 
-    def _part(self, first: int, stop: int, origin: int) -> dict[str, Tensor]:
+    def _part(self, model: GPT, first: int, stop: int, origin: int) -> dict[str, Tensor]:
         """Columns first to stop as the model takes them, position 0 being in column `origin` or after the padding."""
-        tokens = self.tokens[:, first:stop]
+        part = self._inputs(model, first, stop)
         if self.padding is None:
-            return {"tokens": tokens}
-        column = torch.arange(first, stop, device=tokens.device)
+            return part
+        column = torch.arange(first, stop, device=self.tokens.device)
         segments = torch.where(column < self.padding, -1, 0)
-        return {
-            "tokens": tokens,
-            "segments": segments,
-            "positions": (column - self.padding.clamp(min=origin)).clamp(min=0),
-        }
+        return part | {"segments": segments, "positions": (column - self.padding.clamp(min=origin)).clamp(min=0)}
+
+    def _inputs(self, model: GPT, first: int, stop: int) -> dict[str, Tensor]:
+        if self.thoughts is None or stop <= self.prompt_length:
+            return {"tokens": self.tokens[:, first:stop]}
+        start = max(first, self.prompt_length)
+        before = model.embedding(self.tokens[:, first:start])
+        drawn = self.thoughts.embeddings(model.embedding.weight, start - self.prompt_length, stop - self.prompt_length)
+        return {"embeddings": torch.cat((before, drawn), dim=1)}
 
 
 @dataclass
@@ -244,15 +266,37 @@ def _draw(
 ) -> Iterator[Tensor]:
     seen = text.seen(model.config.vocab_size)[:, :vocabulary] if sampling.repetition_penalty != 1 else None
     for _ in range(count):
-        chosen = sampling.draw(text.next_logits(model)[:, :vocabulary], seen=seen, generator=generator)
+        logits = text.next_logits(model)[:, :vocabulary]
+        chosen = sampling.draw(logits, seen=seen, generator=generator)
+        if text.thoughts is not None:
+            chosen = text.thoughts.step(logits, chosen, generator)
         text.append(chosen)
         if seen is not None:
             seen.scatter_(1, chosen[:, None], True)
         shown = ends.mask(chosen)
         ends.note(chosen)
+        if text.thoughts is not None and ends.rows:
+            text.thoughts.leave(ends.rows)
         yield shown
         if ends.all:
             return
+
+
+def _check_thinking(
+    thinking: SoftThinking | None, record: ThinkingRecord | None, vocabulary: int, graph: bool | None
+) -> None:
+    if thinking is None:
+        if record is not None:
+            raise ValueError("record must be None without thinking, got a ThinkingRecord")
+        return
+    if not isinstance(thinking, SoftThinking):
+        raise ValueError(f"thinking must be None or a SoftThinking, got {thinking!r}")
+    if thinking.end >= vocabulary:
+        raise ValueError(f"end must be a token from 0 to {vocabulary - 1}, got {thinking.end}")
+    if record is not None and len(record):
+        raise ValueError(f"record must be empty, got one of {len(record)} steps")
+    if graph:
+        raise ValueError("cuda_graph must be None or False with thinking, got True")
 
 
 def _decodes_by_steps(device: torch.device) -> bool:
