@@ -113,6 +113,15 @@ def test_generate_narrows_the_choice_by_probability_and_repetition(trained):
     assert len(set(unlike[:7])) == 7
 
 
+def test_generate_thinks_softly_before_it_writes(trained):
+    options = ("generate", trained, "--prompt", "abc", "--tokens", 20, "--temperature", 0)
+    soft = (*options, "--thinking", "soft", "--thinking-end", "~")
+    greedy = run(*options).stdout
+    assert run(*soft, "--thinking-top-k", 1).stdout == greedy
+    quiet = ("--thinking-noise", "none", "--thinking-tau", 9, "--thinking-top-k", 200, "--thinking-top-p", 1)
+    assert run(*soft, *quiet).stdout not in ("", greedy)
+
+
 def test_text_comes_in_whole_characters(trained):
     pieces = list(text_stream(trained, "ä", max_new_tokens=60, temperature=3.0, seed=0))
     assert len(pieces) > 1 and all("\N{REPLACEMENT CHARACTER}" not in piece[-1:] for piece in pieces)
@@ -152,6 +161,17 @@ def test_a_folder_without_a_checkpoint_is_one_line(verb, tmp_path):
         (["generate", "--prompt", "a\udcff"], ["prompt must be text in UTF-8"]),
         (["generate", "--tokens", "9" * 18], ["max_new_tokens must be"]),
         (["generate", "--top-p", "1.5"], ["top_p"]),
+        (["generate", "--thinking", "hard"], ["thinking must be soft, got 'hard'"]),
+        (["generate", "--thinking", "soft"], ["thinking-end must be given with --thinking"]),
+        (["generate", "--thinking-tau", "1"], ["thinking must be soft with --thinking-tau, got none"]),
+        (
+            ["generate", "--thinking", "soft", "--thinking-end", "</think>"],
+            ["end must be one token of the tokenizer, got '</think>', which is 8"],
+        ),
+        (
+            ["generate", "--thinking", "soft", "--thinking-end", "~", "--thinking-tau", "0"],
+            ["tau must be a finite number above 0, got 0.0"],
+        ),
         (["generate", "--device", "gpu"], ["device must be auto, cpu, cuda or cuda:N, got 'gpu'"]),
     ],
 )

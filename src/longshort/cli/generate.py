@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,6 +25,19 @@ def generate(
         float, typer.Option(help="Above 1 makes tokens that occurred before less probable.")
     ] = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; repeatable.")] = None,
+    thinking: Annotated[
+        str | None, typer.Option(help="soft: think in mixtures of tokens first, until --thinking-end.")
+    ] = None,
+    thinking_end: Annotated[str | None, typer.Option(help="Text of the token that ends the thinking.")] = None,
+    thinking_top_k: Annotated[int | None, typer.Option(help="Tokens of a mixture; 5 if not given.")] = None,
+    thinking_top_p: Annotated[
+        float | None, typer.Option(help="Only the most probable of them that sum to this probability; 0.95.")
+    ] = None,
+    thinking_temperature: Annotated[float | None, typer.Option(help="Temperature of their probabilities; 1.")] = None,
+    thinking_tau: Annotated[
+        float | None, typer.Option(help="Temperature of the mixture; towards 0 it holds one token; 0.1.")
+    ] = None,
+    thinking_noise: Annotated[str | None, typer.Option(help="gumbel or none; gumbel.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed, for the same text every time.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
@@ -34,6 +47,16 @@ def generate(
     """
     from longshort.generation.sample import text_stream
 
+    fields = {
+        "end": thinking_end,
+        "top_k": thinking_top_k,
+        "top_p": thinking_top_p,
+        "temperature": thinking_temperature,
+        "tau": thinking_tau,
+        "noise": thinking_noise,
+    }
+    given = {name: value for name, value in fields.items() if value is not None}
+    _check_thinking(thinking, given)
     stream = text_stream(
         checkpoint,
         prompt,
@@ -46,7 +69,17 @@ def generate(
         min_p=min_p,
         repetition_penalty=repetition_penalty,
         seed=seed,
+        thinking=given if thinking else None,
     )
     for piece in chain((prompt,), stream, ("\n",)):
         typer.echo(piece, nl=False)
     typer.echo(f"{stream.n_tokens} tokens, {stream.tokens_per_second:.0f} tokens/s", err=True)
+
+
+def _check_thinking(thinking: str | None, given: dict[str, Any]) -> None:
+    if thinking not in (None, "soft"):
+        raise ValueError(f"thinking must be soft, got {thinking!r}")
+    if thinking and "end" not in given:
+        raise ValueError("thinking-end must be given with --thinking, got none")
+    if given and not thinking:
+        raise ValueError(f"thinking must be soft with --thinking-{next(iter(given)).replace('_', '-')}, got none")

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from longshort.data.tokenizer import Tokenizer, load_tokenizer
-from longshort.generation import TextStream
+from longshort.generation import SoftThinking, TextStream
 from longshort.train import load_model
 from longshort.train.checkpoint import Checkpoint, CheckpointError
 from longshort.train.distributed import choose_device
 
 
-def text_stream(checkpoint: Path, prompt: str, *, device: str = "cpu", **options: Any) -> TextStream:
-    """What the checkpoint's model writes after the prompt; `options` are those of `TextStream`."""
+def text_stream(
+    checkpoint: Path,
+    prompt: str,
+    *,
+    device: str = "cpu",
+    thinking: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> TextStream:
+    """What the checkpoint's model writes after the prompt.
+
+    `thinking` has fields of `SoftThinking`, its `end` as a text; `options` are those of `TextStream`.
+    """
     model, loaded = load_model(checkpoint, choose_device(device))
-    return TextStream(model, checkpoint_tokenizer(loaded), prompt, **options)
+    tokenizer = checkpoint_tokenizer(loaded)
+    if thinking is not None:
+        options["thinking"] = SoftThinking(**dict(thinking) | {"end": _single_token(tokenizer, thinking["end"])})
+    return TextStream(model, tokenizer, prompt, **options)
+
+
+def _single_token(tokenizer: Tokenizer, end: str) -> int:
+    """The token of a text: with the last of several, the thinking would end in places that do not hold all of it."""
+    try:
+        ids = tokenizer.encode(end).tolist()
+    except UnicodeEncodeError:
+        raise ValueError(f"end must be text in UTF-8, got {end!r}") from None
+    if len(ids) != 1:
+        raise ValueError(f"end must be one token of the tokenizer, got {end!r}, which is {len(ids)}")
+    return ids[0]
 
 
 def checkpoint_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
