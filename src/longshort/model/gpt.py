@@ -172,10 +172,18 @@ class GPT(nn.Module):
             logits = self._logits(kept) if wanted else None
         return GPTOutput(logits, loss, statistics)
 
-    def hidden(self, tokens: Tensor, *, segments: Tensor | None = None, stats: bool = False) -> tuple[Tensor, Any]:
+    def hidden(
+        self,
+        tokens: Tensor | None = None,
+        *,
+        embeddings: Tensor | None = None,
+        segments: Tensor | None = None,
+        positions: Tensor | None = None,
+        stats: bool = False,
+    ) -> tuple[Tensor, Any]:
         """The normalised last hidden state (B, T, width), and the statistics (L, H, 2) or None; see `forward`."""
-        self._check_inputs(tokens, None, None, segments, None, None)
-        return self._hidden(tokens, None, segments, None, None, stats)
+        self._check_inputs(tokens, None, embeddings, segments, positions, None)
+        return self._hidden(tokens, embeddings, segments, positions, None, stats)
 
     def new_cache(
         self,

@@ -1,0 +1,180 @@
+"""Log-probabilities of tokens and of soft tokens, from hidden states, without the logits of a whole batch.
+
+A discrete token needs the log-sum-exp over the vocabulary, which is computed for one chunk of tokens at a time and
+again in the backward pass. A soft token needs the logits of its k tokens alone.
+
+Shapes: N tokens, d features, V vocabulary, k tokens of a mixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from longshort.generation import AUTHORS_CLAMP
+
+Form = Literal["paper", "code"]
+
+FORMS: tuple[Form, ...] = get_args(Form)
+"""The two forms in which arXiv 2511.06411 scores a soft token; see `soft_log_probs`."""
+_LEAST_LOG_P = -3.0
+"""The form "code" leaves out tokens that are less probable than this."""
+_CHUNK_BYTES = 64 * 2**20
+"""Budget for what one chunk of tokens holds in fp32."""
+
+Transform = Callable[[Tensor], Tensor]
+
+
+def token_log_probs(
+    hidden: Tensor,
+    weight: Tensor,
+    tokens: Tensor,
+    *,
+    temperature: float = 1.0,
+    transform: Transform | None = None,
+    chunk: int | None = None,
+) -> Tensor:
+    """The log-probability (N,) of each token: log-softmax(hidden @ weight.T / temperature) at that token.
+
+    In fp32, float64 for float64 inputs; differentiable.
+
+    Args:
+        hidden: (N, d).
+        weight: (V, d).
+        tokens: (N,) int64.
+        transform: turns the head's scores into logits, element by element.
+        chunk: number of tokens whose logits exist at a time; as many as fill about 64 MB if None.
+
+    >>> hidden, weight, tokens = torch.randn(10, 8), torch.randn(100, 8), torch.randint(100, (10,))
+    >>> direct = (hidden @ weight.T).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+    >>> torch.allclose(token_log_probs(hidden, weight, tokens, chunk=4), direct, atol=1e-5)
+    True
+    """
+    _check(hidden, weight, temperature, chunk)
+    _check_integers("tokens", tokens, (len(hidden),))
+
+    def of_chunk(hidden: Tensor, weight: Tensor, tokens: Tensor) -> Tensor:
+        log_p = _logits(hidden @ weight.mT, temperature, transform).log_softmax(-1)
+        return log_p.gather(-1, tokens[:, None])[:, 0]
+
+    return _in_chunks(of_chunk, chunk or _fitting(len(weight)), hidden, weight, tokens)
+
+
+def soft_log_probs(
+    hidden: Tensor,
+    weight: Tensor,
+    ids: Tensor,
+    values: Tensor,
+    *,
+    form: Form = "paper",
+    clamp: tuple[float, float] | None = None,
+    temperature: float = 1.0,
+    transform: Transform | None = None,
+    chunk: int | None = None,
+) -> Tensor:
+    """The log-density (N,) of soft tokens whose values g = log p + Gumbel noise were stored; see `SoftThinking`.
+
+    Token i of a mixture has the density log f(u) = -u - exp(-u) at u = g - log p, with log p as the model has it now.
+
+    - "paper": the sum over the tokens of the mixture, p renormalised over them. It is exact where the noise was not
+      clamped.
+    - "code", as the authors' code has it: p renormalised over all k tokens, those that top_p dropped included; u is
+      clamped; the mean over the tokens with log p > -3.
+
+    In fp32, float64 for float64 inputs; differentiable.
+
+    Args:
+        hidden: (N, d).
+        weight: (V, d).
+        ids: (N, k) tokens of each mixture.
+        values: (N, k) their values g; -inf for what top_p dropped.
+        clamp: bounds of u; `AUTHORS_CLAMP` for "code" and none for "paper" if None.
+        temperature: of p, that of the thinking.
+        transform: turns the head's scores into logits, element by element.
+        chunk: number of soft tokens that are computed at a time; as many as fill about 64 MB if None.
+
+    >>> weight, ids = torch.eye(3), torch.tensor([[0, 1]])
+    >>> soft_log_probs(torch.zeros(1, 3), weight, ids, torch.tensor([[0.5, 0.5]]).log())
+    tensor([-2.])
+    """
+    _check(hidden, weight, temperature, chunk)
+    if form not in FORMS:
+        raise ValueError(f"form must be {' or '.join(FORMS)}, got {form!r}")
+    _check_integers("ids", ids, (len(hidden), None))
+    if values.shape != ids.shape or not values.is_floating_point():
+        raise ValueError(
+            f"values must be floating-point of the shape of ids, {tuple(ids.shape)}, "
+            f"got {values.dtype} of shape {tuple(values.shape)}"
+        )
+    bounds = AUTHORS_CLAMP if clamp is None and form == "code" else clamp
+
+    def of_chunk(hidden: Tensor, weight: Tensor, ids: Tensor, values: Tensor) -> Tensor:
+        scores = (F.embedding(ids, weight) @ hidden[..., None])[..., 0]
+        logits = _logits(scores, temperature, transform)
+        aggregate = _summed if form == "paper" else _averaged
+        return aggregate(logits, values.to(logits.dtype), bounds)
+
+    return _in_chunks(of_chunk, chunk or _fitting(ids.shape[1] * weight.shape[1]), hidden, weight, ids, values)
+
+
+def _summed(logits: Tensor, values: Tensor, bounds: tuple[float, float] | None) -> Tensor:
+    kept = values > -torch.inf
+    log_p = logits.masked_fill(~kept, -torch.inf).log_softmax(-1)
+    # Filled before they meet, so that no infinity reaches a gradient.
+    u = values.masked_fill(~kept, 0) - log_p.masked_fill(~kept, 0)
+    return _gumbel_log_density(u, bounds).masked_fill(~kept, 0).sum(-1)
+
+
+def _averaged(logits: Tensor, values: Tensor, bounds: tuple[float, float] | None) -> Tensor:
+    log_p = logits.log_softmax(-1)
+    counted = log_p.detach() > _LEAST_LOG_P
+    density = _gumbel_log_density(values - log_p, bounds).masked_fill(~counted, 0)
+    return density.sum(-1) / counted.sum(-1).clamp(min=1)
+
+
+def _gumbel_log_density(u: Tensor, bounds: tuple[float, float] | None) -> Tensor:
+    u = u if bounds is None else u.clamp(*bounds)
+    return -u - (-u).exp()
+
+
+def _logits(scores: Tensor, temperature: float, transform: Transform | None) -> Tensor:
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    return (scores if transform is None else transform(scores)) / temperature
+
+
+def _in_chunks(function: Callable[..., Tensor], chunk: int, hidden: Tensor, weight: Tensor, *others: Tensor) -> Tensor:
+    """The function of all of `hidden` and `others`, part by part, and of the whole weight; nothing of it is kept."""
+    parts = []
+    for start in range(0, max(len(hidden), 1), chunk):
+        rows = slice(start, start + chunk)
+        inputs = (hidden[rows], weight, *(other[rows] for other in others))
+        parts.append(checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False))
+    return torch.cat(parts)
+
+
+def _fitting(numbers: int) -> int:
+    return max(1, _CHUNK_BYTES // (4 * max(numbers, 1)))
+
+
+def _check(hidden: Tensor, weight: Tensor, temperature: float, chunk: int | None) -> None:
+    for name, x in (("hidden", hidden), ("weight", weight)):
+        if x.ndim != 2 or not x.is_floating_point():
+            raise ValueError(f"{name} must be a floating-point matrix, got {x.dtype} of shape {tuple(x.shape)}")
+    if hidden.shape[1] != weight.shape[1]:
+        raise ValueError(f"weight must have the {hidden.shape[1]} features of hidden, got {weight.shape[1]}")
+    if not temperature > 0:
+        raise ValueError(f"temperature must be above 0, got {temperature}")
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk must be None or at least 1, got {chunk}")
+
+
+def _check_integers(name: str, x: Tensor, shape: tuple[int | None, ...]) -> None:
+    fits = x.ndim == len(shape) and all(want in (None, got) for want, got in zip(shape, x.shape, strict=True))
+    if not fits or x.dtype != torch.int64:
+        wanted = ", ".join("k" if n is None else str(n) for n in shape)
+        raise ValueError(f"{name} must be int64 of shape ({wanted}), got {x.dtype} of shape {tuple(x.shape)}")

@@ -1,0 +1,106 @@
+"""Rollouts replayed: the same inputs, and log-probabilities that are those of the direct computation."""
+
+import pytest
+import torch
+
+from longshort import GPT
+from longshort.generation import AUTHORS_CLAMP, SoftThinking
+from longshort.losses import LossSettings
+from longshort.rl import FORMS, rollout
+
+from ..small import small_config
+
+ROWS = [[5, 6, 7, 8], [3], [20, 10]]
+
+
+def build(**options):
+    torch.manual_seed(0)
+    return GPT(small_config(**{"vocab_size": 40, "init_std": 0.2, "context": 32} | options)).double().eval()
+
+
+def drawn(model, **changes):
+    thinking = SoftThinking(**{"end": 7, "tau": 0.5, "top_k": 8} | changes.pop("fields", {}))
+    result = rollout(model, ROWS, thinking, **{"max_new_tokens": 16, "seed": 4} | changes)
+    assert result.soft.any() and (~result.soft & (result.tokens >= 0)).any()
+    return result
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_replay_has_exactly_the_inputs_of_the_rollout(positions, monkeypatch):
+    model, seen = build(positions=positions), []
+    forward = model._hidden
+
+    def watched(tokens, embeddings, *rest):
+        seen.append(model.embedding(tokens) if embeddings is None else embeddings)
+        return forward(tokens, embeddings, *rest)
+
+    monkeypatch.setattr(model, "_hidden", watched)
+    result = drawn(model)
+    assert torch.equal(torch.cat(seen, dim=1), result.inputs(model)["embeddings"])
+
+
+def direct(model, result, form):
+    """From all of the logits, sequence by sequence without padding."""
+    scored = torch.zeros(result.tokens.shape, dtype=torch.float64)
+    for row, pad in enumerate(result.padding.tolist()):
+        embeddings = result.inputs(model)["embeddings"][row : row + 1, pad:]
+        logits = model(embeddings=embeddings).logits[0, -result.tokens.shape[1] :]
+        for step, token in enumerate(result.tokens[row].tolist()):
+            if result.soft[row, step]:
+                ids, g = result.ids[row, step], result.values[row, step]
+                ids, g = (ids[g > -torch.inf], g[g > -torch.inf]) if form == "paper" else (ids, g)
+                log_p = (logits[step, ids] / result.thinking.temperature).log_softmax(-1)
+                u = g - log_p if form == "paper" else (g - log_p).clamp(-1.5, 3)[log_p > -3]
+                density = -u - torch.exp(-u)
+                scored[row, step] = density.sum() if form == "paper" else density.mean()
+            elif token >= 0:
+                scored[row, step] = (logits[step] / result.temperature).log_softmax(-1)[token]
+    return scored
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("options", [{}, {"tie_embeddings": False}, {"loss": LossSettings(exponent=0.5)}])
+def test_log_probabilities_are_those_of_the_whole_logits(form, options):
+    model = build(**options)
+    result = drawn(model, stop=11, temperature=0.8, fields={"temperature": 1.3, "clamp": AUTHORS_CLAMP})
+    torch.testing.assert_close(result.log_probs(model, form=form, chunk=5), direct(model, result, form))
+
+
+def test_after_its_end_a_sequence_has_no_log_probability():
+    model = build()
+    free = drawn(model)
+    stop = free.tokens[0, 12].item()
+    result = drawn(model, stop=stop)
+    ended = result.tokens < 0
+    assert ended.any() and (result.log_probs(model)[ended] == 0).all() and not result.soft[ended].any()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_recomputed_log_probabilities_give_a_ratio_of_exactly_1(form):
+    model = build().float()
+    result = drawn(model)
+    old = result.log_probs(model, form=form).detach()
+    ratio = (result.log_probs(model, form=form) - old).exp()
+    assert (ratio == 1).all()
+
+
+def test_gradients_reach_every_parameter_but_not_through_the_weights_of_a_mixture():
+    model = build()
+    result = drawn(model)
+    result.log_probs(model).sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
+    assert not result.thinking.weights(result.ids, result.values).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fields": {"noise": "none"}}, "noise must be gumbel in rollouts"),
+        ({"temperature": 0.0}, "temperature must be above 0 in rollouts, got 0.0"),
+        ({"max_new_tokens": 30}, "must fit in the context of 32, got 4 and 30"),
+        ({"fields": {"end": 40}}, "end must be a token from 0 to 39, got 40"),
+    ],
+)
+def test_what_cannot_be_rolled_out_is_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        drawn(build(), **changes)
