@@ -38,7 +38,7 @@ class Rollout:
     temperature: float
     """Temperature of the discrete tokens."""
 
-    def inputs(self, model: GPT) -> dict[str, Tensor]:
+    def inputs(self, model: GPT) -> dict[str, Any]:
         """All inputs but the last token, which no prediction follows, as arguments of `GPT.hidden`.
 
         Gradients reach the embedding table, of which a prediction is a function too, for mixtures as for tokens; the
