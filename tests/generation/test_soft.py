@@ -175,10 +175,12 @@ def test_after_the_end_mark_the_text_is_that_of_the_tokens_alone(model):
 
 def test_the_record_rebuilds_what_went_into_the_model(monkeypatch):
     model, record = build(), ThinkingRecord()
-    end = text(model, ROWS, thinking=quiet())[0][4]
-    thinking = quiet(end=end, noise="gumbel", tau=0.5)
+    fields, sampled = {"noise": "gumbel", "tau": 0.5}, {"temperature": 1.0, "seed": 1}
+    end = text(model, ROWS, thinking=quiet(**fields), **sampled)[0][4]
+    thinking = quiet(end=end, **fields)
     seen = inputs(model, monkeypatch)
-    tokens = torch.tensor(text(model, ROWS, thinking=thinking, record=record, seed=1))
+    tokens = torch.tensor(text(model, ROWS, thinking=thinking, record=record, **sampled))
+    assert not record.soft.all()
     rebuilt = mixed(model.embedding.weight, record.ids, thinking.weights(record.ids, record.values))
     rebuilt = rebuilt.where(record.soft[..., None], model.embedding(tokens))
     assert torch.equal(torch.cat(seen[2:], dim=1), rebuilt[:, :-1])
