@@ -118,6 +118,8 @@ def test_generate_thinks_softly_before_it_writes(trained):
     soft = (*options, "--thinking", "soft", "--thinking-end", "~")
     greedy = run(*options).stdout
     assert run(*soft, "--thinking-top-k", 1).stdout == greedy
+    noisy = [run(*soft, "--seed", 0, *clamp).stdout for clamp in ((), ("--thinking-clamp", -0.1, 0.1))]
+    assert noisy[0] != noisy[1]
     quiet = ("--thinking-noise", "none", "--thinking-tau", 9, "--thinking-top-k", 200, "--thinking-top-p", 1)
     assert run(*soft, *quiet).stdout not in ("", greedy)
 

@@ -29,15 +29,20 @@ def generate(
         str | None, typer.Option(help="soft: think in mixtures of tokens first, until --thinking-end.")
     ] = None,
     thinking_end: Annotated[str | None, typer.Option(help="Text of the token that ends the thinking.")] = None,
-    thinking_top_k: Annotated[int | None, typer.Option(help="Tokens of a mixture; 5 if not given.")] = None,
+    thinking_top_k: Annotated[int | None, typer.Option(help="Tokens of a mixture (default 5).")] = None,
     thinking_top_p: Annotated[
-        float | None, typer.Option(help="Only the most probable of them that sum to this probability; 0.95.")
+        float | None, typer.Option(help="Only the most probable of them that sum to this probability (default 0.95).")
     ] = None,
-    thinking_temperature: Annotated[float | None, typer.Option(help="Temperature of their probabilities; 1.")] = None,
+    thinking_temperature: Annotated[
+        float | None, typer.Option(help="Temperature of their probabilities (default 1).")
+    ] = None,
     thinking_tau: Annotated[
-        float | None, typer.Option(help="Temperature of the mixture; towards 0 it holds one token; 0.1.")
+        float | None, typer.Option(help="Temperature of the mixture; towards 0 it holds one token (default 0.1).")
     ] = None,
-    thinking_noise: Annotated[str | None, typer.Option(help="gumbel or none; gumbel.")] = None,
+    thinking_noise: Annotated[str | None, typer.Option(help="gumbel (the default) or none.")] = None,
+    thinking_clamp: Annotated[
+        tuple[float, float] | None, typer.Option(help="Lower and upper bound of the noise (default none).")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed, for the same text every time.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
@@ -54,6 +59,7 @@ def generate(
         "temperature": thinking_temperature,
         "tau": thinking_tau,
         "noise": thinking_noise,
+        "clamp": thinking_clamp,
     }
     given = {name: value for name, value in fields.items() if value is not None}
     _check_thinking(thinking, given)
