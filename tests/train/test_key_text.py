@@ -32,7 +32,7 @@ def test_a_section_is_the_part_of_the_list_that_is_its_own():
 def test_a_key_in_full_has_the_exact_range():
     assert describe("run.steps").split("\n") == [
         "run.steps",
-        "  Optimizer steps.",
+        "  Number of optimizer steps.",
         "  type:    int",
         "  default: 1000",
         "  range:   an integer from 1 to 2^63 - 1",
