@@ -7,26 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
-from longshort import GPT, generate
+from longshort import generate
 from longshort.data.tokenizer import BPETokenizer, ByteTokenizer
 from longshort.generation import TextStream, engine
 
-from ..small import small_config
-
-
-def build(**options):
-    torch.manual_seed(0)
-    return GPT(small_config(**{"vocab_size": 257, "init_std": 0.2} | options)).eval()
+from .drawn import build, text
 
 
 @pytest.fixture(scope="module")
 def model():
     return build()
-
-
-def text(model, prompt, **options):
-    options = {"max_new_tokens": 30, "temperature": 0.0} | options
-    return torch.stack(list(generate(model, prompt, **options))).T.tolist()
 
 
 def calls(model, monkeypatch):

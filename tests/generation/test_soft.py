@@ -1,31 +1,25 @@
 """Soft thinking: what a mixture is, how it is drawn, and what the engine does with it."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from longshort import GPT, generate
+from longshort import generate
 from longshort.data.tokenizer import ByteTokenizer
 from longshort.generation import AUTHORS_CLAMP, SoftThinking, ThinkingRecord, engine, mixed
 
-from ..small import small_config
+from .drawn import build
+from .drawn import text as written
 
 ROWS = [[5, 6, 7, 8, 9, 10, 11], [3], [200, 100, 50]]
+text = partial(written, max_new_tokens=20)
 P = torch.tensor([0.5, 0.3, 0.1, 0.06, 0.04])
-
-
-def build(**options):
-    torch.manual_seed(0)
-    return GPT(small_config(**{"vocab_size": 257, "init_std": 0.2} | options)).eval()
 
 
 @pytest.fixture(scope="module")
 def model():
     return build()
-
-
-def text(model, prompt, **options):
-    options = {"max_new_tokens": 20, "temperature": 0.0} | options
-    return torch.stack(list(generate(model, prompt, **options))).T.tolist()
 
 
 def quiet(**changes):

@@ -37,20 +37,21 @@ def direct(hidden, weight, ids, values, form, temperature=1.0):
     return torch.stack(scores)
 
 
+def assert_same_with_gradients(got, expected, inputs):
+    torch.testing.assert_close(got, expected)
+    pull = torch.arange(1.0, N + 1, dtype=torch.float64)
+    both = (torch.autograd.grad(scores @ pull, inputs) for scores in (got, expected))
+    for one, other in zip(*both, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("chunk", [None, 1, 3])
 def test_soft_tokens_have_the_score_and_the_gradients_of_the_direct_form(case, form, chunk):
     hidden, weight, ids, values = case
     got = soft_log_probs(hidden, weight, ids, values, form=form, chunk=chunk, temperature=0.7)
     expected = direct(hidden, weight, ids, values, form, temperature=0.7)
-    torch.testing.assert_close(got, expected)
-    pull = torch.arange(1.0, N + 1, dtype=torch.float64)
-    for one, other in zip(
-        torch.autograd.grad(got @ pull, (hidden, weight)),
-        torch.autograd.grad(expected @ pull, (hidden, weight)),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other)
+    assert_same_with_gradients(got, expected, (hidden, weight))
 
 
 @pytest.mark.parametrize("chunk", [None, 3])
@@ -58,14 +59,7 @@ def test_tokens_have_the_log_probability_and_the_gradients_of_the_direct_form(ca
     hidden, weight, ids, _ = case
     got = token_log_probs(hidden, weight, ids[:, 0], temperature=0.7, chunk=chunk)
     expected = (hidden @ weight.T / 0.7).log_softmax(-1).gather(1, ids[:, :1])[:, 0]
-    torch.testing.assert_close(got, expected)
-    pull = torch.arange(1.0, N + 1, dtype=torch.float64)
-    for one, other in zip(
-        torch.autograd.grad(got @ pull, (hidden, weight)),
-        torch.autograd.grad(expected @ pull, (hidden, weight)),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other)
+    assert_same_with_gradients(got, expected, (hidden, weight))
 
 
 def test_gradients_are_those_of_finite_differences(case):
