@@ -9,7 +9,9 @@ from tokenizers import decoders, models
 
 from longshort import generate
 from longshort.data.tokenizer import BPETokenizer, ByteTokenizer
-from longshort.generation import TextStream, engine
+from longshort.generation import Sampling, TextStream, decoder
+from longshort.generation.decoder import Decoder
+from longshort.generation.draws import Draws
 
 from .drawn import build, text
 
@@ -71,7 +73,10 @@ def test_a_great_penalty_lets_no_token_come_twice(model):
 
 
 def test_padding_does_not_count_as_seen(model):
-    seen = engine._Text.of(model, ROWS, 1, use_cache=False).seen(257)
+    draws = Draws(3, 1, sampling=Sampling(), thinking=None, stops=(), vocabulary=257, device=torch.device("cpu"))
+    running = Decoder(model, draws, max_prompt=7)
+    running.start([torch.tensor(row) for row in ROWS])
+    seen = running.seen()
     assert [row.nonzero()[:, 0].tolist() for row in seen] == [sorted(row) for row in ROWS]
 
 
@@ -79,7 +84,7 @@ def test_with_a_cache_every_token_goes_through_the_model_once(monkeypatch):
     model = build()
     sizes = calls(model, monkeypatch)
     text(model, PROMPT, max_new_tokens=4)
-    assert sizes == [4, 1, 1, 1, 1]
+    assert sizes == [5, 1, 1, 1]
     sizes.clear()
     text(model, PROMPT, max_new_tokens=4, use_cache=False)
     assert sizes == [5, 6, 7, 8]
@@ -90,9 +95,9 @@ def test_a_long_prompt_goes_in_in_chunks(monkeypatch):
     prompt = torch.randint(256, (1, 100))
     expected = text(model, prompt, max_new_tokens=5, use_cache=False)
     sizes = calls(model, monkeypatch)
-    monkeypatch.setattr(engine, "_PREFILL", 40)
+    monkeypatch.setattr(decoder, "_PREFILL", 40)
     assert text(model, prompt, max_new_tokens=5) == expected
-    assert sizes == [40, 40, 19, 1, 1, 1, 1, 1]
+    assert sizes == [40, 40, 20, 1, 1, 1, 1]
 
 
 def test_a_callback_gets_each_token_as_it_is_drawn_and_the_iterator_has_them_again(model):
@@ -108,7 +113,7 @@ def test_without_a_callback_nothing_is_drawn_before_it_is_asked_for(monkeypatch)
     tokens = generate(model, PROMPT)
     assert sizes == []
     next(tokens)
-    assert sizes == [4, 1]
+    assert sizes == [5]
 
 
 def test_a_row_that_has_ended_gives_minus_one_and_leaves_the_others_alone(model):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from longshort import GPT, generate
-from longshort.generation import engine
+from longshort.generation import decoder
 from longshort.generation.graphs import DecodingStep
 
 from ..small import small_config
@@ -82,7 +82,7 @@ def test_a_graph_that_is_required_raises(model):
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "top_k": 20, "seed": 3, "repetition_penalty": 1.3}])
 def test_generated_text_is_the_same_by_steps(model, monkeypatch, options):
     expected = text(model, ROWS, **options)
-    monkeypatch.setattr(engine, "_decodes_by_steps", lambda device: True)
+    monkeypatch.setattr(decoder, "decodes_by_steps", lambda device: True)
     assert text(model, ROWS, cuda_graph=False, **options) == expected
     assert text(model, torch.tensor([[7]]), cuda_graph=False) == text(model, torch.tensor([[7]]), use_cache=False)
 
@@ -90,7 +90,7 @@ def test_generated_text_is_the_same_by_steps(model, monkeypatch, options):
 def test_text_goes_on_past_the_context_by_steps(monkeypatch):
     model = GPT(small_config(init_std=0.2, context=20)).eval()
     expected = text(model, ROWS, use_cache=False)
-    monkeypatch.setattr(engine, "_decodes_by_steps", lambda device: True)
+    monkeypatch.setattr(decoder, "decodes_by_steps", lambda device: True)
     assert text(model, ROWS, cuda_graph=False) == expected
 
 

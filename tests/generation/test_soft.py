@@ -7,7 +7,7 @@ import torch
 
 from longshort import generate
 from longshort.data.tokenizer import ByteTokenizer
-from longshort.generation import AUTHORS_CLAMP, SoftThinking, ThinkingRecord, engine, mixed
+from longshort.generation import AUTHORS_CLAMP, SoftThinking, ThinkingRecord, decoder, mixed
 
 from .drawn import build
 from .drawn import text as written
@@ -177,7 +177,7 @@ def test_the_record_rebuilds_what_went_into_the_model(monkeypatch):
     assert not record.soft.all()
     rebuilt = mixed(model.embedding.weight, record.ids, thinking.weights(record.ids, record.values))
     rebuilt = rebuilt.where(record.soft[..., None], model.embedding(tokens))
-    assert torch.equal(torch.cat(seen[2:], dim=1), rebuilt[:, :-1])
+    assert torch.equal(torch.cat(seen[1:], dim=1), rebuilt[:, :-1])
     largest = record.ids.gather(-1, record.values.argmax(-1, keepdim=True))[..., 0]
     assert torch.equal(largest[record.soft], tokens[record.soft])
 
@@ -202,11 +202,10 @@ def test_tokens_that_the_tokenizer_does_not_have_are_in_no_mixture():
     assert record.ids.shape == (1, 20, 257) and record.ids.max() == 256
 
 
-def test_on_a_gpu_thinking_takes_no_captured_step(model, monkeypatch):
-    monkeypatch.setattr(engine, "_decodes_by_steps", lambda device: True)
+def test_thinking_by_steps_is_the_same(model, monkeypatch):
     expected = text(model, ROWS, thinking=quiet(), use_cache=False)
-    monkeypatch.setattr(engine, "DecodingStep", None)
-    assert text(model, ROWS, thinking=quiet()) == expected
+    monkeypatch.setattr(decoder, "decodes_by_steps", lambda device: True)
+    assert text(model, ROWS, thinking=quiet(), cuda_graph=False) == expected
 
 
 @pytest.mark.parametrize(
@@ -214,7 +213,6 @@ def test_on_a_gpu_thinking_takes_no_captured_step(model, monkeypatch):
     [
         ({"thinking": "soft"}, "thinking must be None or a SoftThinking, got 'soft'"),
         ({"thinking": quiet(end=257)}, "end must be a token from 0 to 256, got 257"),
-        ({"thinking": quiet(), "cuda_graph": True}, "cuda_graph must be None or False with thinking, got True"),
         ({"record": ThinkingRecord()}, "record must be None without thinking"),
     ],
 )

@@ -1,33 +1,23 @@
-"""Prefill and decode: the prompt goes through the model in chunks, then one token per step, with a cache of keys.
-
-Shapes: B rows, L columns of a batch padded on the left, V vocabulary.
-"""
+"""`generate`: from prompts to tokens, one step after another."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from longshort.generation.graphs import DecodingStep
+from longshort.generation.decoder import Decoder
+from longshort.generation.draws import ENDED, Draws
 from longshort.generation.sampling import Sampling
-from longshort.generation.soft import SoftThinking, ThinkingRecord, Thoughts
+from longshort.generation.soft import SoftThinking, ThinkingRecord
 from longshort.model import GPT
-from longshort.nn import KVCache, LSStaticCache
 
 if TYPE_CHECKING:
     from longshort.data.tokenizer import Tokenizer
-
-ENDED = -1
-"""What a sequence that has ended yields while others continue."""
-_PREFILL = 1024
-"""Tokens of the prompt that go through the model at once."""
-_WORTH_A_GRAPH = 8
-"""Fewer new tokens are decoded before a graph would be captured."""
 
 Prompt = Tensor | Sequence[Sequence[int] | Tensor]
 
@@ -66,7 +56,7 @@ def generate(
         tokenizer: if given, tokens that it does not have, as those that fill a vocabulary up, are never drawn.
         thinking: each sequence starts with soft thinking, and yields the token of largest weight of each mixture. After
             its end mark, tokens are drawn as the options above say, which do not bear on the thinking; a `stop` ends a
-            sequence in its thinking too. On a GPU, decoding then runs without a CUDA graph.
+            sequence in its thinking too.
         record: gets the mixtures that are drawn.
         callback: called with each (B,) as it is drawn: everything is then drawn at once, and returned at the end.
         use_cache: False runs the whole sequence through the model for every token: the same text, slowly.
@@ -97,14 +87,34 @@ def generate(
         raise ValueError(f"seed must be an integer of 64 bits, from -2^63 to 2^63 - 1, got {seed}")
     known = model.config.vocab_size
     vocabulary = known if tokenizer is None else min(known, tokenizer.vocab_size)
-    _check_thinking(thinking, record, vocabulary, cuda_graph)
-    text = _Text.of(model, prompt, max_new_tokens, use_cache, cuda_graph, soft=thinking is not None)
-    if thinking is not None:
-        size = (len(text.tokens), max_new_tokens, min(thinking.top_k, vocabulary))
-        text.thoughts = Thoughts(thinking, record, *size, device=text.tokens.device)
-    ends = _Ends(stops, tuple(stop_strings), tokenizer, [[] for _ in range(len(text.tokens))])
-    generator = None if seed is None else torch.Generator(text.tokens.device).manual_seed(seed)
-    drawn = _draw(model, text, max_new_tokens, sampling, generator, ends, vocabulary)
+    _check_thinking(thinking, record, vocabulary)
+    rows = prompt_rows(prompt, known)
+    device = model.embedding.weight.device
+    generator = None if seed is None else torch.Generator(device).manual_seed(seed)
+    draws = Draws(
+        len(rows),
+        max_new_tokens,
+        sampling=sampling,
+        thinking=thinking,
+        stops=stops,
+        vocabulary=vocabulary,
+        device=device,
+        generator=generator,
+    )
+    longest, shortest = max(map(len, rows)), min(map(len, rows))
+    decoder = Decoder(
+        model,
+        draws,
+        max_prompt=longest,
+        use_cache=use_cache,
+        padded=shortest < longest,
+        graph=cuda_graph,
+        generator=generator,
+    )
+    strings = None
+    if stop_strings and tokenizer is not None:
+        strings = _StringEnds(tuple(stop_strings), tokenizer, [[] for _ in rows])
+    drawn = _draw(decoder, draws, rows, record, strings, ends=bool(stops or stop_strings))
     if callback is None:
         return drawn
     taken = []
@@ -115,176 +125,52 @@ def generate(
 
 
 @dataclass
-class _Text:
-    """A batch padded on the left, with room for what is drawn."""
+class _StringEnds:
+    """Which sequences have ended with a string."""
 
-    tokens: Tensor
-    """(B, L): the first `length` columns are filled."""
-    length: int
-    padding: Tensor | None
-    """(B, 1) columns of padding before each sequence; None if there is none at all."""
-    cache: KVCache | None
-    step: DecodingStep | None
-    """Takes the token after the prefill and all later ones; None on a CPU, where the cache grows."""
-    prompt_length: int
-    cached: int = 0
-    """Columns that went through the model."""
-    thoughts: Thoughts | None = None
-    """What stands in the columns after the prompt, where they are mixtures of tokens."""
-
-    @classmethod
-    def of(
-        cls, model: GPT, prompt: Prompt, count: int, use_cache: bool, graph: bool | None = None, *, soft: bool = False
-    ) -> _Text:
-        rows = _rows(prompt, model.config.vocab_size)
-        length = max(len(row) for row in rows)
-        tokens = torch.zeros(len(rows), length + count, dtype=torch.long, device=model.embedding.weight.device)
-        for row, ids in zip(tokens, rows, strict=True):
-            row[length - len(ids) : length] = ids
-        padding = [[length - len(row)] for row in rows]
-        # What lies past the context is never cached, and the last token drawn goes through the model no more.
-        held = min(length + count - 1, model.config.context)
-        usable = use_cache and length <= model.config.context
-        on_gpu = _decodes_by_steps(tokens.device) and not soft  # a captured step takes tokens alone
-        if graph and not (on_gpu and usable):
-            raise ValueError(
-                f"cuda_graph needs a model on a GPU, use_cache and a prompt within the context of "
-                f"{model.config.context}, got {tokens.device}, use_cache={use_cache} and {length} tokens"
-            )
-        cache, step = None, None
-        if usable:
-            cache = model.new_cache(len(rows), max_length=held, rollback=0, static=on_gpu)
-        if isinstance(cache, LSStaticCache):
-            wanted = count > _WORTH_A_GRAPH if graph is None else graph
-            step = DecodingStep(model, cache, graph=wanted, required=graph is True)
-        return cls(
-            tokens=tokens,
-            length=length,
-            padding=torch.tensor(padding, device=tokens.device) if any(pad for (pad,) in padding) else None,
-            cache=cache,
-            step=step,
-            prompt_length=length,
-        )
-
-    def append(self, chosen: Tensor) -> None:
-        self.tokens[:, self.length] = chosen
-        self.length += 1
-
-    def seen(self, vocab_size: int) -> Tensor:
-        """(B, V) which tokens each sequence holds."""
-        held = torch.zeros(len(self.tokens), vocab_size + 1, dtype=torch.bool, device=self.tokens.device)
-        tokens = self.tokens[:, : self.length]
-        if self.padding is not None:
-            column = torch.arange(self.length, device=tokens.device)
-            tokens = tokens.where(column >= self.padding, vocab_size)
-        return held.scatter_(1, tokens, True)[:, :vocab_size]
-
-    def next_logits(self, model: GPT) -> Tensor:
-        """(B, V) of the token after the last."""
-        context, stop = model.config.context, self.length
-        if self.cache is None or stop > context:
-            logits = model(**self._part(model, max(0, stop - context), stop, max(0, stop - context))).logits
-        else:
-            # All but the last token need no logits, whose (L, V) would be the largest tensor of all.
-            for first in range(self.cached, stop - 1, _PREFILL):
-                part = self._part(model, first, min(first + _PREFILL, stop - 1), 0)
-                model(**part, cache=self.cache, return_logits=False)
-            self.cached = stop
-            last = self._part(model, stop - 1, stop, 0)
-            if self.step is not None:
-                return self.step(**last)
-            logits = model(**last, cache=self.cache).logits
-        assert logits is not None
-        return logits[:, -1].float()
-
-    def _part(self, model: GPT, first: int, stop: int, origin: int) -> dict[str, Tensor]:
-        """Columns first to stop as the model takes them, position 0 being in column `origin` or after the padding."""
-        part = self._inputs(model, first, stop)
-        if self.padding is None:
-            return part
-        column = torch.arange(first, stop, device=self.tokens.device)
-        segments = torch.where(column < self.padding, -1, 0)
-        return part | {"segments": segments, "positions": (column - self.padding.clamp(min=origin)).clamp(min=0)}
-
-    def _inputs(self, model: GPT, first: int, stop: int) -> dict[str, Tensor]:
-        if self.thoughts is None or stop <= self.prompt_length:
-            return {"tokens": self.tokens[:, first:stop]}
-        start = max(first, self.prompt_length)
-        before = model.embedding(self.tokens[:, first:start])
-        drawn = self.thoughts.embeddings(model.embedding.weight, start - self.prompt_length, stop - self.prompt_length)
-        return {"embeddings": torch.cat((before, drawn), dim=1)}
-
-
-@dataclass
-class _Ends:
-    """Which sequences have ended."""
-
-    tokens: list[int]
     strings: tuple[str, ...]
-    tokenizer: Tokenizer | None
+    tokenizer: Tokenizer
     written: list[list[int]]
     """Tokens drawn, by sequence: the end of them is searched for strings."""
-    rows: set[int] = field(default_factory=set)
 
-    @property
-    def all(self) -> bool:
-        return len(self.rows) == len(self.written)
-
-    def mask(self, chosen: Tensor) -> Tensor:
-        """The tokens (B,) with -1 for the sequences that ended before."""
-        if not self.rows:
-            return chosen
-        return chosen.index_fill(0, torch.tensor(sorted(self.rows), device=chosen.device), ENDED)
-
-    def note(self, chosen: Tensor) -> None:
-        if not (self.tokens or self.strings):
-            return
-        for row, token in enumerate(chosen.tolist()):
-            if row not in self.rows:
-                self.written[row].append(token)
-                if token in self.tokens or self._holds_string(self.written[row]):
-                    self.rows.add(row)
+    def found(self, shown: Tensor) -> list[int]:
+        """The sequences whose text holds a string with these tokens (B,)."""
+        tokens = shown.tolist()
+        for written, token in zip(self.written, tokens, strict=True):
+            written.append(token)
+        return [i for i, token in enumerate(tokens) if token != ENDED and self._holds_string(self.written[i])]
 
     def _holds_string(self, written: list[int]) -> bool:
         """A token writes at least a byte, so a string that just became whole began within as many tokens."""
-        if not self.strings or self.tokenizer is None:
-            return False
         longest = max(len(string.encode()) for string in self.strings)
         text = self.tokenizer.decode(written[-longest - 1 :])
         return any(string in text for string in self.strings)
 
 
-@torch.no_grad()
 def _draw(
-    model: GPT,
-    text: _Text,
-    count: int,
-    sampling: Sampling,
-    generator: torch.Generator | None,
-    ends: _Ends,
-    vocabulary: int,
+    decoder: Decoder,
+    draws: Draws,
+    rows: list[Tensor],
+    record: ThinkingRecord | None,
+    strings: _StringEnds | None,
+    *,
+    ends: bool,
 ) -> Iterator[Tensor]:
-    seen = text.seen(model.config.vocab_size)[:, :vocabulary] if sampling.repetition_penalty != 1 else None
-    for _ in range(count):
-        logits = text.next_logits(model)[:, :vocabulary]
-        chosen = sampling.draw(logits, seen=seen, generator=generator)
-        if text.thoughts is not None:
-            chosen = text.thoughts.step(logits, chosen, generator)
-        text.append(chosen)
-        if seen is not None:
-            seen.scatter_(1, chosen[:, None], True)
-        shown = ends.mask(chosen)
-        ends.note(chosen)
-        if text.thoughts is not None and ends.rows:
-            text.thoughts.leave(ends.rows)
+    decoder.start(rows)
+    draws.note_prompt(decoder.seen())
+    for number in range(1, draws.tokens.shape[1] + 1):
+        shown = decoder.step().clone()
+        found = [] if strings is None else strings.found(shown)
+        if found:
+            draws.end(found)
+        if record is not None:
+            record.note(draws, number)
         yield shown
-        if ends.all:
+        if ends and bool(draws.ended.all()):
             return
 
 
-def _check_thinking(
-    thinking: SoftThinking | None, record: ThinkingRecord | None, vocabulary: int, graph: bool | None
-) -> None:
+def _check_thinking(thinking: SoftThinking | None, record: ThinkingRecord | None, vocabulary: int) -> None:
     if thinking is None:
         if record is not None:
             raise ValueError("record must be None without thinking, got a ThinkingRecord")
@@ -295,16 +181,9 @@ def _check_thinking(
         raise ValueError(f"end must be a token from 0 to {vocabulary - 1}, got {thinking.end}")
     if record is not None and len(record):
         raise ValueError(f"record must be empty, got one of {len(record)} steps")
-    if graph:
-        raise ValueError("cuda_graph must be None or False with thinking, got True")
 
 
-def _decodes_by_steps(device: torch.device) -> bool:
-    """With a static cache? On a CPU the plain form is as fast, and takes memory only as it grows."""
-    return device.type == "cuda"
-
-
-def _rows(prompt: Prompt, vocab_size: int) -> list[Tensor]:
+def prompt_rows(prompt: Prompt, vocab_size: int) -> list[Tensor]:
     if isinstance(prompt, Tensor):
         if prompt.ndim != 2 or not prompt.numel():
             raise ValueError(f"prompt must have shape (batch, at least one token), got {tuple(prompt.shape)}")

@@ -86,4 +86,5 @@ def next_token(
     if min_p is not None:
         least = min_p * probabilities.amax(-1, keepdim=True)
         probabilities = probabilities.masked_fill(probabilities < least, 0)
-    return torch.multinomial(probabilities, 1, generator=generator)[:, 0]
+    # What torch.multinomial does for one token, less a check that no CUDA graph can capture.
+    return (probabilities / torch.empty_like(probabilities).exponential_(generator=generator)).argmax(-1)

@@ -1,7 +1,7 @@
 """Soft thinking: the next input is a mixture of several tokens' embeddings, until an end mark (arXiv 2511.06411).
 
-`SoftThinking` draws the mixtures, `Thoughts` keeps them for the engine, and a `ThinkingRecord` for whoever trains on
-them; `longshort.rl` computes their probabilities.
+`SoftThinking` draws the mixtures, `Draws` keeps them for the engine, and a `ThinkingRecord` for whoever looks at them;
+`longshort.rl` computes their probabilities.
 
 Shapes: B sequences, T new tokens, V vocabulary, k tokens of a mixture, C width of the model.
 """
@@ -9,11 +9,10 @@ Shapes: B sequences, T new tokens, V vocabulary, k tokens of a mixture, C width 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
 from numbers import Integral, Real
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -107,6 +106,14 @@ def mixed(table: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
     return reduce(torch.add, parts)
 
 
+class Drawn(Protocol):
+    """What an engine keeps of its draws; see `ThinkingRecord`."""
+
+    ids: Tensor
+    values: Tensor
+    soft: Tensor
+
+
 class ThinkingRecord:
     """What `generate(..., thinking=..., record=...)` drew while thinking: all that is needed to rebuild its inputs.
 
@@ -119,76 +126,36 @@ class ThinkingRecord:
     """
 
     def __init__(self) -> None:
-        self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._length = 0
+        self._drawn: Drawn | None = None
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return self._length
 
-    def add(self, ids: Tensor, values: Tensor, soft: Tensor) -> None:
-        """Note one step: tokens and values (B, k), and which sequences (B,) were thinking."""
-        self._steps.append((ids, values, soft))
+    def note(self, drawn: Drawn, length: int) -> None:
+        """There are this many steps by now."""
+        self._drawn, self._length = drawn, length
 
     @property
     def ids(self) -> Tensor:
         """(B, T, k) tokens of each mixture; they mean nothing where `soft` is False."""
-        return self._stacked(0)
+        return self._noted.ids[:, : self._length]
 
     @property
     def values(self) -> Tensor:
         """(B, T, k) values g of these tokens, from which `SoftThinking.weights` has the weights."""
-        return self._stacked(1)
+        return self._noted.values[:, : self._length]
 
     @property
     def soft(self) -> Tensor:
         """(B, T) where a mixture was drawn, the one that ends the thinking included."""
-        return self._stacked(2)
+        return self._noted.soft[:, : self._length]
 
-    def _stacked(self, part: int) -> Tensor:
-        if not self._steps:
+    @property
+    def _noted(self) -> Drawn:
+        if self._drawn is None:
             raise ValueError("record must hold at least one step, got none: has generate been iterated over?")
-        return torch.stack([step[part] for step in self._steps], dim=1)
-
-
-class Thoughts:
-    """The inputs after the prompt, as k tokens and their weights each; one token has all the weight if discrete."""
-
-    def __init__(
-        self,
-        thinking: SoftThinking,
-        record: ThinkingRecord | None,
-        batch: int,
-        count: int,
-        k: int,
-        device: torch.device,
-    ) -> None:
-        self._thinking, self._record, self._length = thinking, record, 0
-        self._ids = torch.zeros(batch, count, k, dtype=torch.long, device=device)
-        self._weights = torch.zeros(batch, count, k, device=device)
-        self._soft = torch.ones(batch, dtype=torch.bool, device=device)
-
-    def step(self, logits: Tensor, discrete: Tensor, generator: torch.Generator | None) -> Tensor:
-        """The next tokens (B,) from logits (B, V): where a sequence thinks, those of mixtures, else the discrete."""
-        ids, values = self._thinking.draw(logits, generator=generator)
-        weights = self._thinking.weights(ids, values)
-        if self._record is not None:
-            self._record.add(ids, values, self._soft)
-        token = ids.gather(-1, values.argmax(-1, keepdim=True))
-        chosen = torch.where(self._soft[:, None], token, discrete[:, None])
-        one_hot = torch.zeros_like(weights).index_fill_(-1, torch.tensor([0], device=weights.device), 1)
-        self._ids[:, self._length] = torch.where(self._soft[:, None], ids, chosen)
-        self._weights[:, self._length] = torch.where(self._soft[:, None], weights, one_hot)
-        self._length += 1
-        self._soft = self._soft & (token[:, 0] != self._thinking.end)
-        return chosen[:, 0]
-
-    def leave(self, sequences: Iterable[int]) -> None:
-        """These have ended, and think no more."""
-        self._soft = self._soft.clone()
-        self._soft[list(sequences)] = False
-
-    def embeddings(self, table: Tensor, first: int, stop: int) -> Tensor:
-        """(B, stop - first, C): inputs `first` to `stop`, counted from the end of the prompt."""
-        return mixed(table, self._ids[:, first:stop], self._weights[:, first:stop])
+        return self._drawn
 
 
 def _softmax(x: Tensor, temperature: float) -> Tensor:

@@ -234,6 +234,10 @@ class LSStaticCache(KVCache):
         self._tickets.zero_()
         self._clock.start, self._written, self.writing = None, 0, False
 
+    def nothing_was_written(self) -> None:
+        """A pass was recorded for a CUDA graph, failed, and has not run."""
+        self.writing, self._clock.start = False, None
+
     def select(self, rows: Tensor) -> None:
         """Sequence i becomes a copy of sequence rows[i]; there must be as many as before."""
         if isinstance(rows, Tensor) and rows.shape != (self.batch_size,):

@@ -1,0 +1,137 @@
+"""Prefill and decode: the prompt goes through the model in chunks, then one token per step, with a cache of keys.
+
+Shapes: B sequences, P columns of prompts padded on the left, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from longshort.generation.draws import Draws
+from longshort.generation.graphs import CapturedStep
+from longshort.model import GPT
+from longshort.nn import LSStaticCache
+
+_PREFILL = 1024
+"""Tokens of each prompt that go through the model at once."""
+_WORTH_A_GRAPH = 8
+"""Fewer new tokens are decoded before a graph would be captured."""
+
+
+class Decoder:
+    """Runs a model over prompts and over what is drawn after them.
+
+    On a GPU a step, from the last draw to the next, is captured once and replayed, also for later prompts: `start`
+    keeps the memory, and finds the weights as they are by then.
+    """
+
+    def __init__(
+        self,
+        model: GPT,
+        draws: Draws,
+        *,
+        max_prompt: int,
+        use_cache: bool = True,
+        padded: bool = True,
+        graph: bool | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """`padded`: prompts may have different lengths; `graph` and `use_cache` are as in `generate`."""
+        self._model, self._draws, self._padded = model, draws, padded
+        (batch, count), device, context = draws.tokens.shape, draws.tokens.device, model.config.context
+        on_gpu, usable = decodes_by_steps(device), use_cache and max_prompt <= context
+        if graph and not (on_gpu and usable):
+            raise ValueError(
+                f"cuda_graph needs a model on a GPU, use_cache and a prompt within the context of "
+                f"{context}, got {device}, use_cache={use_cache} and {max_prompt} tokens"
+            )
+        # What lies past the context is never cached, and the last token drawn goes through the model no more.
+        held = min(max_prompt + count - 1, context)
+        self._cache = model.new_cache(batch, max_length=held, rollback=0, static=on_gpu) if usable else None
+        captured = isinstance(self._cache, LSStaticCache)
+        self._step = CapturedStep(
+            self._next_draw,
+            graph=captured and (count > _WORTH_A_GRAPH if graph is None else graph),
+            required=graph is True,
+            generator=generator,
+            on_failure=self._cache.nothing_was_written if isinstance(self._cache, LSStaticCache) else lambda: None,
+        )
+        self._prompt, self._padding = draws.tokens[:, :0], draws.tokens[:, :0]
+        self._drawn = 0
+
+    @torch.no_grad()
+    def start(self, prompts: Sequence[Tensor]) -> None:
+        """Take these prompts, one for each sequence; the next step draws what follows them."""
+        device, longest = self._draws.tokens.device, max(map(len, prompts))
+        padding = [longest - len(prompt) for prompt in prompts]
+        rows = [torch.nn.functional.pad(row.long(), (pad, 0)) for row, pad in zip(prompts, padding, strict=True)]
+        self._prompt = torch.stack(rows).to(device)
+        self._padding = torch.tensor(padding, device=device)[:, None]
+        self._drawn = 0
+        if self._cache is not None:
+            self._cache.reset()
+
+    @torch.no_grad()
+    def step(self) -> Tensor:
+        """Draw the next tokens (B,), which the next step overwrites if it is captured; see `Draws.step`."""
+        length = self._prompt.shape[1] + self._drawn
+        first = max(0, length - self._model.config.context)
+        if self._cache is None or first:
+            shown = self._draws.step(self._logits(self._part(first, length, first)))
+        elif not self._drawn:
+            for start in range(0, length, _PREFILL):
+                stop = min(start + _PREFILL, length)
+                if stop < length:  # nobody asks for logits there
+                    self._model(**self._part(start, stop, 0), cache=self._cache, return_logits=False)
+                else:
+                    shown = self._draws.step(self._logits(self._part(start, stop, 0) | {"cache": self._cache}))
+        else:
+            shown = self._step()
+        self._drawn += 1
+        return shown
+
+    def seen(self) -> Tensor:
+        """(B, V) which tokens each prompt holds."""
+        vocabulary = self._model.config.vocab_size
+        held = torch.zeros(len(self._prompt), vocabulary + 1, dtype=torch.bool, device=self._prompt.device)
+        column = torch.arange(self._prompt.shape[1], device=held.device)
+        return held.scatter_(1, self._prompt.where(column >= self._padding, vocabulary), True)[:, :vocabulary]
+
+    def _next_draw(self) -> Tensor:
+        last = self._draws.last_inputs(self._model.embedding.weight)
+        return self._draws.step(self._logits(last | {"cache": self._cache}))
+
+    def _logits(self, inputs: dict) -> Tensor:
+        """(B, V) of the token after the last."""
+        logits = self._model(**inputs, last_logits=1).logits
+        assert logits is not None
+        return logits[:, -1].float()
+
+    def _part(self, first: int, stop: int, origin: int) -> dict:
+        """Columns first to stop as the model takes them, position 0 being in column `origin` or after the padding."""
+        part = self._inputs(first, stop)
+        if not self._padded:
+            return part
+        column = torch.arange(first, stop, device=self._prompt.device)
+        segments = torch.where(column < self._padding, -1, 0)
+        return part | {"segments": segments, "positions": (column - self._padding.clamp(min=origin)).clamp(min=0)}
+
+    def _inputs(self, first: int, stop: int) -> dict[str, Tensor]:
+        width = self._prompt.shape[1]
+        prompt = self._prompt[:, first:stop]
+        if stop <= width:
+            return {"tokens": prompt}
+        table = self._model.embedding.weight
+        drawn = self._draws.inputs(table, max(first, width) - width, stop - width)
+        if "tokens" in drawn:
+            return {"tokens": torch.cat((prompt, drawn["tokens"]), dim=1)}
+        before = self._model.embedding(prompt)
+        return {"embeddings": torch.cat((before, drawn["embeddings"]), dim=1)}
+
+
+def decodes_by_steps(device: torch.device) -> bool:
+    """With a static cache? On a CPU the plain form is as fast, and takes memory only as it grows."""
+    return device.type == "cuda"

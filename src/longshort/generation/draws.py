@@ -1,0 +1,109 @@
+"""What is drawn after the prompts, step after step, in tensors that stay where they are.
+
+A step reads and writes tensors alone, its own number included, so that it can be part of a CUDA graph.
+
+Shapes: B sequences, T new tokens, V vocabulary, k tokens of a mixture, C width of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from longshort.generation.sampling import Sampling
+from longshort.generation.soft import SoftThinking, mixed
+
+ENDED = -1
+"""What a sequence that has ended yields while others continue."""
+
+
+class Draws:
+    """Tokens, or mixtures of them, for a batch of sequences, and which of these have ended."""
+
+    def __init__(
+        self,
+        batch: int,
+        count: int,
+        *,
+        sampling: Sampling,
+        thinking: SoftThinking | None,
+        stops: Sequence[int],
+        vocabulary: int,
+        device: torch.device,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self._sampling, self._thinking, self._vocabulary, self._generator = sampling, thinking, vocabulary, generator
+        self._stops = torch.tensor(stops, dtype=torch.long, device=device) if stops else None
+        self._next = torch.zeros(1, dtype=torch.long, device=device)
+        """The column that the next step fills."""
+        self.tokens = torch.full((batch, count), ENDED, dtype=torch.long, device=device)
+        """(B, T) tokens drawn; `ENDED` after a sequence has ended."""
+        self.ended = torch.zeros(batch, dtype=torch.bool, device=device)
+        """(B,)."""
+        self._seen: Tensor | None = None
+        k = 0 if thinking is None else min(thinking.top_k, vocabulary)
+        self.ids = torch.zeros(batch, count, k, dtype=torch.long, device=device)
+        """(B, T, k) tokens of each mixture; they mean nothing where `soft` is False."""
+        self.values = torch.zeros(batch, count, k, device=device)
+        """(B, T, k) values of these tokens, from which `SoftThinking.weights` has the weights."""
+        self.soft = torch.zeros(batch, count, dtype=torch.bool, device=device)
+        """(B, T) where a mixture was drawn, the one that ends the thinking included."""
+        self._thinks = torch.full((batch,), thinking is not None, device=device)
+
+    def reset(self) -> None:
+        """Begin again, in the same memory."""
+        self._next.zero_()
+        self.tokens.fill_(ENDED)
+        self.ended.zero_()
+        self.soft.zero_()
+        self._thinks.fill_(self._thinking is not None)
+
+    def note_prompt(self, seen: Tensor) -> None:
+        """These tokens (B, at least V) stand in the prompts, and are penalised if the sampling does that."""
+        if self._sampling.repetition_penalty != 1:
+            self._seen = seen[:, : self._vocabulary].contiguous()
+
+    def step(self, logits: Tensor) -> Tensor:
+        """Draw from logits (B, at least V) what comes next; returns the tokens (B,), `ENDED` for those that had."""
+        logits = logits[:, : self._vocabulary]
+        chosen = self._sampling.draw(logits, seen=self._seen, generator=self._generator)
+        if self._thinking is not None:
+            ids, values = self._thinking.draw(logits, generator=self._generator)
+            token = ids.gather(-1, values.argmax(-1, keepdim=True))[:, 0]
+            chosen = torch.where(self._thinks, token, chosen)
+            for held, new in ((self.ids, ids), (self.values, values), (self.soft, self._thinks)):
+                held.index_copy_(1, self._next, new[:, None])
+            self._thinks.logical_and_(token != self._thinking.end)
+        if self._seen is not None:
+            self._seen.scatter_(1, chosen[:, None], True)
+        shown = chosen.masked_fill(self.ended, ENDED)
+        self.tokens.index_copy_(1, self._next, shown[:, None])
+        if self._stops is not None:
+            self.ended.logical_or_((chosen[:, None] == self._stops).any(-1))
+            self._thinks.logical_and_(~self.ended)
+        self._next.add_(1)
+        return shown
+
+    def end(self, sequences: Sequence[int]) -> None:
+        """These have ended with what they drew last."""
+        self.ended[list(sequences)] = True
+        self._thinks.logical_and_(~self.ended)
+
+    def last_inputs(self, table: Tensor) -> dict[str, Tensor]:
+        """The last draw as `GPT.forward` takes it; the table is that of the embeddings."""
+        return self._inputs(table, self._next - 1)
+
+    def inputs(self, table: Tensor, first: int, stop: int) -> dict[str, Tensor]:
+        """Draws `first` to `stop` as `GPT.forward` takes them."""
+        return self._inputs(table, torch.arange(first, stop, device=self.tokens.device))
+
+    def _inputs(self, table: Tensor, columns: Tensor) -> dict[str, Tensor]:
+        tokens = self.tokens.index_select(1, columns).clamp(min=0)  # what follows an end is seen by nobody
+        if self._thinking is None:
+            return {"tokens": tokens}
+        ids, values, soft = (x.index_select(1, columns) for x in (self.ids, self.values, self.soft))
+        mixtures = mixed(table, ids, self._thinking.weights(ids, values))
+        return {"embeddings": torch.where(soft[..., None], mixtures, F.embedding(tokens, table))}
