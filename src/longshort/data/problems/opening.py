@@ -1,0 +1,98 @@
+"""Open a task by its name or from a user's own file, and check what it says of itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from longshort.data.errors import DataError
+from longshort.data.problems.chains import Chains
+from longshort.data.problems.frontiers import Frontiers
+from longshort.data.problems.problem import Problem, ProblemTask
+from longshort.spelling import closest
+
+PROBLEM_TASKS: dict[str, type[ProblemTask]] = {"frontiers": Frontiers, "chains": Chains}
+"""The tasks that come with the package."""
+
+
+def open_task(name: str, options: Mapping[str, Any] | None = None) -> ProblemTask:
+    """The task of this name, or of a class in a Python file, `path/to/file.py:ClassName`. The file is executed.
+
+    >>> open_task("chains", {"operations": 3})
+    Chains(modulus=997, operations=3, constants=9)
+    """
+    kind = _class_of(name)
+    given = dict(options or {})
+    known = [option for option in inspect.signature(kind).parameters if option != "self"]
+    for option in given:
+        if option not in known:
+            near = closest(option, known)
+            hint = f"did you mean {near}?" if near else f"it has {', '.join(known) or 'none'}"
+            raise DataError(f"the task {name} has no option {option!r}; {hint}")
+    try:
+        task = kind(**given)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"the task {name}: {error}") from None
+    _check(name, task)
+    return task
+
+
+def _class_of(name: str) -> type[ProblemTask]:
+    if name in PROBLEM_TASKS:
+        return PROBLEM_TASKS[name]
+    path, colon, class_name = str(name).rpartition(":")
+    if not colon or not path.endswith(".py"):
+        near = closest(name, PROBLEM_TASKS, cutoff=0.4)
+        hint = f"; did you mean {near}?" if near else ""
+        known = ", ".join(PROBLEM_TASKS)
+        raise DataError(f"task must be one of {known} or path/to/file.py:ClassName, got {name!r}{hint}")
+    kind = getattr(_module(Path(path)), class_name, None)
+    if not (isinstance(kind, type) and issubclass(kind, ProblemTask)):
+        raise DataError(f"{path}: {class_name} must be a class in it that inherits from longshort.rl.ProblemTask")
+    missing = sorted(getattr(kind, "__abstractmethods__", ()))
+    if missing:
+        raise DataError(f"{path}: {class_name} must define {', '.join(missing)}")
+    return kind
+
+
+def _module(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; a task is given as path/to/file.py:ClassName")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        first = str(error).splitlines()[:1] or [""]
+        raise DataError(f"{path}: cannot be imported, {type(error).__name__}: {first[0]}") from error
+    return module
+
+
+def _check(name: str, task: ProblemTask) -> None:
+    """Raise on a task that contradicts itself in its first problem, before a model is made for it."""
+    sizes = ("vocab_size", "max_prompt", "max_new_tokens", "end_of_thinking", "stop")
+    for size in sizes:
+        value = getattr(task, size)
+        least, most = (0, task.vocab_size - 1) if size in sizes[3:] else (1, 2**31 - 1)
+        if type(value) is not int or not least <= value <= most:
+            raise DataError(f"the task {name}: {size} must be an integer from {least} to {most}, got {value!r}")
+    problem = task.problem(random.Random("check"))
+    if not isinstance(problem, Problem):
+        raise DataError(f"the task {name}: problem must return a Problem, got {type(problem).__name__}")
+    for part, most in (("prompt", task.max_prompt), ("solution", task.max_new_tokens)):
+        tokens = getattr(problem, part)
+        if not 1 <= len(tokens) <= most:
+            raise DataError(f"the task {name}: a {part} must have from 1 to {most} tokens, got {len(tokens)}")
+        wrong = [token for token in tokens if type(token) is not int or not 0 <= token < task.vocab_size]
+        if wrong:
+            raise DataError(
+                f"the task {name}: tokens must be from 0 to {task.vocab_size - 1}, got {wrong[0]!r} in a {part}"
+            )
+    if problem.solution[-1] != task.stop:
+        raise DataError(f"the task {name}: a solution must end with stop={task.stop}, got {problem.solution[-1]}")
