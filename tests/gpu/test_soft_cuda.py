@@ -1,10 +1,12 @@
-"""Soft thinking on a GPU: drawn without a captured step, and scored as on the CPU."""
+"""Soft thinking on a GPU: drawn by a captured step as without one, step reused, and scored as on the CPU."""
 
 import pytest
 import torch
 
 from longshort import GPT, generate
-from longshort.generation import SoftThinking, ThinkingRecord, engine
+from longshort.generation import Sampling, SoftThinking, ThinkingRecord
+from longshort.generation.decoder import Decoder
+from longshort.generation.draws import Draws
 from longshort.rl import FORMS, rollout
 
 from ..small import small_config
@@ -12,23 +14,72 @@ from ..small import small_config
 ROWS = [[5, 6, 7, 8], [3], [20, 10]]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def model():
     torch.manual_seed(0)
     return GPT(small_config(vocab_size=40, init_std=0.2)).eval().cuda()
 
 
-def test_thinking_is_the_same_with_and_without_a_cache(model, monkeypatch):
-    monkeypatch.setattr(engine, "DecodingStep", None)
+def written(model, prompts=ROWS, **options):
+    options = {"max_new_tokens": 30, "temperature": 0.0} | options
+    return torch.stack(list(generate(model, prompts, **options)))
 
+
+def test_thinking_is_the_same_with_a_captured_step_without_one_and_without_a_cache(model):
     def drawn(end, **options):
-        thinking = SoftThinking(end=end, noise="none", tau=1.0)
-        options |= {"max_new_tokens": 30, "temperature": 0.0, "thinking": thinking}
-        return torch.stack(list(generate(model, ROWS, **options)))
+        return written(model, thinking=SoftThinking(end=end, noise="none", tau=1.0), **options)
 
     end, record = drawn(39)[3, 0].item(), ThinkingRecord()
-    assert torch.equal(drawn(end, record=record), drawn(end, use_cache=False))
+    captured = drawn(end, record=record, cuda_graph=True)
+    assert torch.equal(captured, drawn(end, cuda_graph=False))
+    assert torch.equal(captured, drawn(end, use_cache=False))
     assert record.soft.is_cuda and not record.soft.all()
+
+
+@pytest.mark.parametrize("thinking", [None, SoftThinking(end=7, tau=0.5, top_k=8)])
+def test_a_captured_step_draws_anew_and_by_its_seed(model, thinking):
+    options = {"temperature": 1.0, "top_k": 30, "thinking": thinking, "cuda_graph": True}
+    one, same, other = (written(model, seed=seed, **options) for seed in (1, 1, 2))
+    assert torch.equal(one, same) and not torch.equal(one, other)
+    assert len({tuple(row) for row in one.tolist()}) > 20
+    assert torch.equal(one, written(model, seed=1, **options | {"cuda_graph": False}))
+
+
+def test_draws_of_a_captured_step_have_the_frequencies_of_the_model():
+    model = GPT(small_config(vocab_size=8, init_std=0.0)).eval().cuda()  # all tokens alike
+    drawn = written(model, [[1]] * 512, max_new_tokens=64, temperature=1.0, seed=3, cuda_graph=True)
+    share = drawn.flatten().bincount(minlength=8) / drawn.numel()
+    assert (share - 1 / 8).abs().max() < 5 * (1 / 8 / drawn.numel()) ** 0.5
+
+
+def test_one_captured_step_serves_other_prompts_and_changed_weights(model):
+    draws = Draws(
+        3,
+        20,
+        sampling=Sampling(temperature=0.0),
+        thinking=SoftThinking(end=39, noise="none", tau=1.0),
+        stops=(),
+        vocabulary=40,
+        device=torch.device("cuda"),
+    )
+    decoder = Decoder(model, draws, max_prompt=4, graph=True)
+    for prompts in (ROWS, [[1, 2], [30, 31, 32], [4]]):
+        draws.reset()
+        decoder.start([torch.tensor(prompt) for prompt in prompts])
+        got = torch.stack([decoder.step().clone() for _ in range(20)])
+        expected = written(model, prompts, max_new_tokens=20, thinking=SoftThinking(end=39, noise="none", tau=1.0))
+        assert torch.equal(got, expected)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.9).add_(torch.randn_like(parameter), alpha=0.05)
+
+
+def test_a_stop_ends_a_sequence_within_a_captured_step(model):
+    free = written(model, cuda_graph=True)
+    stop = free[12, 0].item()
+    first = (free[:, 0] == stop).nonzero()[0, 0]
+    stopped = written(model, cuda_graph=True, stop=stop)
+    assert torch.equal(stopped[: first + 1, 0], free[: first + 1, 0]) and (stopped[first + 1 :, 0] == -1).all()
 
 
 @pytest.mark.parametrize("form", FORMS)
