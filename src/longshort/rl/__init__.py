@@ -1,13 +1,18 @@
-"""Reinforcement learning: rollouts that can be replayed, and the log-probabilities of what they drew."""
+"""Reinforcement learning: tasks with verifiers, rollouts that can be replayed, and their log-probabilities."""
 
+from longshort.data.problems import Problem, ProblemTask, drawn, open_task
 from longshort.rl.log_probs import FORMS, Scores, soft_log_probs, token_log_probs, token_scores
 from longshort.rl.rollout import Rollout, kl_estimate, rollout
 
 __all__ = [
     "FORMS",
+    "Problem",
+    "ProblemTask",
     "Rollout",
     "Scores",
+    "drawn",
     "kl_estimate",
+    "open_task",
     "rollout",
     "soft_log_probs",
     "token_log_probs",

@@ -59,7 +59,8 @@ class Frontiers(ProblemTask):
         check_count("max_degree", self.max_degree, self.min_degree, 100)
         # Layers as narrow as the targets allow, and as wide as the fewest edges can reach.
         most = 1 + self.max_degree * sum(self.min_degree**layer for layer in range(self.depth))
-        check_count("n_nodes", self.n_nodes, 2 + self.depth * (self.targets - 1), min(most, 100_000))
+        least = max(1 + self.depth, 2 + self.depth * (self.targets - 1))
+        check_count("n_nodes", self.n_nodes, least, min(most, 100_000))
 
     @cached_property
     def layers(self) -> tuple[int, ...]:

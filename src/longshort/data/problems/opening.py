@@ -47,7 +47,7 @@ def _class_of(name: str) -> type[ProblemTask]:
         return PROBLEM_TASKS[name]
     path, colon, class_name = str(name).rpartition(":")
     if not colon or not path.endswith(".py"):
-        near = closest(name, PROBLEM_TASKS, cutoff=0.4)
+        near = closest(name, PROBLEM_TASKS, cutoff=0.6)
         hint = f"; did you mean {near}?" if near else ""
         known = ", ".join(PROBLEM_TASKS)
         raise DataError(f"task must be one of {known} or path/to/file.py:ClassName, got {name!r}{hint}")
