@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from longshort.generation import AUTHORS_CLAMP, SoftThinking
 from longshort.losses import transform_scores
-from longshort.rl import FORMS, soft_log_probs, token_log_probs
+from longshort.rl import FORMS, soft_log_probs, token_log_probs, token_scores
+
+from .largest import Largest
 
 N, D, V, K = 7, 4, 30, 3
 
@@ -26,9 +27,12 @@ def direct(hidden, weight, ids, values, form, temperature=1.0):
     """Token by token, as the formulas are written."""
     scores = []
     for h, tokens, g in zip(hidden, ids, values, strict=True):
-        if form == "paper":
+        if form != "code":
             tokens, g = tokens[g > -torch.inf], g[g > -torch.inf]
         log_p = (weight[tokens] @ h / temperature).log_softmax(-1)
+        if form == "categorical":
+            scores.append(log_p[g.argmax()])
+            continue
         u = g - log_p
         if form == "code":
             u = u.clamp(-1.5, 3)[log_p > -3]
@@ -62,6 +66,21 @@ def test_tokens_have_the_log_probability_and_the_gradients_of_the_direct_form(ca
     assert_same_with_gradients(got, expected, (hidden, weight))
 
 
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_the_entropy_is_that_of_the_whole_vocabulary_and_a_constant(case, chunk):
+    hidden, weight, ids, _ = case
+    scores = token_scores(hidden, weight, ids[:, 0], temperature=0.7, chunk=chunk)
+    log_p = (hidden @ weight.T / 0.7).log_softmax(-1)
+    torch.testing.assert_close(scores.entropy, -(log_p.exp() * log_p).sum(-1))
+    assert not scores.entropy.requires_grad
+
+
+def test_log_probabilities_are_the_same_to_the_bit_with_and_without_the_entropy(case):
+    hidden, weight, ids, _ = (x.float() if x.is_floating_point() else x for x in case)
+    with_entropy = token_scores(hidden, weight, ids[:, 0], chunk=3).log_probs
+    assert torch.equal(with_entropy, token_log_probs(hidden, weight, ids[:, 0], chunk=3))
+
+
 def test_gradients_are_those_of_finite_differences(case):
     hidden, weight, ids, values = case
     for form in FORMS:
@@ -91,28 +110,19 @@ def test_damped_scores_are_scored_as_they_are_drawn(case):
     torch.testing.assert_close(soft[0], (-u - torch.exp(-u)).sum())
 
 
-class Largest(TorchDispatchMode):
-    """Notes the size of the largest tensor that is made."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **kwargs or {})
-        if isinstance(result, torch.Tensor):
-            self.numbers = max(self.numbers, result.numel())
-        return result
-
-
 def test_the_logits_of_all_tokens_never_exist():
     n, v, chunk = 64, 500, 8
     hidden, weight = torch.randn(n, D, requires_grad=True), torch.randn(v, D, requires_grad=True)
     ids, values = torch.randint(v, (n, K)), torch.randn(n, K)
-    with Largest() as largest:
-        token_log_probs(hidden, weight, ids[:, 0], chunk=chunk).sum().backward()
-    assert chunk * v <= largest.numbers < 2 * chunk * v
-    with Largest() as largest:
-        soft_log_probs(hidden, weight, ids, values, chunk=chunk).sum().backward()
-    assert largest.numbers == v * D  # the gradient of the weight
+    for score in (token_log_probs, token_scores):
+        with Largest() as largest:
+            scored = score(hidden, weight, ids[:, 0], chunk=chunk)
+            (scored if isinstance(scored, torch.Tensor) else scored.log_probs).sum().backward()
+        assert chunk * v <= largest.numbers < 2 * chunk * v
+    for form in FORMS:
+        with Largest() as largest:
+            soft_log_probs(hidden, weight, ids, values, form=form, chunk=chunk).sum().backward()
+        assert largest.numbers == v * D  # the gradient of the weight
 
 
 def test_towards_tau_0_the_exact_score_has_the_categorical_gradient_in_mean():
@@ -143,7 +153,7 @@ def test_towards_tau_0_the_exact_score_has_the_categorical_gradient_in_mean():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"form": "exact"}, "form must be paper or code, got 'exact'"),
+        ({"form": "exact"}, "form must be paper, code or categorical, got 'exact'"),
         ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
         ({"chunk": 0}, "chunk must be None or at least 1, got 0"),
         ({"ids": torch.zeros(3, K, dtype=torch.long)}, r"ids must be int64 of shape \(7, k\)"),

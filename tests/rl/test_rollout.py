@@ -1,14 +1,17 @@
 """Rollouts replayed: the same inputs, and log-probabilities that are those of the direct computation."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from longshort import GPT
 from longshort.generation import AUTHORS_CLAMP, SoftThinking
 from longshort.losses import LossSettings
-from longshort.rl import FORMS, rollout
+from longshort.rl import FORMS, kl_estimate, rollout
 
 from ..small import small_config
+from .largest import Largest
 
 ROWS = [[5, 6, 7, 8], [3], [20, 10]]
 
@@ -48,8 +51,11 @@ def direct(model, result, form):
         for step, token in enumerate(result.tokens[row].tolist()):
             if result.soft[row, step]:
                 ids, g = result.ids[row, step], result.values[row, step]
-                ids, g = (ids[g > -torch.inf], g[g > -torch.inf]) if form == "paper" else (ids, g)
+                ids, g = (ids[g > -torch.inf], g[g > -torch.inf]) if form != "code" else (ids, g)
                 log_p = (logits[step, ids] / result.thinking.temperature).log_softmax(-1)
+                if form == "categorical":
+                    scored[row, step] = log_p[ids == token]
+                    continue
                 u = g - log_p if form == "paper" else (g - log_p).clamp(-1.5, 3)[log_p > -3]
                 density = -u - torch.exp(-u)
                 scored[row, step] = density.sum() if form == "paper" else density.mean()
@@ -67,6 +73,81 @@ def test_log_probabilities_are_those_of_the_whole_logits(form, options):
         for parameter in model.parameters():  # as after an update: on the policy itself no bound is reached
             parameter += 0.1 * torch.randn_like(parameter)
     torch.testing.assert_close(result.log_probs(model, form=form, chunk=5), direct(model, result, form))
+
+
+def test_discrete_tokens_alone_are_rolled_out_replayed_and_scored():
+    model = build()
+    result = rollout(model, ROWS, None, max_new_tokens=16, temperature=0.8, seed=4)
+    assert not result.soft.any() and result.ids.shape == (3, 16, 0)
+    logits = [
+        model(torch.tensor([[*prompt, *drawn]])).logits[0, len(prompt) - 1 : -1]
+        for prompt, drawn in zip(ROWS, result.tokens.tolist(), strict=True)
+    ]
+    log_p = (torch.stack(logits) / 0.8).log_softmax(-1)
+    scores = result.scores(model, entropy=True, chunk=5)
+    torch.testing.assert_close(scores.log_probs, log_p.gather(-1, result.tokens[..., None])[..., 0])
+    torch.testing.assert_close(scores.entropy, -(log_p.exp() * log_p).sum(-1))
+
+
+def test_entropies_of_mixtures_and_tokens_have_the_temperature_of_their_draw():
+    model = build()
+    result = drawn(model, stop=11, temperature=0.8, fields={"temperature": 1.3})
+    scores = result.scores(model, entropy=True)
+    assert torch.equal(scores.log_probs, result.log_probs(model))
+    hidden = model.hidden(**result.inputs(model))[0][:, result.prompts.shape[1] - 1 :]
+    temperature = torch.where(result.soft, 1.3, 0.8)[..., None]
+    log_p = (hidden @ model.head_weight.T / temperature).log_softmax(-1)
+    torch.testing.assert_close(scores.entropy, -(log_p.exp() * log_p).sum(-1) * result.mask)
+
+
+def test_the_logits_of_a_whole_rollout_never_exist():
+    model = build(vocab_size=5000)
+    prompts, options = ROWS * 6, {"max_new_tokens": 16, "seed": 0}
+    end = rollout(model, prompts, SoftThinking(end=4999), **options).tokens[:, 0].mode().values.item()
+    result = rollout(model, prompts, SoftThinking(end=end), **options)
+    assert result.soft.sum() > 32 and (~result.soft).sum() > 32
+    with Largest() as largest:
+        result.scores(model, form="categorical", entropy=True, chunk=4).log_probs.sum().backward()
+    assert largest.numbers == 5000 * 32  # the gradient of the weight
+
+
+def test_a_part_has_the_scores_of_its_sequences():
+    model = build()
+    result = drawn(model, stop=11)
+    result = replace(result, drawn_log_probs=result.log_probs(model).detach())
+    for chosen in (slice(1, 3), torch.tensor([2, 0])):
+        part = result.part(chosen)
+        torch.testing.assert_close(part.log_probs(model), result.log_probs(model)[chosen])
+        assert torch.equal(part.drawn_log_probs, result.drawn_log_probs[chosen])
+
+
+def test_the_share_of_true_mixtures_counts_largest_weights():
+    result = drawn(build(), stop=11, fields={"top_p": 1.0})
+    weights = [
+        result.thinking.weights(ids, values).max().item()
+        for ids, values in zip(result.ids[result.soft], result.values[result.soft], strict=True)
+    ]
+    for below in (0.9, 0.6):
+        expected = sum(weight < below for weight in weights) / len(weights)
+        assert 0 < expected < 1 and result.mixed_share(below).item() == pytest.approx(expected)
+    assert rollout(build(), ROWS, max_new_tokens=2).mixed_share() == 0
+
+
+def test_the_gap_is_the_mean_divergence_from_what_was_kept_when_drawing():
+    model = build()
+    result = drawn(model, stop=11)
+    with pytest.raises(ValueError, match="drawn_log_probs must be kept for the gap, got None"):
+        result.gap(model)
+    kept = replace(result, drawn_log_probs=result.log_probs(model).detach() + 0.1)
+    estimate = kl_estimate(torch.tensor(0.1), torch.tensor(0.0)).item()
+    assert kept.gap(model).item() == pytest.approx(estimate) and estimate == pytest.approx(0.00484, abs=1e-5)
+
+
+def test_the_estimate_of_the_divergence_has_its_mean():
+    p, q = (torch.tensor(shares, dtype=torch.float64).log() for shares in ((0.7, 0.2, 0.1), (0.5, 0.1, 0.4)))
+    exact = (p.exp() * (p - q)).sum()
+    torch.testing.assert_close((p.exp() * kl_estimate(p, q)).sum(), exact)
+    assert (kl_estimate(p, q) >= 0).all()
 
 
 def test_after_its_end_a_sequence_has_no_log_probability():

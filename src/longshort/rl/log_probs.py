@@ -1,7 +1,7 @@
 """Log-probabilities of tokens and of soft tokens, from hidden states, without the logits of a whole batch.
 
 A discrete token needs the log-sum-exp over the vocabulary, which is computed for one chunk of tokens at a time and
-again in the backward pass. A soft token needs the logits of its k tokens alone.
+again in the backward pass; so does the entropy of any token. A soft token needs the logits of its k tokens alone.
 
 Shapes: N tokens, d features, V vocabulary, k tokens of a mixture.
 """
@@ -9,7 +9,7 @@ Shapes: N tokens, d features, V vocabulary, k tokens of a mixture.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -18,16 +18,25 @@ from torch.utils.checkpoint import checkpoint
 
 from longshort.generation import AUTHORS_CLAMP
 
-Form = Literal["paper", "code"]
+Form = Literal["paper", "code", "categorical"]
 
 FORMS: tuple[Form, ...] = get_args(Form)
-"""The two forms in which arXiv 2511.06411 scores a soft token; see `soft_log_probs`."""
+"""The two forms in which arXiv 2511.06411 scores a soft token, and the plain one; see `soft_log_probs`."""
 _LEAST_LOG_P = -3.0
 """The form "code" leaves out tokens that are less probable than this."""
 _CHUNK_BYTES = 64 * 2**20
 """Budget for what one chunk of tokens holds in fp32."""
 
 Transform = Callable[[Tensor], Tensor]
+
+
+class Scores(NamedTuple):
+    """What a model gives to each token that was drawn."""
+
+    log_probs: Tensor
+    """Log-probabilities, log-densities for mixtures; differentiable."""
+    entropy: Tensor | None
+    """Entropy of the whole distribution that the token is from, in nats; a constant."""
 
 
 def token_log_probs(
@@ -55,12 +64,48 @@ def token_log_probs(
     >>> torch.allclose(token_log_probs(hidden, weight, tokens, chunk=4), direct, atol=1e-5)
     True
     """
+    return _of_tokens(hidden, weight, tokens, temperature, transform, chunk, entropy=False)[:, 0]
+
+
+def token_scores(
+    hidden: Tensor,
+    weight: Tensor,
+    tokens: Tensor,
+    *,
+    temperature: float = 1.0,
+    transform: Transform | None = None,
+    chunk: int | None = None,
+) -> Scores:
+    """`token_log_probs`, and from the same logits the entropy (N,) of the distribution that each token is from.
+
+    >>> scores = token_scores(torch.zeros(1, 8), torch.randn(100, 8), torch.tensor([3]))
+    >>> [round(score.item(), 3) for score in scores]
+    [-4.605, 4.605]
+    """
+    both = _of_tokens(hidden, weight, tokens, temperature, transform, chunk, entropy=True)
+    return Scores(both[:, 0], both[:, 1].detach())
+
+
+def _of_tokens(
+    hidden: Tensor,
+    weight: Tensor,
+    tokens: Tensor,
+    temperature: float,
+    transform: Transform | None,
+    chunk: int | None,
+    *,
+    entropy: bool,
+) -> Tensor:
+    """(N, 1) log-probabilities, or (N, 2) with the entropies."""
     _check(hidden, weight, temperature, chunk)
     _check_integers("tokens", tokens, (len(hidden),))
 
     def of_chunk(hidden: Tensor, weight: Tensor, tokens: Tensor) -> Tensor:
         log_p = _logits(hidden @ weight.mT, temperature, transform).log_softmax(-1)
-        return log_p.gather(-1, tokens[:, None])[:, 0]
+        chosen = log_p.gather(-1, tokens[:, None])
+        if not entropy:
+            return chosen
+        return torch.cat((chosen, torch.special.entr(log_p.detach().exp()).sum(-1, keepdim=True)), dim=-1)
 
     return _in_chunks(of_chunk, chunk or _fitting(len(weight)), hidden, weight, tokens)
 
@@ -79,12 +124,14 @@ def soft_log_probs(
 ) -> Tensor:
     """The log-density (N,) of soft tokens whose values g = log p + Gumbel noise were stored; see `SoftThinking`.
 
-    Token i of a mixture has the density log f(u) = -u - exp(-u) at u = g - log p, with log p as the model has it now.
+    Token i of a mixture has the log-density -u - exp(-u) at u = g - log p, with log p as the model has it now.
 
     - "paper": the sum over the tokens of the mixture, p renormalised over them. It is exact where the noise was not
       clamped.
     - "code", as the authors' code has it: p renormalised over all k tokens, those that top_p dropped included; u is
       clamped; the mean over the tokens with log p > -3.
+    - "categorical": log p of the token of largest value, p renormalised as in "paper". Where the noise was not clamped,
+      this token is an exact draw from p; the score says nothing of the weights of the mixture.
 
     In fp32, float64 for float64 inputs; differentiable.
 
@@ -93,7 +140,7 @@ def soft_log_probs(
         weight: (V, d).
         ids: (N, k) tokens of each mixture.
         values: (N, k) their values g; -inf for what top_p dropped.
-        clamp: bounds of u; `AUTHORS_CLAMP` for "code" and none for "paper" if None.
+        clamp: bounds of u; `AUTHORS_CLAMP` for "code" and none for "paper" if None. "categorical" has no u.
         temperature: of p, that of the thinking.
         transform: turns the head's scores into logits, element by element.
         chunk: number of soft tokens that are computed at a time; as many as fill about 64 MB if None.
@@ -104,7 +151,7 @@ def soft_log_probs(
     """
     _check(hidden, weight, temperature, chunk)
     if form not in FORMS:
-        raise ValueError(f"form must be {' or '.join(FORMS)}, got {form!r}")
+        raise ValueError(f"form must be {', '.join(FORMS[:-1])} or {FORMS[-1]}, got {form!r}")
     _check_integers("ids", ids, (len(hidden), None))
     if values.shape != ids.shape or not values.is_floating_point():
         raise ValueError(
@@ -116,18 +163,24 @@ def soft_log_probs(
     def of_chunk(hidden: Tensor, weight: Tensor, ids: Tensor, values: Tensor) -> Tensor:
         scores = (F.embedding(ids, weight) @ hidden[..., None])[..., 0]
         logits = _logits(scores, temperature, transform)
-        aggregate = _summed if form == "paper" else _averaged
-        return aggregate(logits, values.to(logits.dtype), bounds)
+        values = values.to(logits.dtype)
+        if form == "categorical":
+            return _kept_log_p(logits, values).gather(-1, values.argmax(-1, keepdim=True))[:, 0]
+        return (_summed if form == "paper" else _averaged)(logits, values, bounds)
 
     return _in_chunks(of_chunk, chunk or _fitting(ids.shape[1] * weight.shape[1]), hidden, weight, ids, values)
 
 
 def _summed(logits: Tensor, values: Tensor, bounds: tuple[float, float] | None) -> Tensor:
-    kept = values > -torch.inf
-    log_p = logits.masked_fill(~kept, -torch.inf).log_softmax(-1)
+    kept, log_p = values > -torch.inf, _kept_log_p(logits, values)
     # Filled before they meet, so that no infinity reaches a gradient.
     u = values.masked_fill(~kept, 0) - log_p.masked_fill(~kept, 0)
     return _gumbel_log_density(u, bounds).masked_fill(~kept, 0).sum(-1)
+
+
+def _kept_log_p(logits: Tensor, values: Tensor) -> Tensor:
+    """log p, renormalised over the tokens that top_p kept; -inf for the others."""
+    return logits.masked_fill(values == -torch.inf, -torch.inf).log_softmax(-1)
 
 
 def _averaged(logits: Tensor, values: Tensor, bounds: tuple[float, float] | None) -> Tensor:

@@ -5,7 +5,7 @@ Shapes: B sequences, P columns of the prompts padded on the left, T new tokens, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from longshort.generation import SoftThinking, ThinkingRecord, generate, mixed
 from longshort.generation.engine import Prompt
 from longshort.model import GPT
-from longshort.rl.log_probs import Form, soft_log_probs, token_log_probs
+from longshort.rl.log_probs import Form, Scores, soft_log_probs, token_log_probs, token_scores
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -27,16 +27,34 @@ class Rollout:
     """(B,) columns of padding before each prompt."""
     tokens: Tensor
     """(B, T) tokens drawn, for a mixture the one of largest weight; -1 after a sequence has ended."""
-    thinking: SoftThinking
-    """How the mixtures were drawn."""
+    thinking: SoftThinking | None
+    """How the mixtures were drawn; None if there are none."""
     soft: Tensor
     """(B, T) which tokens are mixtures."""
     ids: Tensor
-    """(B, T, k) tokens of the mixtures."""
+    """(B, T, k) tokens of the mixtures; k is 0 if there are none."""
     values: Tensor
     """(B, T, k) their values g; -inf for what top_p dropped."""
     temperature: float
     """Temperature of the discrete tokens."""
+    drawn_log_probs: Tensor | None = None
+    """(B, T) log-probabilities in the form "paper" as they were when drawing, if they were kept; see `gap`."""
+
+    @property
+    def mask(self) -> Tensor:
+        """(B, T) which places hold a token: all up to the end of each sequence, its stop token included."""
+        return self.tokens >= 0
+
+    def part(self, sequences: slice | Tensor) -> Rollout:
+        """The rollout of some of its sequences, as one minibatch takes it.
+
+        >>> from longshort import GPTConfig
+        >>> drawn = rollout(GPT(GPTConfig.preset("tiny")), [[1], [2], [3]], None, max_new_tokens=4)
+        >>> drawn.part(slice(0, 2)).tokens.shape
+        torch.Size([2, 4])
+        """
+        held = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: held[name][sequences] for name in held if isinstance(held[name], Tensor)})
 
     def inputs(self, model: GPT) -> dict[str, Any]:
         """All inputs but the last token, which no prediction follows, as arguments of `GPT.hidden`.
@@ -44,10 +62,11 @@ class Rollout:
         Gradients reach the embedding table, of which a prediction is a function too, for mixtures as for tokens; the
         weights of a mixture are constants.
         """
-        weights = self.thinking.weights(self.ids, self.values)
-        drawn = mixed(model.embedding.weight, self.ids[:, :-1], weights[:, :-1])
-        single = model.embedding(self.tokens[:, :-1].clamp(min=0))
-        drawn = torch.where(self.soft[:, :-1, None], drawn, single)
+        drawn = model.embedding(self.tokens[:, :-1].clamp(min=0))
+        if self.thinking is not None:
+            weights = self.thinking.weights(self.ids, self.values)
+            mixtures = mixed(model.embedding.weight, self.ids[:, :-1], weights[:, :-1])
+            drawn = torch.where(self.soft[:, :-1, None], mixtures, drawn)
         embeddings = torch.cat((model.embedding(self.prompts), drawn), dim=1)
         if not self.padding.any():
             return {"embeddings": embeddings}
@@ -60,47 +79,116 @@ class Rollout:
         }
 
     def log_probs(self, model: GPT, *, form: Form = "paper", chunk: int | None = None) -> Tensor:
-        """(B, T): what the model gives each token, a log-density for mixtures; 0 after the end. Differentiable.
+        """The log-probabilities of `scores` alone."""
+        return self.scores(model, form=form, chunk=chunk).log_probs
+
+    def scores(self, model: GPT, *, form: Form = "paper", entropy: bool = False, chunk: int | None = None) -> Scores:
+        """What the model gives each token, each (B, T): log-probabilities, and entropies if asked for; 0 after the end.
 
         Mixtures are scored by `soft_log_probs`, in the form "code" with the bounds that their noise had, if any;
-        discrete tokens by `token_log_probs` over the whole vocabulary, however the choice was narrowed.
+        discrete tokens by `token_log_probs` over the whole vocabulary, however the choice was narrowed. The entropy is
+        that of the whole vocabulary at the temperature of the draw, before top_k and top_p, for mixtures too.
+
+        >>> from longshort import GPTConfig
+        >>> model = GPT(GPTConfig.preset("tiny"))
+        >>> drawn = rollout(model, [[1, 2, 3], [4]], None, max_new_tokens=6)
+        >>> log_probs, entropy = drawn.scores(model, entropy=True)
+        >>> log_probs.shape, entropy.shape
+        (torch.Size([2, 6]), torch.Size([2, 6]))
         """
         if model.head is not None and type(model.head) is not nn.Linear:
             raise ValueError(f"model must have a head that is its weight matrix alone, got {type(model.head).__name__}")
         hidden, _ = model.hidden(**self.inputs(model))
         hidden = hidden[:, self.prompts.shape[1] - 1 :].flatten(0, 1)
         loss = model.config.loss
-        shared: dict[str, Any] = {"transform": None if loss.exponent == 1 else loss.transform, "chunk": chunk}
-        soft = self.soft.flatten().nonzero()[:, 0]
-        single = (~self.soft & (self.tokens >= 0)).flatten().nonzero()[:, 0]
-        of_soft = soft_log_probs(
-            hidden[soft],
-            model.head_weight,
-            self.ids.flatten(0, 1)[soft],
-            self.values.flatten(0, 1)[soft],
+        options: dict[str, Any] = {"transform": None if loss.exponent == 1 else loss.transform, "chunk": chunk}
+        parts = [self._of_tokens(hidden, model.head_weight, entropy, options)]
+        if self.thinking is not None:
+            parts.append(self._of_mixtures(hidden, model.head_weight, form, entropy, options))
+        scored, entropies = (torch.zeros_like(hidden[:, 0], dtype=parts[0][1].log_probs.dtype) for _ in range(2))
+        for places, scores in parts:
+            scored = scored.index_put((places,), scores.log_probs)
+            if scores.entropy is not None:
+                entropies.index_put_((places,), scores.entropy)
+        shape = self.tokens.shape
+        return Scores(scored.view(shape), entropies.view(shape) if entropy else None)
+
+    def _of_tokens(
+        self, hidden: Tensor, weight: Tensor, entropy: bool, options: dict[str, Any]
+    ) -> tuple[Tensor, Scores]:
+        """Where the discrete tokens are in (B * T), and their scores."""
+        places = (~self.soft & self.mask).flatten().nonzero()[:, 0]
+        drawn = (hidden[places], weight, self.tokens.flatten()[places])
+        options = options | {"temperature": self.temperature}
+        return places, token_scores(*drawn, **options) if entropy else Scores(token_log_probs(*drawn, **options), None)
+
+    def _of_mixtures(
+        self, hidden: Tensor, weight: Tensor, form: Form, entropy: bool, options: dict[str, Any]
+    ) -> tuple[Tensor, Scores]:
+        """Where the mixtures are in (B * T), and their scores."""
+        assert self.thinking is not None
+        places = self.soft.flatten().nonzero()[:, 0]
+        hidden, options = hidden[places], options | {"temperature": self.thinking.temperature}
+        log_probs = soft_log_probs(
+            hidden,
+            weight,
+            self.ids.flatten(0, 1)[places],
+            self.values.flatten(0, 1)[places],
             form=form,
             clamp=self.thinking.clamp if form == "code" else None,
-            temperature=self.thinking.temperature,
-            **shared,
+            **options,
         )
-        of_single = token_log_probs(
-            hidden[single], model.head_weight, self.tokens.flatten()[single], temperature=self.temperature, **shared
-        )
-        scored = torch.zeros(len(hidden), dtype=of_single.dtype, device=hidden.device)
-        scored = scored.index_put((soft,), of_soft).index_put((single,), of_single)
-        return scored.view(self.tokens.shape)
+        if not entropy:
+            return places, Scores(log_probs, None)
+        with torch.no_grad():
+            whole = token_scores(hidden, weight, self.tokens.flatten()[places], **options)
+        return places, Scores(log_probs, whole.entropy)
+
+    def mixed_share(self, below: float = 0.9) -> Tensor:
+        """The share of mixtures that are not nearly one token: their largest weight is under `below`; 0 if none is.
+
+        The mixture that ends the thinking of a sequence counts, as one token.
+        """
+        if self.thinking is None:
+            return torch.zeros((), device=self.tokens.device)
+        largest = self.thinking.weights(self.ids, self.values).amax(-1)
+        return ((largest < below) & self.soft).sum() / self.soft.sum().clamp(min=1)
+
+    def gap(self, model: GPT) -> Tensor:
+        """The KL divergence per token of the model, as it is replayed, from the one that drew; see `kl_estimate`.
+
+        For the model that drew it is what differs between drawing and replay: caches, kernels and the order of sums.
+        """
+        if self.drawn_log_probs is None:
+            raise ValueError("drawn_log_probs must be kept for the gap, got None")
+        with torch.no_grad():
+            estimate = kl_estimate(self.drawn_log_probs, self.log_probs(model))
+        return (estimate * self.mask).sum() / self.mask.sum().clamp(min=1)
+
+
+def kl_estimate(drawn: Tensor, other: Tensor) -> Tensor:
+    """An estimate of KL(drawn || other) from each sample of `drawn`, given both log-probabilities; never negative.
+
+    With r = other / drawn it is r - 1 - log r, unbiased as -log r is and of less variance
+    (Schulman 2020, joschu.net/blog/kl-approx.html).
+
+    >>> kl_estimate(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.5, 0.25]).log())
+    tensor([0.0000, 0.1931])
+    """
+    log_ratio = other - drawn
+    return log_ratio.expm1() - log_ratio
 
 
 def rollout(
     model: GPT,
     prompts: Prompt,
-    thinking: SoftThinking,
+    thinking: SoftThinking | None = None,
     *,
     max_new_tokens: int = 128,
     temperature: float = 1.0,
     **options: Any,
 ) -> Rollout:
-    """Think and write after each prompt; `options` are those of `generate`.
+    """Think and write after each prompt, or only write if `thinking` is None; `options` are those of `generate`.
 
     >>> from longshort import GPTConfig
     >>> model = GPT(GPTConfig.preset("tiny"))
@@ -108,11 +196,11 @@ def rollout(
     >>> drawn.tokens.shape, drawn.log_probs(model).shape
     (torch.Size([2, 6]), torch.Size([2, 6]))
     """
-    if thinking.noise != "gumbel":
+    if thinking is not None and thinking.noise != "gumbel":
         raise ValueError(f"noise must be gumbel in rollouts, since only it has the density here, got {thinking.noise}")
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0 in rollouts, got {temperature}")
-    record = ThinkingRecord()
+    record = None if thinking is None else ThinkingRecord()
     drawn = generate(
         model,
         prompts,
@@ -130,13 +218,14 @@ def rollout(
         )
     tokens = torch.stack(list(drawn), dim=1)
     device = tokens.device
+    none = torch.empty(*tokens.shape, 0, device=device)
     return Rollout(
         prompts=torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=device),
         padding=torch.tensor([longest - len(row) for row in rows], device=device),
         tokens=tokens,
         thinking=thinking,
-        soft=record.soft,
-        ids=record.ids,
-        values=record.values,
+        soft=torch.zeros_like(tokens, dtype=torch.bool) if record is None else record.soft,
+        ids=none.long() if record is None else record.ids,
+        values=none if record is None else record.values,
         temperature=temperature,
     )
