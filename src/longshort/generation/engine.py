@@ -80,14 +80,12 @@ def generate(
         raise ValueError(f"stop_strings must be a sequence of texts that are not empty, got {stop_strings!r}")
     if stop_strings and tokenizer is None:
         raise ValueError("stop_strings need the tokenizer, got None")
-    stops = [] if stop is None else [stop] if isinstance(stop, Integral) else list(stop)
-    if not all(isinstance(token, Integral) for token in stops):
-        raise ValueError(f"stop must be a token or tokens, as integers (texts are for stop_strings), got {stop!r}")
+    stops = stop_tokens(stop)
     if seed is not None and not -(2**63) <= seed < 2**63:
         raise ValueError(f"seed must be an integer of 64 bits, from -2^63 to 2^63 - 1, got {seed}")
     known = model.config.vocab_size
     vocabulary = known if tokenizer is None else min(known, tokenizer.vocab_size)
-    _check_thinking(thinking, record, vocabulary)
+    check_thinking(thinking, record, vocabulary)
     rows = prompt_rows(prompt, known)
     device = model.embedding.weight.device
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
@@ -170,7 +168,16 @@ def _draw(
             return
 
 
-def _check_thinking(thinking: SoftThinking | None, record: ThinkingRecord | None, vocabulary: int) -> None:
+def stop_tokens(stop: int | Collection[int] | None) -> list[int]:
+    """The tokens that end a sequence."""
+    tokens = [] if stop is None else list(stop) if isinstance(stop, Collection) else [stop]
+    if isinstance(stop, str) or not all(isinstance(token, Integral) for token in tokens):
+        raise ValueError(f"stop must be a token or tokens, as integers (texts are for stop_strings), got {stop!r}")
+    return tokens
+
+
+def check_thinking(thinking: SoftThinking | None, record: ThinkingRecord | None, vocabulary: int) -> None:
+    """Raise where a model of this vocabulary cannot think so."""
     if thinking is None:
         if record is not None:
             raise ValueError("record must be None without thinking, got a ThinkingRecord")
@@ -184,6 +191,7 @@ def _check_thinking(thinking: SoftThinking | None, record: ThinkingRecord | None
 
 
 def prompt_rows(prompt: Prompt, vocab_size: int) -> list[Tensor]:
+    """The sequences of a prompt, checked."""
     if isinstance(prompt, Tensor):
         if prompt.ndim != 2 or not prompt.numel():
             raise ValueError(f"prompt must have shape (batch, at least one token), got {tuple(prompt.shape)}")

@@ -3,12 +3,14 @@
 from longshort.data.problems import Problem, ProblemTask, drawn, open_task
 from longshort.rl.log_probs import FORMS, Scores, soft_log_probs, token_log_probs, token_scores
 from longshort.rl.rollout import Rollout, kl_estimate, rollout
+from longshort.rl.sampler import Sampler
 
 __all__ = [
     "FORMS",
     "Problem",
     "ProblemTask",
     "Rollout",
+    "Sampler",
     "Scores",
     "drawn",
     "kl_estimate",

@@ -1,0 +1,128 @@
+"""Rollouts drawn again and again from one model, in memory that stays where it is.
+
+On a GPU one captured step serves all of them, and finds the weights as they are by then.
+
+Shapes: B sequences, P columns of the prompts padded on the left, T new tokens, k tokens of a mixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch.nn import functional as F
+
+from longshort.generation import Sampling, SoftThinking
+from longshort.generation.decoder import Decoder
+from longshort.generation.draws import Draws
+from longshort.generation.engine import Prompt, check_thinking, prompt_rows, stop_tokens
+from longshort.model import GPT
+from longshort.rl.rollout import Rollout
+
+_LOOKED_AT = 16
+"""On a GPU, steps between two looks at whether all sequences have ended: each look waits for the device."""
+
+
+class Sampler:
+    """Draws rollouts of one size.
+
+    >>> from longshort import GPTConfig
+    >>> model = GPT(GPTConfig.preset("tiny"))
+    >>> sampler = Sampler(model, SoftThinking(end=10), batch_size=2, max_prompt=3, max_new_tokens=6)
+    >>> sampler.draw([[1, 2, 3], [4]], seed=0).tokens.shape
+    torch.Size([2, 6])
+    """
+
+    def __init__(
+        self,
+        model: GPT,
+        thinking: SoftThinking | None = None,
+        *,
+        batch_size: int,
+        max_prompt: int,
+        max_new_tokens: int = 128,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        stop: int | Collection[int] | None = None,
+        use_cache: bool = True,
+        cuda_graph: bool | None = None,
+    ) -> None:
+        """Make room for `batch_size` prompts of at most `max_prompt` tokens; the rest is as in `generate`."""
+        if not temperature > 0:
+            raise ValueError(f"temperature must be above 0 in rollouts, got {temperature}")
+        context = model.config.context
+        if max_prompt + max_new_tokens > context + 1:
+            raise ValueError(
+                f"prompts and max_new_tokens must fit in the context of {context}, "
+                f"got {max_prompt} and {max_new_tokens}"
+            )
+        check_thinking(thinking, None, model.config.vocab_size)
+        self._model, self._thinking, self._temperature = model, thinking, temperature
+        self._batch_size, self._max_prompt = batch_size, max_prompt
+        self._device = model.embedding.weight.device
+        self._generator = torch.Generator(self._device)
+        self._stops = stop_tokens(stop)
+        self._draws = Draws(
+            batch_size,
+            max_new_tokens,
+            sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p),
+            thinking=thinking,
+            stops=self._stops,
+            vocabulary=model.config.vocab_size,
+            device=self._device,
+            generator=self._generator,
+        )
+        self._decoder = Decoder(
+            model,
+            self._draws,
+            max_prompt=max_prompt,
+            use_cache=use_cache,
+            graph=cuda_graph,
+            generator=self._generator,
+        )
+
+    def draw(self, prompts: Prompt, *, seed: int | None = None) -> Rollout:
+        """Think and write after each prompt. The same seed gives the same rollout; None one from the global seed."""
+        rows = prompt_rows(prompts, self._model.config.vocab_size)
+        longest = max(map(len, rows))
+        if len(rows) != self._batch_size or longest > self._max_prompt:
+            raise ValueError(
+                f"prompts must be {self._batch_size} of at most {self._max_prompt} tokens, "
+                f"got {len(rows)} of at most {longest}"
+            )
+        self._generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
+        training = self._model.training
+        self._model.eval()
+        self._draws.reset()
+        self._decoder.start(rows)
+        steps = self._run()
+        self._model.train(training)
+        drawn = self._draws
+        soft, ids, values = (x[:, :steps].clone() for x in (drawn.soft, drawn.ids, drawn.values))
+        padding = [longest - len(row) for row in rows]
+        padded = [F.pad(row.long(), (pad, 0)) for row, pad in zip(rows, padding, strict=True)]
+        return Rollout(
+            prompts=torch.stack(padded).to(self._device),
+            padding=torch.tensor(padding, device=self._device),
+            tokens=drawn.tokens[:, :steps].clone(),
+            thinking=self._thinking,
+            soft=soft,
+            ids=ids,
+            values=values,
+            temperature=self._temperature,
+        )
+
+    def _run(self) -> int:
+        """Take all steps, or fewer if all sequences end; returns their number."""
+        count = self._draws.tokens.shape[1]
+        every = _LOOKED_AT if self._device.type == "cuda" else 1
+        for step in range(1, count + 1):
+            self._decoder.step()
+            if self._stops and (step % every == 0 or step == count) and bool(self._draws.ended.all()):
+                return self._last_drawn()
+        return count
+
+    def _last_drawn(self) -> int:
+        """Columns that hold a token."""
+        return int((self._draws.tokens >= 0).any(0).sum())

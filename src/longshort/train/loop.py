@@ -1,0 +1,346 @@
+"""What every run does, whatever it trains on: resume, save, log, guard, roll back, measure, end.
+
+A `Loop` takes the steps that its subclass defines. Every step is a function of (config, state), and a checkpoint holds
+the whole state.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from longshort.runs.log import METRICS, RunLog
+from longshort.stability import LogitMeter, TensorClip, attention_entropy
+from longshort.stability.clipping import clip_by_global_norm
+from longshort.stability.entropy import check_entropy
+from longshort.stability.qk_clip import check_qk_clip
+from longshort.train.checkpoint import CHECKPOINTS, Checkpoint, newest_checkpoint, prune_checkpoints, save_checkpoint
+from longshort.train.config import TrainConfig
+from longshort.train.determinism import equal_bits
+from longshort.train.distributed import World, joined
+from longshort.train.divergence import TrainingStopped, nonfinite_weight, told
+from longshort.train.flops import peak_flops
+from longshort.train.folder import run_folder
+from longshort.train.held_out import eagerly
+from longshort.train.identity import check_nothing_is_lost, check_same_run, open_log, rewind_run, run_description
+from longshort.train.memory import within_memory
+from longshort.train.models import Model, build_model, compiled
+from longshort.train.optimizer import OptimizerState, build_guard, build_optimizer
+from longshort.train.precision import autocast
+from longshort.train.progress import Reporter, Silent
+from longshort.train.schedule import learning_rate
+from longshort.train.signals import told_to_stop
+from longshort.train.state import Progress, RunResult
+
+Logits = tuple[Tensor, Tensor]
+"""The largest and smallest attention logit of each head, (L, H) each."""
+
+
+class RunData(Protocol):
+    """What a loop asks of the data of its run."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the vocabulary."""
+
+    @property
+    def tokenizer_checksum(self) -> str | None:
+        """Identifies the tokenizer, if there is one."""
+
+    def keep_tokenizer(self, out: Path) -> None:
+        """Copy the tokenizer beside the checkpoints, if there is one."""
+
+
+def run_loop(
+    make: Callable[[TrainConfig, World, Reporter], Loop], config: TrainConfig, reporter: Reporter | None
+) -> RunResult:
+    """Make the loop and run it; under torchrun, together with the other processes."""
+    with ExitStack() as stack:
+        if config.run.deterministic:
+            stack.enter_context(equal_bits())
+        world = stack.enter_context(joined(config.run.device))
+        stack.enter_context(within_memory(config, world))
+        if world.is_writer:
+            stack.enter_context(run_folder(Path(config.run.out)))
+        return make(config, world, reporter if world.is_writer and reporter is not None else Silent()).run()
+
+
+class Loop(ABC):
+    """One run of one model."""
+
+    def __init__(self, config: TrainConfig, world: World, reporter: Reporter, data: RunData) -> None:
+        self.config, self.world, self.reporter, self._run_data = config, world, reporter, data
+        self.out = Path(config.run.out)
+        self.checkpoints = self.out / CHECKPOINTS
+        torch.manual_seed(config.run.seed)
+        self.model: Model = build_model(config).to(world.device)
+        self.model.gradient_checkpointing = config.run.checkpoint_activations
+        if config.stability.qk_clip is not None:
+            check_qk_clip(self.model)
+        if config.telemetry.entropy_every:
+            check_entropy(self.model)
+        self.parallel = compiled(self.model, config.run)
+        self.meter = LogitMeter()
+        self.progress = Progress()
+        self._new_optimizer()
+        self._peak = peak_flops(world.device)
+        self._interrupted = False
+        self._saved_at: int | None = None
+        self._given_up: str | None = None
+        """Why the run must stop, if for a reason other than the number of non-finite steps."""
+        self._log: RunLog
+
+    @abstractmethod
+    def _step(self) -> None:
+        """Take one step, count it in `progress` and record it; after a rollback, nothing of these."""
+
+    @abstractmethod
+    def _evaluate(self) -> bool:
+        """Record an evaluation on the validation split; True if it is the best so far."""
+
+    @abstractmethod
+    def _validation_loss(self) -> float:
+        """A loss on held-out data, quickly, which is finite if the model is usable."""
+
+    @abstractmethod
+    def _one_sequence(self) -> dict[str, Tensor]:
+        """One held-out sequence as arguments of the model, whose attention is measured."""
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Do what must precede the first step of this process, after a resumed run was restored."""
+
+    def _new_optimizer(self) -> None:
+        """Start with an optimizer, a clip and a guard that have seen nothing."""
+        clip, limit = self.config.stability.clip, self.config.stability.clip_norm
+        self.optimizer = build_optimizer(self.model, self.config.optimizer, self.world.device)
+        self.tensor_clip = TensorClip(self.model.parameters(), limit=limit) if clip == "tensor" else None
+        self.guard = build_guard(self.config.stability)
+        self._state = OptimizerState(self.model, self.optimizer, self.guard, self.tensor_clip)
+
+    def run(self) -> RunResult:
+        """Take the steps that are left."""
+        steps = self.config.run.steps
+        resumed = self._resume()
+        self._prepare()
+        with self._logging(resumed), told_to_stop(self._interrupt):
+            while self.progress.step < steps and not self._interrupted and not self._is_lost():
+                before = self.progress.step
+                self._step()
+                if self.progress.step > before:  # after a rollback there is nothing new to evaluate or save
+                    self._after_step(last=self.progress.step == steps)
+                self._interrupted = self.world.agree(self._interrupted)
+            if self._interrupted and self._saved_at != self.progress.step:  # not if this step is already saved
+                self._save()
+            status, story = self._ending()
+            self._record("end", step=self.progress.step, seconds=self.progress.seconds, status=status, **story)
+        if status == "diverged":
+            self.world.wait()  # if one process fails, torchrun ends the others: write the log first
+            raise TrainingStopped(story["reason"])
+        return RunResult(status, self.progress.step, self.progress.best_loss, self.out)
+
+    def _interrupt(self) -> None:
+        self._interrupted = True
+
+    def _is_lost(self) -> bool:
+        cap = self.config.stability.nonfinite_cap
+        return self._given_up is not None or 0 < cap <= self.progress.nonfinite
+
+    def _ending(self) -> tuple[str, dict[str, Any]]:
+        """The final status and, for a run that diverged, since when and why."""
+        progress, steps = self.progress, self.config.run.steps
+        if self._interrupted and progress.step < steps and not self._is_lost():
+            return "interrupted", {}
+        if not self._is_lost() and (not progress.nonfinite or self._not_finite() is None):
+            return "finished", {}
+        if progress.step < steps and progress.nonfinite:
+            self._evaluate()  # so that the last loss in the log belongs to the final weights
+        since = progress.step + 1 if self._given_up is not None else progress.step - progress.nonfinite + 1
+        reason = self._given_up or f"the run diverged at step {since}"
+        if self.world.is_writer:
+            reason = f"{reason}: {told(self.config, self.out)}"
+        return "diverged", {"since": since, "reason": reason}
+
+    def _set_rate(self, step: int, *, peak: float, steps: int) -> float:
+        """Give the optimizer the learning rate of step `step` of `steps`, counted from 0."""
+        rate = learning_rate(step, peak=peak, steps=steps, schedule=self.config.schedule)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def _record_step(
+        self,
+        start: float,
+        *,
+        tokens: int,
+        loss: float,
+        norm: float,
+        rate: float,
+        logits: Logits | None,
+        flops: float | None = None,
+        **more: Any,
+    ) -> None:
+        """Count the step, which began at `start` and took in so many tokens of `flops` each, and record it."""
+        progress = self.progress
+        self.optimizer.zero_grad(set_to_none=True)
+        progress.step, progress.batch = progress.step + 1, progress.batch + 1
+        seconds = time.perf_counter() - start
+        progress.tokens, progress.seconds = progress.tokens + tokens, progress.seconds + seconds
+        speed = tokens / seconds
+        values: dict[str, Any] = {"loss": loss, "lr": rate, "grad_norm": norm, "tokens": progress.tokens}
+        values |= {"seconds": progress.seconds, "tokens_per_second": speed}
+        values["mfu"] = flops * speed / (self._peak * self.world.size) if self._peak and flops else None
+        values |= more
+        if logits is not None:
+            values |= {"logit_max": logits[0], "logit_min": logits[1]}
+        every = self.config.telemetry.entropy_every
+        if every and progress.step % every == 0:
+            with eagerly(), autocast(self.config.run.precision, self.world.device):
+                values["entropy"] = attention_entropy(self.model, **self._one_sequence())
+        self._record("train", step=progress.step, **values)
+
+    def _count_nonfinite(self, loss: float, norm: float) -> None:
+        progress, stability = self.progress, self.config.stability
+        progress.nonfinite = 0 if math.isfinite(loss + norm) else progress.nonfinite + 1
+        if progress.nonfinite == 1 and stability.guard in ("off", "warn"):
+            what = f"the gradient norm is {norm}" if math.isfinite(loss) else f"the loss is {loss}"
+            cap = stability.nonfinite_cap
+            end = f"the run stops after {cap} consecutive such steps" if cap else "the run continues (nonfinite_cap=0)"
+            self.reporter.message(f"warning: step {progress.step + 1}: {what}; {end}")
+
+    def _wants_logits(self) -> bool:
+        every, stability = self.config.telemetry.logits_every, self.config.stability
+        if stability.qk_clip is not None or stability.guard != "off":
+            return True
+        return bool(every) and ((self.progress.step + 1) % every == 0 or self.progress.step == 0)
+
+    def _clip(self, norm: Tensor) -> None:
+        """Clip the gradients; only steps that are taken enter the running means of the tensors' norms."""
+        if self.tensor_clip is not None:
+            self.tensor_clip.clip()
+        elif self.config.stability.clip == "global":
+            clip_by_global_norm(self.model.parameters(), norm, self.config.stability.clip_norm)
+
+    def _judge(self, loss: float, norm: float, logits: Logits | None, **evidence: Any) -> str | None:
+        """Judge an update; skip or rollback if it must not be made. All ranks see the same numbers, so they agree."""
+        progress, action = self.progress, self.config.stability.guard
+        if action == "off" or (progress.step < progress.judged_from and math.isfinite(loss + norm)):
+            return None
+        verdict = self.guard.judge(loss if math.isfinite(norm) else math.nan)
+        if not verdict.spike:
+            return None
+        reason = verdict.reason if not math.isfinite(loss) or math.isfinite(norm) else f"the gradient norm is {norm}"
+        found: dict[str, Any] = {"loss": loss, "reason": reason, "action": action, "threshold": verdict.threshold}
+        found |= {"batch": progress.batch, "grad_norm": norm} | evidence
+        if logits is not None:
+            found |= {"logit_max": logits[0], "logit_min": logits[1]}
+        self._record("spike", step=progress.step + 1, **found)
+        if action == "warn":
+            return None
+        self.optimizer.zero_grad(set_to_none=True)
+        return action
+
+    def _roll_back(self) -> None:
+        dropped = [*self.progress.dropped, self.progress.batch]
+        if len(dropped) > self.config.stability.guard_cap:
+            self._given_up = (
+                f"stopped at step {self.progress.step}: {len(dropped)} rollbacks, and stability.guard_cap is "
+                f"{self.config.stability.guard_cap}"
+            )
+            return
+        self.world.wait()
+        newest = newest_checkpoint(self.checkpoints, self.reporter.message)
+        assert newest is not None, "a run with guard=rollback saves before its first step"
+        self._restore(newest)
+        self.progress.dropped, self._saved_at = dropped, None
+        self.progress.judged_from = self.progress.step + self.config.stability.guard_cooldown
+        if self.world.is_writer:
+            self._log.rewind(self.progress.step, dropped=dropped)
+
+    def _after_step(self, *, last: bool) -> None:
+        run, step = self.config.run, self.progress.step
+        best = False
+        if last or (run.eval_every and step % run.eval_every == 0):
+            best = self._evaluate()
+        if last or (run.save_every and step % run.save_every == 0) or (best and run.save_best):
+            self._save()
+
+    def _not_finite(self) -> str | None:
+        """What in the model is not finite; None if the model is usable, whatever a single batch gave."""
+        lost = nonfinite_weight(self.model.state_dict())
+        if self.world.agree(lost is not None):  # buffers may differ between ranks
+            return lost or "a weight of another process"
+        if not self.progress.nonfinite:
+            return None
+        return None if math.isfinite(self._validation_loss()) else "the validation loss"
+
+    def _save(self) -> None:
+        """Write a checkpoint, unless the model is not finite: that would be useless and displace good checkpoints."""
+        lost = self._not_finite()
+        if lost is not None:
+            self.progress.nonfinite = max(1, self.progress.nonfinite)
+            self.reporter.message(f"warning: step {self.progress.step}: not saved, since {lost} is not finite")
+            return
+        if self.world.is_writer:
+            tensors, numbers = self._state.packed()
+            state = {"config": self.config.to_dict(), "progress": asdict(self.progress), **numbers}
+            state |= {"vocabulary": self._run_data.fingerprint, "tokenizer": self._run_data.tokenizer_checksum}
+            weights = self.model.state_dict()
+            save_checkpoint(self.checkpoints, step=self.progress.step, model=weights, trainer=tensors, state=state)
+            prune_checkpoints(self.checkpoints, keep=self.config.run.keep, best=self.progress.best_step)
+            if not (self.out / METRICS).exists():
+                step = self.progress.step
+                self.reporter.message(f"warning: the log of {self.out} is gone (was it moved?); step {step} is in it")
+                self._run_data.keep_tokenizer(self.out)
+        self._saved_at = self.progress.step
+        self.world.wait()
+
+    def _resume(self) -> bool:
+        """Load the newest complete checkpoint, if any; True if it continues a run, False for imported weights."""
+        newest = newest_checkpoint(self.checkpoints, self.reporter.message)
+        if newest is None:
+            check_nothing_is_lost(self.out)
+            return False
+        check_same_run(self.config, newest, self._run_data.fingerprint, self._run_data.tokenizer_checksum)
+        self._restore(newest)
+        self.progress.nonfinite = 0  # steps skipped before the restart do not count
+        imported = newest.state.get("imported")
+        self.reporter.message(f"resuming {self.out} at step {newest.step}" if imported is None else f"from {imported}")
+        return imported is None
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        self.model.load_state_dict(checkpoint.model)
+        self._state.restore(checkpoint.trainer, checkpoint.state)
+        self.progress = Progress(**checkpoint.state["progress"])
+
+    @contextmanager
+    def _logging(self, resumed: bool) -> Iterator[None]:
+        if self.world.is_writer:
+            rewind_run(self.config, self.progress, resumed=resumed, message=self.reporter.message)
+            self._log = open_log(self.config, self.out)
+            if self._log.is_empty:  # also if a resumed run lost its log: the description comes first
+                self._record("run", **run_description(self.config, self.model, self.world))
+            self._run_data.keep_tokenizer(self.out)
+        if resumed:
+            self._record("resume", step=self.progress.step)
+        if not resumed and self.config.stability.guard == "rollback":
+            self._save()
+        try:
+            yield
+        finally:
+            if self.world.is_writer:
+                self._log.close()
+
+    def _record(self, kind: str, **values: Any) -> None:
+        if self.world.is_writer:
+            record = self._log.write(kind, **values)
+            self.reporter.record(record, steps=self.config.run.steps)

@@ -1,0 +1,80 @@
+"""Rollouts drawn again and again by one sampler."""
+
+import pytest
+import torch
+
+from longshort.generation import SoftThinking
+from longshort.rl import Sampler, rollout
+
+from ..generation.drawn import build
+
+PROMPTS = [[5, 6, 7, 8], [3], [20, 10]]
+
+
+@pytest.fixture
+def model():
+    return build(vocab_size=40)
+
+
+def sampler(model, thinking=None, **options):
+    return Sampler(model, thinking, **{"batch_size": 3, "max_prompt": 5, "max_new_tokens": 12} | options)
+
+
+@pytest.mark.parametrize("thinking", [None, SoftThinking(end=7, tau=0.5)])
+def test_it_draws_what_a_single_rollout_draws(model, thinking):
+    got = sampler(model, thinking).draw(PROMPTS, seed=3)
+    expected = rollout(model, PROMPTS, thinking, max_new_tokens=12, seed=3)
+    for name in ("prompts", "padding", "tokens", "soft", "ids", "values"):
+        assert torch.equal(getattr(got, name), getattr(expected, name)), name
+
+
+def test_a_later_rollout_owes_nothing_to_an_earlier_one_and_sees_changed_weights(model):
+    drawing = sampler(model, SoftThinking(end=7, tau=0.5), stop=9)
+    first = drawing.draw([[1, 2, 3, 4, 5], [6, 7], [8]], seed=1)
+    kept = first.tokens.clone()
+    with torch.no_grad():
+        model.embedding.weight.add_(0.1 * torch.randn_like(model.embedding.weight))
+    again = drawing.draw(PROMPTS, seed=2)
+    assert torch.equal(again.tokens, sampler(model, SoftThinking(end=7, tau=0.5), stop=9).draw(PROMPTS, seed=2).tokens)
+    assert torch.equal(first.tokens, kept)
+
+
+def test_a_rollout_is_as_long_as_its_longest_sequence(model):
+    free = sampler(model).draw(PROMPTS, seed=0).tokens
+    stops = [free[i, 3 + i].item() for i in range(3)]
+    drawn = sampler(model, stop=stops).draw(PROMPTS, seed=0)
+    assert drawn.tokens.shape[1] == drawn.ids.shape[1] == drawn.mask.sum(1).max() < 12
+
+
+def test_no_seed_draws_from_the_global_one(model):
+    drawing = sampler(model)
+    torch.manual_seed(5)
+    one, other = drawing.draw(PROMPTS).tokens, drawing.draw(PROMPTS).tokens
+    torch.manual_seed(5)
+    assert torch.equal(drawing.draw(PROMPTS).tokens, one) and not torch.equal(one, other)
+
+
+def test_the_model_is_in_the_mode_it_was_in(model):
+    model.train()
+    sampler(model).draw(PROMPTS, seed=0)
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 0.0}, "temperature must be above 0 in rollouts, got 0.0"),
+        ({"max_prompt": 128}, "must fit in the context of 128, got 128 and 12"),
+        ({"thinking": SoftThinking(end=40)}, "end must be a token from 0 to 39, got 40"),
+        ({"cuda_graph": True}, "cuda_graph needs a model on a GPU"),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_clear_error(model, options, message):
+    with pytest.raises(ValueError, match=message):
+        sampler(model.cpu(), **options)
+
+
+@pytest.mark.parametrize("prompts", [[[1]], [[1] * 6, [2], [3]]])
+def test_prompts_of_another_size_are_refused(model, prompts):
+    with pytest.raises(ValueError, match="prompts must be 3 of at most 5 tokens, got"):
+        sampler(model).draw(prompts)
