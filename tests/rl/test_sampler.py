@@ -46,6 +46,15 @@ def test_a_rollout_is_as_long_as_its_longest_sequence(model):
     assert drawn.tokens.shape[1] == drawn.ids.shape[1] == drawn.mask.sum(1).max() < 12
 
 
+def test_a_copy_in_another_dtype_draws_with_the_weights_of_the_moment(model):
+    drawing = sampler(model, dtype=torch.float64)
+    with torch.no_grad():
+        model.embedding.weight.mul_(1.5)
+    got = drawing.draw(PROMPTS, seed=2)
+    assert torch.equal(got.tokens, sampler(model.double()).draw(PROMPTS, seed=2).tokens)
+    assert got.log_probs(model).dtype == torch.float64
+
+
 def test_no_seed_draws_from_the_global_one(model):
     drawing = sampler(model)
     torch.manual_seed(5)

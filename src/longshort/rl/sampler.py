@@ -45,10 +45,15 @@ class Sampler:
         top_k: int | None = None,
         top_p: float | None = None,
         stop: int | Collection[int] | None = None,
+        dtype: torch.dtype | None = None,
         use_cache: bool = True,
         cuda_graph: bool | None = None,
     ) -> None:
-        """Make room for `batch_size` prompts of at most `max_prompt` tokens; the rest is as in `generate`."""
+        """Make room for `batch_size` prompts of at most `max_prompt` tokens.
+
+        With a `dtype` other than the model's, a copy of the model in it draws, which gets the model's weights before
+        each rollout; the rest is as in `generate`.
+        """
         if not temperature > 0:
             raise ValueError(f"temperature must be above 0 in rollouts, got {temperature}")
         context = model.config.context
@@ -59,6 +64,7 @@ class Sampler:
             )
         check_thinking(thinking, None, model.config.vocab_size)
         self._model, self._thinking, self._temperature = model, thinking, temperature
+        self._copy = None if dtype in (None, model.embedding.weight.dtype) else _empty_copy(model, dtype)
         self._batch_size, self._max_prompt = batch_size, max_prompt
         self._device = model.embedding.weight.device
         self._generator = torch.Generator(self._device)
@@ -74,7 +80,7 @@ class Sampler:
             generator=self._generator,
         )
         self._decoder = Decoder(
-            model,
+            model if self._copy is None else self._copy,
             self._draws,
             max_prompt=max_prompt,
             use_cache=use_cache,
@@ -92,6 +98,10 @@ class Sampler:
                 f"got {len(rows)} of at most {longest}"
             )
         self._generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
+        if self._copy is not None:
+            weights = self._model.state_dict()
+            for name, tensor in self._copy.state_dict().items():
+                tensor.copy_(weights[name])
         training = self._model.training
         self._model.eval()
         self._draws.reset()
@@ -126,3 +136,8 @@ class Sampler:
     def _last_drawn(self) -> int:
         """Columns that hold a token."""
         return int((self._draws.tokens >= 0).any(0).sum())
+
+
+def _empty_copy(model: GPT, dtype: torch.dtype | None) -> GPT:
+    with torch.random.fork_rng(devices=[]):  # its weights are overwritten: leave the seeds alone
+        return GPT(model.config).to(device=model.embedding.weight.device, dtype=dtype).eval().requires_grad_(False)
