@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from longshort.generation.sampling import Sampling
+from longshort.generation.sampling import Sampling, next_log_prob
 from longshort.generation.soft import SoftThinking
 
 ENDED = -1
@@ -35,8 +35,9 @@ class Draws:
         device: torch.device,
         generator: torch.Generator | None = None,
         table: Tensor | None = None,
+        scored: bool = False,
     ) -> None:
-        """`table` (V, C) is that of the embeddings: Gaussian noise has its width and dtype."""
+        """`table` (V, C) is the embeddings, whose width and dtype Gaussian noise has; `scored` keeps `log_probs`."""
         self._sampling, self._thinking, self._vocabulary, self._generator = sampling, thinking, vocabulary, generator
         self._stops = torch.tensor(stops, dtype=torch.long, device=device) if stops else None
         self._next = torch.zeros(1, dtype=torch.long, device=device)
@@ -58,6 +59,8 @@ class Draws:
         if thinking is not None and thinking.noise == "gaussian":
             assert table is not None
             self.noise = table.new_zeros(batch, count, table.shape[1])
+        self.log_probs = torch.zeros(batch, count, device=device) if scored else None
+        """(B, T) log-probabilities of the draws over the whole vocabulary, log-densities of mixtures, if kept."""
         self._thinks = torch.full((batch,), thinking is not None, device=device)
 
     def reset(self) -> None:
@@ -78,14 +81,21 @@ class Draws:
         logits = logits[:, : self._vocabulary]
         chosen = self._sampling.draw(logits, seen=self._seen, generator=self._generator)
         if self._thinking is not None:
-            ids, values = self._thinking.draw(logits, generator=self._generator)
-            token = self._thinking.token(ids, values)
+            ids, log_p = self._thinking.truncated(logits)
+            values = self._thinking.values(log_p, generator=self._generator)
+            token, noise = self._thinking.token(ids, values), None
             chosen = torch.where(self._thinks, token, chosen)
             for held, new in ((self.ids, ids), (self.values, values), (self.soft, self._thinks)):
                 held.index_copy_(1, self._next, new[:, None])
             if self.noise is not None:
                 noise = self._thinking.embedding_noise(self.noise[:, 0], generator=self._generator)
                 self.noise.index_copy_(1, self._next, noise[:, None])
+        if self.log_probs is not None:
+            score = next_log_prob(logits, chosen, temperature=self._sampling.temperature)
+            if self._thinking is not None:
+                score = torch.where(self._thinks, self._thinking.log_density(log_p, values, noise), score)
+            self.log_probs.index_copy_(1, self._next, score.masked_fill(self.ended, 0)[:, None])
+        if self._thinking is not None:
             self._thinks.logical_and_(token != self._thinking.end)
         if self._seen is not None:
             self._seen.scatter_(1, chosen[:, None], True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import reduce
 from numbers import Integral, Real
 from typing import Literal, Protocol, TypeGuard, get_args
 
@@ -111,6 +110,12 @@ class SoftThinking:
         alone = torch.zeros_like(mixture).scatter_(-1, largest, 1)
         return torch.where(ids.gather(-1, largest) == self.end, alone, mixture)
 
+    def log_density(self, log_p: Tensor, values: Tensor, noise: Tensor | None = None) -> Tensor:
+        """(...): the log-density of values g (..., k) drawn with these log p, or of Gaussian noise (..., C)."""
+        if noise is not None and self.sigma is not None:
+            return gaussian_log_density(noise, torch.zeros_like(noise), self.sigma)
+        return gumbel_log_density(values, log_p)
+
     def embedding_noise(self, like: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """Gaussian noise for the next inputs, in the shape (B, C), the dtype and on the device of `like`."""
         assert self.sigma is not None
@@ -170,9 +175,10 @@ def mixed(table: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
     >>> mixed(torch.eye(3), torch.tensor([[2, 0]]), torch.tensor([[0.75, 0.25]]))
     tensor([[0.2500, 0.0000, 0.7500]])
     """
-    weights = weights.to(table.dtype)
-    parts = (F.embedding(ids[..., i], table) * weights[..., i : i + 1] for i in range(ids.shape[-1]))
-    return reduce(torch.add, parts)
+    k, weights = ids.shape[-1], weights.to(table.dtype)
+    # One kernel forward, where a sum of k embeddings would take three for each.
+    bags = F.embedding_bag(ids.reshape(-1, k), table, per_sample_weights=weights.reshape(-1, k), mode="sum")
+    return bags.view(*ids.shape[:-1], table.shape[1])
 
 
 class Drawn(Protocol):

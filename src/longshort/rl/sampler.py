@@ -46,13 +46,14 @@ class Sampler:
         top_p: float | None = None,
         stop: int | Collection[int] | None = None,
         dtype: torch.dtype | None = None,
+        log_probs: bool = False,
         use_cache: bool = True,
         cuda_graph: bool | None = None,
     ) -> None:
         """Make room for `batch_size` prompts of at most `max_prompt` tokens.
 
         With a `dtype` other than the model's, a copy of the model in it draws, which gets the model's weights before
-        each rollout; the rest is as in `generate`.
+        each rollout. `log_probs` keeps the log-probabilities that it drew with. The rest is as in `generate`.
         """
         if not temperature > 0:
             raise ValueError(f"temperature must be above 0 in rollouts, got {temperature}")
@@ -65,6 +66,8 @@ class Sampler:
         check_thinking(thinking, None, model.config.vocab_size)
         self._model, self._thinking, self._temperature = model, thinking, temperature
         self._copy = None if dtype in (None, model.embedding.weight.dtype) else _empty_copy(model, dtype)
+        draws_with = model if self._copy is None else self._copy
+        self._table = draws_with.embedding.weight.detach()
         self._batch_size, self._max_prompt = batch_size, max_prompt
         self._device = model.embedding.weight.device
         self._generator = torch.Generator(self._device)
@@ -78,10 +81,11 @@ class Sampler:
             vocabulary=model.config.vocab_size,
             device=self._device,
             generator=self._generator,
-            table=model.embedding.weight.detach(),
+            scored=log_probs,
+            table=self._table,
         )
         self._decoder = Decoder(
-            model if self._copy is None else self._copy,
+            draws_with,
             self._draws,
             max_prompt=max_prompt,
             use_cache=use_cache,
@@ -113,8 +117,8 @@ class Sampler:
         soft, ids, values = (x[:, :steps].clone() for x in (drawn.soft, drawn.ids, drawn.values))
         noisy = None
         if drawn.noise is not None and self._thinking is not None:
-            table = self._model.embedding.weight.detach()
-            noisy = self._thinking.inputs(table, ids, values, drawn.noise[:, :steps])
+            entered = self._thinking.inputs(self._table, ids, values, drawn.noise[:, :steps])
+            noisy = entered.to(self._model.embedding.weight.dtype)
         padding = [longest - len(row) for row in rows]
         padded = [F.pad(row.long(), (pad, 0)) for row, pad in zip(rows, padding, strict=True)]
         return Rollout(
@@ -127,6 +131,7 @@ class Sampler:
             values=values,
             temperature=self._temperature,
             noisy=noisy,
+            drawn_log_probs=None if drawn.log_probs is None else drawn.log_probs[:, :steps].clone(),
         )
 
     def _run(self) -> int:
