@@ -122,6 +122,8 @@ def test_generate_thinks_softly_before_it_writes(trained):
     assert noisy[0] != noisy[1]
     quiet = ("--thinking-noise", "none", "--thinking-tau", 9, "--thinking-top-k", 200, "--thinking-top-p", 1)
     assert run(*soft, *quiet).stdout not in ("", greedy)
+    gaussian = ("--thinking-noise", "gaussian", "--seed", 0)
+    assert len({run(*soft, *gaussian, "--thinking-sigma", sigma).stdout for sigma in (1e-9, 1.0)}) == 2
 
 
 def test_text_comes_in_whole_characters(trained):

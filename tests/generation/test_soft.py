@@ -1,5 +1,6 @@
 """Soft thinking: what a mixture is, how it is drawn, and what the engine does with it."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -51,15 +52,51 @@ def inputs(model, monkeypatch):
         ("temperature", 0.0, "a finite number above 0"),
         ("tau", 0.0, "a finite number above 0"),
         ("tau", float("inf"), "a finite number above 0"),
-        ("noise", "laplace", "gumbel or none"),
+        ("noise", "laplace", "gumbel, gaussian or none"),
         ("clamp", (3.0, -1.5), "None or a lower and a higher bound"),
         ("clamp", 3.0, "None or a lower and a higher bound"),
+        ("sigma", 0.5, "None with noise gumbel"),
     ],
 )
 def test_a_bad_field_is_named_with_what_would_be_right(name, value, what):
     with pytest.raises(ValueError) as error:
         SoftThinking(**{"end": 0} | {name: value})
     assert str(error.value) == f"{name} must be {what}, got {value!r}"
+
+
+@pytest.mark.parametrize("sigma", [None, 0.0, float("nan"), "x"])
+def test_gaussian_noise_needs_its_size(sigma):
+    with pytest.raises(ValueError, match="sigma must be a finite number above 0 with noise gaussian, got"):
+        SoftThinking(end=0, noise="gaussian", sigma=sigma)
+
+
+def test_gaussian_noise_takes_no_clamp():
+    with pytest.raises(ValueError, match="clamp must be None with noise gaussian, got"):
+        SoftThinking(end=0, noise="gaussian", sigma=1.0, clamp=AUTHORS_CLAMP)
+
+
+def test_gaussian_mixtures_are_weighted_by_p_with_noise_of_size_sigma_on_the_embedding():
+    thinking = SoftThinking(end=9, top_k=4, top_p=0.85, noise="gaussian", sigma=0.3)
+    ids, values = thinking.draw(P.log().expand(2000, 5))
+    p = torch.tensor([5 / 9, 3 / 9, 1 / 9, 0.0])
+    torch.testing.assert_close(thinking.weights(ids, values), p.expand(2000, 4))
+    table = torch.randn(5, 6)
+    noise = thinking.embedding_noise(torch.empty(2000, 6), generator=torch.Generator().manual_seed(0))
+    got = thinking.inputs(table, ids, values, noise)
+    torch.testing.assert_close(got - noise, (p @ table[:4]).expand(2000, 6))
+    assert noise.std().item() == pytest.approx(0.3, rel=0.03) and abs(noise.mean().item()) < 0.01
+
+
+def test_the_end_mark_enters_without_gaussian_noise():
+    thinking = SoftThinking(end=2, noise="gaussian", sigma=0.3)
+    table, ids, values = (
+        torch.randn(5, 6),
+        torch.tensor([[2, 1], [1, 2]]),
+        torch.tensor([[0.6, 0.4]]).log().expand(2, 2),
+    )
+    got = thinking.inputs(table, ids, values, torch.ones(2, 6))
+    assert torch.equal(got[0], table[2])
+    torch.testing.assert_close(got[1], 0.6 * table[1] + 0.4 * table[2] + 1)
 
 
 def test_truncation_renormalises_after_top_k_and_after_top_p():
@@ -180,6 +217,16 @@ def test_the_record_rebuilds_what_went_into_the_model(monkeypatch):
     assert torch.equal(torch.cat(seen[1:], dim=1), rebuilt[:, :-1])
     largest = record.ids.gather(-1, record.values.argmax(-1, keepdim=True))[..., 0]
     assert torch.equal(largest[record.soft], tokens[record.soft])
+
+
+def test_gaussian_thinking_is_the_same_with_and_without_a_cache_and_ends_at_the_most_probable_mark(model):
+    thinking = SoftThinking(end=256, top_k=4, noise="gaussian", sigma=0.3)
+    end = text(model, ROWS, thinking=thinking, seed=1)[0][4]
+    thinking, record = replace(thinking, end=end), ThinkingRecord()
+    drawn = text(model, ROWS, thinking=thinking, record=record, seed=1)
+    assert drawn == text(model, ROWS, thinking=thinking, use_cache=False, seed=1)
+    assert record.soft[0].sum() == drawn[0].index(end) + 1 and record.noise.shape == (3, 20, 32)
+    assert torch.equal(record.ids[..., 0][record.soft], torch.tensor(drawn)[record.soft])
 
 
 def test_a_sequence_that_has_ended_thinks_no_more(model):

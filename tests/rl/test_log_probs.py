@@ -5,7 +5,7 @@ import torch
 
 from longshort.generation import AUTHORS_CLAMP, SoftThinking
 from longshort.losses import transform_scores
-from longshort.rl import FORMS, soft_log_probs, token_log_probs, token_scores
+from longshort.rl import FORMS, gaussian_log_probs, soft_log_probs, token_log_probs, token_scores
 
 from .largest import Largest
 
@@ -79,6 +79,20 @@ def test_log_probabilities_are_the_same_to_the_bit_with_and_without_the_entropy(
     hidden, weight, ids, _ = (x.float() if x.is_floating_point() else x for x in case)
     with_entropy = token_scores(hidden, weight, ids[:, 0], chunk=3).log_probs
     assert torch.equal(with_entropy, token_log_probs(hidden, weight, ids[:, 0], chunk=3))
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_gaussian_soft_tokens_have_the_score_and_the_gradients_of_the_direct_form(case, chunk):
+    hidden, weight, ids, values = case
+    table, inputs = torch.randn(V, 5).double().requires_grad_(), torch.randn(N, 5).double()
+    options = {"table": table, "sigma": 0.4, "temperature": 0.7, "chunk": chunk}
+    got = gaussian_log_probs(hidden, weight, ids, values, inputs, **options)
+    expected = []
+    for h, tokens, g, drawn in zip(hidden, ids, values, inputs, strict=True):
+        tokens = tokens[g > -torch.inf]
+        s = (weight[tokens] @ h / 0.7).softmax(-1) @ table[tokens]
+        expected.append(-(drawn - s).square().sum() / (2 * 0.4**2))
+    assert_same_with_gradients(got, torch.stack(expected), (hidden, weight, table))
 
 
 def test_gradients_are_those_of_finite_differences(case):

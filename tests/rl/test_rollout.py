@@ -28,8 +28,15 @@ def drawn(model, **changes):
     return result
 
 
+def gaussian(model, **changes):
+    fields = {"noise": "gaussian", "sigma": 0.3, "temperature": 0.5} | changes.pop("fields", {})
+    end = rollout(model, ROWS, SoftThinking(end=39, **fields), max_new_tokens=16, seed=4).tokens[0, 5].item()
+    return drawn(model, fields=fields | {"end": end}, **changes)
+
+
+@pytest.mark.parametrize("draw", [drawn, gaussian])
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
-def test_replay_has_exactly_the_inputs_of_the_rollout(positions, monkeypatch):
+def test_replay_has_exactly_the_inputs_of_the_rollout(draw, positions, monkeypatch):
     model, seen = build(positions=positions), []
     forward = model._hidden
 
@@ -38,8 +45,9 @@ def test_replay_has_exactly_the_inputs_of_the_rollout(positions, monkeypatch):
         return forward(tokens, embeddings, *rest)
 
     monkeypatch.setattr(model, "_hidden", watched)
-    result = drawn(model)
-    assert torch.equal(torch.cat(seen, dim=1), result.inputs(model)["embeddings"])
+    result = draw(model)
+    width = result.prompts.shape[1] + result.tokens.shape[1] - 1
+    assert torch.equal(torch.cat(seen, dim=1)[:, -width:], result.inputs(model)["embeddings"])
 
 
 def direct(model, result, form):
@@ -73,6 +81,51 @@ def test_log_probabilities_are_those_of_the_whole_logits(form, options):
         for parameter in model.parameters():  # as after an update: on the policy itself no bound is reached
             parameter += 0.1 * torch.randn_like(parameter)
     torch.testing.assert_close(result.log_probs(model, form=form, chunk=5), direct(model, result, form))
+
+
+def test_gaussian_soft_tokens_are_scored_by_their_distance_from_the_mixture_as_it_is_now():
+    model = build(tie_embeddings=False)
+    result = gaussian(model, stop=11, temperature=0.8, fields={"top_p": 0.8})
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+    hidden = model.hidden(**result.inputs(model))[0][:, result.prompts.shape[1] - 1 :]
+    logits = hidden @ model.head_weight.T
+    scored = (logits / 0.8).log_softmax(-1).gather(-1, result.tokens.clamp(min=0)[..., None])[..., 0] * result.mask
+    ends = 0
+    for row, step in result.soft.nonzero().tolist():
+        ids = result.ids[row, step][result.values[row, step] > -torch.inf]
+        s = (logits[row, step, ids] / 0.5).softmax(-1) @ model.embedding.weight[ids]
+        ending = result.tokens[row, step] == result.thinking.end
+        scored[row, step] = 0 if ending else -(result.noisy[row, step] - s).square().sum() / (2 * 0.3**2)
+        ends += ending
+    got = result.log_probs(model, chunk=5)
+    assert ends > 0
+    torch.testing.assert_close(got, scored)
+    parameters = list(model.parameters())
+    both = (torch.autograd.grad(x.sum(), parameters) for x in (got, scored))
+    for one, other in zip(*both, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_noisy_inputs_stay_as_they_were_drawn_and_tokens_are_those_of_the_table_now():
+    model = build()
+    result = gaussian(model)
+    with torch.no_grad():
+        model.embedding.weight += 1
+    inputs = result.inputs(model)["embeddings"][:, result.prompts.shape[1] :]
+    noisy = (result.soft & (result.tokens != result.thinking.end))[:, :-1]
+    assert torch.equal(inputs[noisy], result.noisy[:, :-1][noisy])
+    assert torch.equal(inputs[~noisy], model.embedding(result.tokens[:, :-1][~noisy]))
+
+
+def test_gaussian_scores_give_a_ratio_of_exactly_1_before_an_update():
+    model = build().float()
+    result = gaussian(model)
+    assert torch.equal(result.log_probs(model), result.log_probs(model).detach())
+    width, noisy = 32, result.soft & (result.tokens != result.thinking.end)
+    mean = -2 * result.log_probs(model)[noisy].mean() / width  # of squares of normal numbers
+    assert mean.item() == pytest.approx(1, abs=0.15)
 
 
 def test_discrete_tokens_alone_are_rolled_out_replayed_and_scored():
@@ -179,7 +232,10 @@ def test_gradients_reach_every_parameter_but_not_through_the_weights_of_a_mixtur
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"fields": {"noise": "none"}}, "noise must be gumbel in rollouts"),
+        (
+            {"fields": {"noise": "none"}},
+            "noise must be gumbel or gaussian in rollouts, for a density to exist, got none",
+        ),
         ({"temperature": 0.0}, "temperature must be above 0 in rollouts, got 0.0"),
         ({"max_new_tokens": 30}, "must fit in the context of 32, got 4 and 30"),
         ({"fields": {"end": 40}}, "end must be a token from 0 to 39, got 40"),

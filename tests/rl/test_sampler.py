@@ -28,6 +28,13 @@ def test_it_draws_what_a_single_rollout_draws(model, thinking):
         assert torch.equal(getattr(got, name), getattr(expected, name)), name
 
 
+def test_gaussian_rollouts_keep_their_noisy_inputs(model):
+    thinking = SoftThinking(end=7, noise="gaussian", sigma=0.3)
+    got = sampler(model, thinking).draw(PROMPTS, seed=3)
+    expected = rollout(model, PROMPTS, thinking, max_new_tokens=12, seed=3)
+    assert torch.equal(got.tokens, expected.tokens) and torch.equal(got.noisy, expected.noisy)
+
+
 def test_a_later_rollout_owes_nothing_to_an_earlier_one_and_sees_changed_weights(model):
     drawing = sampler(model, SoftThinking(end=7, tau=0.5), stop=9)
     first = drawing.draw([[1, 2, 3, 4, 5], [6, 7], [8]], seed=1)

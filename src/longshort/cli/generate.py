@@ -39,10 +39,11 @@ def generate(
     thinking_tau: Annotated[
         float | None, typer.Option(help="Temperature of the mixture; towards 0 it holds one token (default 0.1).")
     ] = None,
-    thinking_noise: Annotated[str | None, typer.Option(help="gumbel (the default) or none.")] = None,
+    thinking_noise: Annotated[str | None, typer.Option(help="gumbel (the default), gaussian or none.")] = None,
     thinking_clamp: Annotated[
         tuple[float, float] | None, typer.Option(help="Lower and upper bound of the noise (default none).")
     ] = None,
+    thinking_sigma: Annotated[float | None, typer.Option(help="Standard deviation of Gaussian noise.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed, for the same text every time.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
@@ -60,6 +61,7 @@ def generate(
         "tau": thinking_tau,
         "noise": thinking_noise,
         "clamp": thinking_clamp,
+        "sigma": thinking_sigma,
     }
     given = {name: value for name, value in fields.items() if value is not None}
     _check_thinking(thinking, given)

@@ -2,7 +2,15 @@
 
 from longshort.generation.engine import generate
 from longshort.generation.sampling import Sampling, next_token
-from longshort.generation.soft import AUTHORS_CLAMP, SoftThinking, ThinkingRecord, mixed
+from longshort.generation.soft import (
+    AUTHORS_CLAMP,
+    SoftThinking,
+    ThinkingRecord,
+    gaussian_log_density,
+    gaussian_sigma,
+    gumbel_log_density,
+    mixed,
+)
 from longshort.generation.text import TextStream
 
 __all__ = [
@@ -11,7 +19,10 @@ __all__ = [
     "SoftThinking",
     "TextStream",
     "ThinkingRecord",
+    "gaussian_log_density",
+    "gaussian_sigma",
     "generate",
+    "gumbel_log_density",
     "mixed",
     "next_token",
 ]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from longshort.generation.sampling import Sampling
-from longshort.generation.soft import SoftThinking, mixed
+from longshort.generation.soft import SoftThinking
 
 ENDED = -1
 """What a sequence that has ended yields while others continue."""
@@ -34,7 +34,9 @@ class Draws:
         vocabulary: int,
         device: torch.device,
         generator: torch.Generator | None = None,
+        table: Tensor | None = None,
     ) -> None:
+        """`table` (V, C) is that of the embeddings: Gaussian noise has its width and dtype."""
         self._sampling, self._thinking, self._vocabulary, self._generator = sampling, thinking, vocabulary, generator
         self._stops = torch.tensor(stops, dtype=torch.long, device=device) if stops else None
         self._next = torch.zeros(1, dtype=torch.long, device=device)
@@ -51,6 +53,11 @@ class Draws:
         """(B, T, k) values of these tokens, from which `SoftThinking.weights` has the weights."""
         self.soft = torch.zeros(batch, count, dtype=torch.bool, device=device)
         """(B, T) where a mixture was drawn, the one that ends the thinking included."""
+        self.noise: Tensor | None = None
+        """(B, T, C) Gaussian noise of the mixtures' embeddings."""
+        if thinking is not None and thinking.noise == "gaussian":
+            assert table is not None
+            self.noise = table.new_zeros(batch, count, table.shape[1])
         self._thinks = torch.full((batch,), thinking is not None, device=device)
 
     def reset(self) -> None:
@@ -72,10 +79,13 @@ class Draws:
         chosen = self._sampling.draw(logits, seen=self._seen, generator=self._generator)
         if self._thinking is not None:
             ids, values = self._thinking.draw(logits, generator=self._generator)
-            token = ids.gather(-1, values.argmax(-1, keepdim=True))[:, 0]
+            token = self._thinking.token(ids, values)
             chosen = torch.where(self._thinks, token, chosen)
             for held, new in ((self.ids, ids), (self.values, values), (self.soft, self._thinks)):
                 held.index_copy_(1, self._next, new[:, None])
+            if self.noise is not None:
+                noise = self._thinking.embedding_noise(self.noise[:, 0], generator=self._generator)
+                self.noise.index_copy_(1, self._next, noise[:, None])
             self._thinks.logical_and_(token != self._thinking.end)
         if self._seen is not None:
             self._seen.scatter_(1, chosen[:, None], True)
@@ -105,5 +115,6 @@ class Draws:
         if self._thinking is None:
             return {"tokens": tokens}
         ids, values, soft = (x.index_select(1, columns) for x in (self.ids, self.values, self.soft))
-        mixtures = mixed(table, ids, self._thinking.weights(ids, values))
+        noise = None if self.noise is None else self.noise.index_select(1, columns)
+        mixtures = self._thinking.inputs(table, ids, values, noise)
         return {"embeddings": torch.where(soft[..., None], mixtures, F.embedding(tokens, table))}

@@ -98,6 +98,7 @@ def generate(
         vocabulary=vocabulary,
         device=device,
         generator=generator,
+        table=model.embedding.weight.detach(),
     )
     longest, shortest = max(map(len, rows)), min(map(len, rows))
     decoder = Decoder(

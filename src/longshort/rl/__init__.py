@@ -1,7 +1,7 @@
 """Reinforcement learning: tasks with verifiers, rollouts that can be replayed, and their log-probabilities."""
 
 from longshort.data.problems import Problem, ProblemTask, drawn, open_task
-from longshort.rl.log_probs import FORMS, Scores, soft_log_probs, token_log_probs, token_scores
+from longshort.rl.log_probs import FORMS, Scores, gaussian_log_probs, soft_log_probs, token_log_probs, token_scores
 from longshort.rl.rollout import Rollout, kl_estimate, rollout
 from longshort.rl.sampler import Sampler
 
@@ -13,6 +13,7 @@ __all__ = [
     "Sampler",
     "Scores",
     "drawn",
+    "gaussian_log_probs",
     "kl_estimate",
     "open_task",
     "rollout",

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from longshort.generation import AUTHORS_CLAMP
+from longshort.generation import AUTHORS_CLAMP, gaussian_log_density, gumbel_log_density, mixed
 
 Form = Literal["paper", "code", "categorical"]
 
@@ -158,7 +158,6 @@ def soft_log_probs(
             f"values must be floating-point of the shape of ids, {tuple(ids.shape)}, "
             f"got {values.dtype} of shape {tuple(values.shape)}"
         )
-    bounds = AUTHORS_CLAMP if clamp is None and form == "code" else clamp
 
     def of_chunk(hidden: Tensor, weight: Tensor, ids: Tensor, values: Tensor) -> Tensor:
         scores = (F.embedding(ids, weight) @ hidden[..., None])[..., 0]
@@ -166,16 +165,63 @@ def soft_log_probs(
         values = values.to(logits.dtype)
         if form == "categorical":
             return _kept_log_p(logits, values).gather(-1, values.argmax(-1, keepdim=True))[:, 0]
-        return (_summed if form == "paper" else _averaged)(logits, values, bounds)
+        if form == "paper":
+            return gumbel_log_density(values, _kept_log_p(logits, values), clamp=clamp)
+        return _averaged(logits, values, AUTHORS_CLAMP if clamp is None else clamp)
 
     return _in_chunks(of_chunk, chunk or _fitting(ids.shape[1] * weight.shape[1]), hidden, weight, ids, values)
 
 
-def _summed(logits: Tensor, values: Tensor, bounds: tuple[float, float] | None) -> Tensor:
-    kept, log_p = values > -torch.inf, _kept_log_p(logits, values)
-    # Filled before they meet, so that no infinity reaches a gradient.
-    u = values.masked_fill(~kept, 0) - log_p.masked_fill(~kept, 0)
-    return _gumbel_log_density(u, bounds).masked_fill(~kept, 0).sum(-1)
+def gaussian_log_probs(
+    hidden: Tensor,
+    weight: Tensor,
+    ids: Tensor,
+    values: Tensor,
+    inputs: Tensor,
+    *,
+    table: Tensor,
+    sigma: float,
+    temperature: float = 1.0,
+    transform: Transform | None = None,
+    chunk: int | None = None,
+) -> Tensor:
+    """The log-density (N,), less a constant, of soft tokens that are mixed embeddings with Gaussian noise.
+
+    It is -|s' - s|^2 / (2 sigma^2), with s' the input that was drawn and s = sum_i p_i E[i] as the model has it now: p
+    renormalised over the tokens of the mixture, and E both get gradients (arXiv 2509.19170).
+
+    Args:
+        hidden, weight, ids, temperature, transform, chunk: as in `soft_log_probs`.
+        values: (N, k) of which only -inf counts, for what top_p dropped.
+        inputs: (N, C) s'.
+        table: (V, C) embeddings E.
+        sigma: standard deviation of the noise.
+
+    >>> weight, ids, table = torch.eye(3), torch.tensor([[0, 1]]), torch.eye(3)
+    >>> gaussian_log_probs(torch.zeros(1, 3), weight, ids, torch.zeros(1, 2), torch.ones(1, 3), table=table, sigma=0.5)
+    tensor([-3.])
+    """
+    _check(hidden, weight, temperature, chunk)
+    _check_mixtures(hidden, ids, values)
+    if inputs.shape != (len(hidden), table.shape[-1]):
+        wanted = (len(hidden), table.shape[-1])
+        raise ValueError(f"inputs must have shape {wanted}, got {tuple(inputs.shape)}")
+    if not sigma > 0:
+        raise ValueError(f"sigma must be above 0, got {sigma}")
+
+    def of_chunk(hidden: Tensor, weight: Tensor, ids: Tensor, values: Tensor, inputs: Tensor) -> Tensor:
+        p = _kept_log_p(_of_mixtures(hidden, weight, ids, temperature, transform), values).exp()
+        return gaussian_log_density(inputs, mixed(table, ids, p), sigma)
+
+    size = ids.shape[1] * max(weight.shape[1], table.shape[1])
+    return _in_chunks(of_chunk, chunk or _fitting(size), hidden, weight, ids, values, inputs)
+
+
+def _of_mixtures(
+    hidden: Tensor, weight: Tensor, ids: Tensor, temperature: float, transform: Transform | None
+) -> Tensor:
+    """(n, k): the logits of the tokens of each mixture."""
+    return _logits((F.embedding(ids, weight) @ hidden[..., None])[..., 0], temperature, transform)
 
 
 def _kept_log_p(logits: Tensor, values: Tensor) -> Tensor:
@@ -183,16 +229,11 @@ def _kept_log_p(logits: Tensor, values: Tensor) -> Tensor:
     return logits.masked_fill(values == -torch.inf, -torch.inf).log_softmax(-1)
 
 
-def _averaged(logits: Tensor, values: Tensor, bounds: tuple[float, float] | None) -> Tensor:
+def _averaged(logits: Tensor, values: Tensor, bounds: tuple[float, float]) -> Tensor:
     log_p = logits.log_softmax(-1)
     counted = log_p.detach() > _LEAST_LOG_P
-    density = _gumbel_log_density(values - log_p, bounds).masked_fill(~counted, 0)
-    return density.sum(-1) / counted.sum(-1).clamp(min=1)
-
-
-def _gumbel_log_density(u: Tensor, bounds: tuple[float, float] | None) -> Tensor:
-    u = u if bounds is None else u.clamp(*bounds)
-    return -u - (-u).exp()
+    u = (values - log_p).clamp(*bounds)
+    return (-u - (-u).exp()).masked_fill(~counted, 0).sum(-1) / counted.sum(-1).clamp(min=1)
 
 
 def _logits(scores: Tensor, temperature: float, transform: Transform | None) -> Tensor:
@@ -224,6 +265,15 @@ def _check(hidden: Tensor, weight: Tensor, temperature: float, chunk: int | None
         raise ValueError(f"temperature must be above 0, got {temperature}")
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk must be None or at least 1, got {chunk}")
+
+
+def _check_mixtures(hidden: Tensor, ids: Tensor, values: Tensor) -> None:
+    _check_integers("ids", ids, (len(hidden), None))
+    if values.shape != ids.shape or not values.is_floating_point():
+        raise ValueError(
+            f"values must be floating-point of the shape of ids, {tuple(ids.shape)}, "
+            f"got {values.dtype} of shape {tuple(values.shape)}"
+        )
 
 
 def _check_integers(name: str, x: Tensor, shape: tuple[int | None, ...]) -> None:

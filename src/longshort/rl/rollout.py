@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from longshort.generation import SoftThinking, ThinkingRecord, generate, mixed
 from longshort.generation.engine import Prompt
 from longshort.model import GPT
-from longshort.rl.log_probs import Form, Scores, soft_log_probs, token_log_probs, token_scores
+from longshort.rl.log_probs import Form, Scores, gaussian_log_probs, soft_log_probs, token_log_probs, token_scores
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,6 +37,8 @@ class Rollout:
     """(B, T, k) their values g; -inf for what top_p dropped."""
     temperature: float
     """Temperature of the discrete tokens."""
+    noisy: Tensor | None = None
+    """(B, T, C) what entered the model for each mixture with Gaussian noise; None for other noise."""
     drawn_log_probs: Tensor | None = None
     """(B, T) log-probabilities in the form "paper" as they were when drawing, if they were kept; see `gap`."""
 
@@ -60,13 +62,16 @@ class Rollout:
         """All inputs but the last token, which no prediction follows, as arguments of `GPT.hidden`.
 
         Gradients reach the embedding table, of which a prediction is a function too, for mixtures as for tokens; the
-        weights of a mixture are constants.
+        weights of a mixture are constants. With Gaussian noise the inputs of mixtures are constants as a whole.
         """
         drawn = model.embedding(self.tokens[:, :-1].clamp(min=0))
-        if self.thinking is not None:
+        if self.thinking is not None and self.noisy is None:
             weights = self.thinking.weights(self.ids, self.values)
             mixtures = mixed(model.embedding.weight, self.ids[:, :-1], weights[:, :-1])
             drawn = torch.where(self.soft[:, :-1, None], mixtures, drawn)
+        elif self.thinking is not None and self.noisy is not None:
+            noisy = self.soft & (self.tokens != self.thinking.end)
+            drawn = torch.where(noisy[:, :-1, None], self.noisy[:, :-1], drawn)
         embeddings = torch.cat((model.embedding(self.prompts), drawn), dim=1)
         if not self.padding.any():
             return {"embeddings": embeddings}
@@ -85,9 +90,11 @@ class Rollout:
     def scores(self, model: GPT, *, form: Form = "paper", entropy: bool = False, chunk: int | None = None) -> Scores:
         """What the model gives each token, each (B, T): log-probabilities, and entropies if asked for; 0 after the end.
 
-        Mixtures are scored by `soft_log_probs`, in the form "code" with the bounds that their noise had, if any;
-        discrete tokens by `token_log_probs` over the whole vocabulary, however the choice was narrowed. The entropy is
-        that of the whole vocabulary at the temperature of the draw, before top_k and top_p, for mixtures too.
+        Mixtures are scored by `soft_log_probs`, in the form "code" with the bounds that their noise had, if any. Those
+        with Gaussian noise are scored by `gaussian_log_probs` whatever the form, and by 0 where they end the thinking,
+        since the end mark enters without noise. Discrete tokens are scored by `token_log_probs` over the whole
+        vocabulary, however the choice was narrowed. The entropy is that of the whole vocabulary at the temperature of
+        the draw, before top_k and top_p, for mixtures too.
 
         >>> from longshort import GPTConfig
         >>> model = GPT(GPTConfig.preset("tiny"))
@@ -104,7 +111,7 @@ class Rollout:
         options: dict[str, Any] = {"transform": None if loss.exponent == 1 else loss.transform, "chunk": chunk}
         parts = [self._of_tokens(hidden, model.head_weight, entropy, options)]
         if self.thinking is not None:
-            parts.append(self._of_mixtures(hidden, model.head_weight, form, entropy, options))
+            parts.append(self._of_mixtures(hidden, model, form, entropy, options))
         scored, entropies = (torch.zeros_like(hidden[:, 0], dtype=parts[0][1].log_probs.dtype) for _ in range(2))
         for places, scores in parts:
             scored = scored.index_put((places,), scores.log_probs)
@@ -123,25 +130,26 @@ class Rollout:
         return places, token_scores(*drawn, **options) if entropy else Scores(token_log_probs(*drawn, **options), None)
 
     def _of_mixtures(
-        self, hidden: Tensor, weight: Tensor, form: Form, entropy: bool, options: dict[str, Any]
+        self, hidden: Tensor, model: GPT, form: Form, entropy: bool, options: dict[str, Any]
     ) -> tuple[Tensor, Scores]:
         """Where the mixtures are in (B * T), and their scores."""
         assert self.thinking is not None
-        places = self.soft.flatten().nonzero()[:, 0]
-        hidden, options = hidden[places], options | {"temperature": self.thinking.temperature}
-        log_probs = soft_log_probs(
-            hidden,
-            weight,
-            self.ids.flatten(0, 1)[places],
-            self.values.flatten(0, 1)[places],
-            form=form,
-            clamp=self.thinking.clamp if form == "code" else None,
-            **options,
-        )
+        weight, places = model.head_weight, self.soft.flatten().nonzero()[:, 0]
+        tokens = self.tokens.flatten()[places]
+        drawn = (hidden[places], weight, self.ids.flatten(0, 1)[places], self.values.flatten(0, 1)[places])
+        options = options | {"temperature": self.thinking.temperature}
+        if self.noisy is None:
+            bounds = self.thinking.clamp if form == "code" else None
+            log_probs = soft_log_probs(*drawn, form=form, clamp=bounds, **options)
+        else:
+            assert self.thinking.sigma is not None
+            density = options | {"table": model.embedding.weight, "sigma": self.thinking.sigma}
+            log_probs = gaussian_log_probs(*drawn, self.noisy.flatten(0, 1)[places], **density)
+            log_probs = torch.where(tokens == self.thinking.end, 0, log_probs)
         if not entropy:
             return places, Scores(log_probs, None)
         with torch.no_grad():
-            whole = token_scores(hidden, weight, self.tokens.flatten()[places], **options)
+            whole = token_scores(hidden[places], weight, tokens, **options)
         return places, Scores(log_probs, whole.entropy)
 
     def mixed_share(self, below: float = 0.9) -> Tensor:
@@ -196,8 +204,8 @@ def rollout(
     >>> drawn.tokens.shape, drawn.log_probs(model).shape
     (torch.Size([2, 6]), torch.Size([2, 6]))
     """
-    if thinking is not None and thinking.noise != "gumbel":
-        raise ValueError(f"noise must be gumbel in rollouts, since only it has the density here, got {thinking.noise}")
+    if thinking is not None and thinking.noise == "none":
+        raise ValueError("noise must be gumbel or gaussian in rollouts, for a density to exist, got none")
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0 in rollouts, got {temperature}")
     record = None if thinking is None else ThinkingRecord()
@@ -218,6 +226,9 @@ def rollout(
         )
     tokens = torch.stack(list(drawn), dim=1)
     device = tokens.device
+    noisy = None
+    if thinking is not None and record is not None and record.noise is not None:
+        noisy = thinking.inputs(model.embedding.weight.detach(), record.ids, record.values, record.noise)
     none = torch.empty(*tokens.shape, 0, device=device)
     return Rollout(
         prompts=torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=device),
@@ -228,4 +239,5 @@ def rollout(
         ids=none.long() if record is None else record.ids,
         values=none if record is None else record.values,
         temperature=temperature,
+        noisy=noisy,
     )

@@ -78,6 +78,7 @@ class Sampler:
             vocabulary=model.config.vocab_size,
             device=self._device,
             generator=self._generator,
+            table=model.embedding.weight.detach(),
         )
         self._decoder = Decoder(
             model if self._copy is None else self._copy,
@@ -110,6 +111,10 @@ class Sampler:
         self._model.train(training)
         drawn = self._draws
         soft, ids, values = (x[:, :steps].clone() for x in (drawn.soft, drawn.ids, drawn.values))
+        noisy = None
+        if drawn.noise is not None and self._thinking is not None:
+            table = self._model.embedding.weight.detach()
+            noisy = self._thinking.inputs(table, ids, values, drawn.noise[:, :steps])
         padding = [longest - len(row) for row in rows]
         padded = [F.pad(row.long(), (pad, 0)) for row, pad in zip(rows, padding, strict=True)]
         return Rollout(
@@ -121,6 +126,7 @@ class Sampler:
             ids=ids,
             values=values,
             temperature=self._temperature,
+            noisy=noisy,
         )
 
     def _run(self) -> int:
