@@ -121,7 +121,20 @@ class SoftThinking:
         mixtures = mixed(table, ids, self.weights(ids, values))
         if noise is None:
             return mixtures
-        return torch.where((self.token(ids, values) == self.end)[..., None], mixtures, mixtures + noise)
+        return torch.where(
+            (self.token(ids, values) == self.end)[..., None], mixtures, mixtures + noise.to(mixtures.dtype)
+        )
+
+    def log_density(self, ids: Tensor, values: Tensor, log_p: Tensor, noise: Tensor | None = None) -> Tensor:
+        """(...): the log-density with which mixtures were drawn, from these log p (..., k); Gaussian less a constant.
+
+        It is 0 for an end mark that enters without its Gaussian noise.
+        """
+        if noise is None:
+            return gumbel_log_density(values, log_p)
+        assert self.sigma is not None
+        density = gaussian_log_density(noise, torch.zeros_like(noise), self.sigma)
+        return density.masked_fill(self.token(ids, values) == self.end, 0)
 
 
 def gaussian_sigma(table: Tensor, share: float = 0.33) -> float:

@@ -48,11 +48,13 @@ class Sampler:
         dtype: torch.dtype | None = None,
         use_cache: bool = True,
         cuda_graph: bool | None = None,
+        log_probs: bool = False,
     ) -> None:
         """Make room for `batch_size` prompts of at most `max_prompt` tokens.
 
         With a `dtype` other than the model's, a copy of the model in it draws, which gets the model's weights before
-        each rollout; the rest is as in `generate`.
+        each rollout. With `log_probs`, rollouts keep those they were drawn with, for `Rollout.gap`. The rest is as in
+        `generate`.
         """
         if not temperature > 0:
             raise ValueError(f"temperature must be above 0 in rollouts, got {temperature}")
@@ -69,6 +71,7 @@ class Sampler:
         self._device = model.embedding.weight.device
         self._generator = torch.Generator(self._device)
         self._stops = stop_tokens(stop)
+        drawing = model if self._copy is None else self._copy
         self._draws = Draws(
             batch_size,
             max_new_tokens,
@@ -78,10 +81,11 @@ class Sampler:
             vocabulary=model.config.vocab_size,
             device=self._device,
             generator=self._generator,
-            table=model.embedding.weight.detach(),
+            table=drawing.embedding.weight.detach(),
+            log_probs=log_probs,
         )
         self._decoder = Decoder(
-            model if self._copy is None else self._copy,
+            drawing,
             self._draws,
             max_prompt=max_prompt,
             use_cache=use_cache,
@@ -127,6 +131,7 @@ class Sampler:
             values=values,
             temperature=self._temperature,
             noisy=noisy,
+            drawn_log_probs=None if drawn.log_probs is None else drawn.log_probs[:, :steps].clone(),
         )
 
     def _run(self) -> int:
