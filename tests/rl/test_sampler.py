@@ -35,6 +35,33 @@ def test_gaussian_rollouts_keep_their_noisy_inputs(model):
     assert torch.equal(got.tokens, expected.tokens) and torch.equal(got.noisy, expected.noisy)
 
 
+def test_a_copy_in_another_dtype_draws_gaussian_noise_for_the_model(model):
+    thinking = SoftThinking(end=7, noise="gaussian", sigma=0.3)
+    drawn = sampler(model, thinking, dtype=torch.bfloat16, log_probs=True).draw(PROMPTS, seed=3)
+    assert drawn.noisy.dtype == torch.float32 and 0 <= drawn.gap(model) < 0.5
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [None, {"tau": 0.5, "temperature": 1.2}, {"noise": "gaussian", "sigma": 0.3}],
+    ids=["hard", "soft", "noisy"],
+)
+def test_it_keeps_the_log_probabilities_that_it_drew_with(model, fields):
+    def draw(end, stop=None):
+        thinking = None if fields is None else SoftThinking(end=end, **fields)
+        return sampler(model, thinking, stop=stop, temperature=0.8, log_probs=True).draw(PROMPTS, seed=3)
+
+    end = draw(0).tokens[0, 4].item()
+    drawn = draw(end, stop=draw(end).tokens[0, 8].item())
+    assert not drawn.mask.all() and (~drawn.soft & drawn.mask).any() and drawn.soft.any() == (fields is not None)
+    torch.testing.assert_close(drawn.drawn_log_probs, drawn.log_probs(model), atol=1e-4, rtol=1e-4)
+    assert 0 <= drawn.gap(model) < 1e-6
+
+
+def test_without_being_asked_it_keeps_no_log_probabilities(model):
+    assert sampler(model).draw(PROMPTS, seed=3).drawn_log_probs is None
+
+
 def test_a_later_rollout_owes_nothing_to_an_earlier_one_and_sees_changed_weights(model):
     drawing = sampler(model, SoftThinking(end=7, tau=0.5), stop=9)
     first = drawing.draw([[1, 2, 3, 4, 5], [6, 7], [8]], seed=1)

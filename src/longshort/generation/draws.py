@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from longshort.generation.sampling import Sampling, next_log_prob
+from longshort.generation.sampling import Sampling
 from longshort.generation.soft import SoftThinking
 
 ENDED = -1
@@ -35,9 +35,12 @@ class Draws:
         device: torch.device,
         generator: torch.Generator | None = None,
         table: Tensor | None = None,
-        scored: bool = False,
+        log_probs: bool = False,
     ) -> None:
-        """`table` (V, C) is the embeddings, whose width and dtype Gaussian noise has; `scored` keeps `log_probs`."""
+        """`table` (V, C) is that of the embeddings, since Gaussian noise has its width and dtype.
+
+        With `log_probs`, those of what is drawn are kept, before the sampling narrows the choice of discrete tokens.
+        """
         self._sampling, self._thinking, self._vocabulary, self._generator = sampling, thinking, vocabulary, generator
         self._stops = torch.tensor(stops, dtype=torch.long, device=device) if stops else None
         self._next = torch.zeros(1, dtype=torch.long, device=device)
@@ -59,8 +62,8 @@ class Draws:
         if thinking is not None and thinking.noise == "gaussian":
             assert table is not None
             self.noise = table.new_zeros(batch, count, table.shape[1])
-        self.log_probs = torch.zeros(batch, count, device=device) if scored else None
-        """(B, T) log-probabilities of the draws over the whole vocabulary, log-densities of mixtures, if kept."""
+        self.log_probs = torch.zeros(batch, count, device=device) if log_probs else None
+        """(B, T) log-probabilities of tokens, log-densities of mixtures; 0 after a sequence has ended."""
         self._thinks = torch.full((batch,), thinking is not None, device=device)
 
     def reset(self) -> None:
@@ -80,23 +83,11 @@ class Draws:
         """Draw from logits (B, at least V) what comes next; returns the tokens (B,), `ENDED` for those that had."""
         logits = logits[:, : self._vocabulary]
         chosen = self._sampling.draw(logits, seen=self._seen, generator=self._generator)
+        score = self._token_score(logits, chosen) if self.log_probs is not None else None
         if self._thinking is not None:
-            ids, log_p = self._thinking.truncated(logits)
-            values = self._thinking.values(log_p, generator=self._generator)
-            token, noise = self._thinking.token(ids, values), None
-            chosen = torch.where(self._thinks, token, chosen)
-            for held, new in ((self.ids, ids), (self.values, values), (self.soft, self._thinks)):
-                held.index_copy_(1, self._next, new[:, None])
-            if self.noise is not None:
-                noise = self._thinking.embedding_noise(self.noise[:, 0], generator=self._generator)
-                self.noise.index_copy_(1, self._next, noise[:, None])
-        if self.log_probs is not None:
-            score = next_log_prob(logits, chosen, temperature=self._sampling.temperature)
-            if self._thinking is not None:
-                score = torch.where(self._thinks, self._thinking.log_density(log_p, values, noise), score)
+            chosen, score = self._mix(logits, chosen, score)
+        if self.log_probs is not None and score is not None:
             self.log_probs.index_copy_(1, self._next, score.masked_fill(self.ended, 0)[:, None])
-        if self._thinking is not None:
-            self._thinks.logical_and_(token != self._thinking.end)
         if self._seen is not None:
             self._seen.scatter_(1, chosen[:, None], True)
         shown = chosen.masked_fill(self.ended, ENDED)
@@ -106,6 +97,27 @@ class Draws:
             self._thinks.logical_and_(~self.ended)
         self._next.add_(1)
         return shown
+
+    def _token_score(self, logits: Tensor, chosen: Tensor) -> Tensor:
+        log_p = (logits / self._sampling.temperature).log_softmax(-1)
+        return log_p.gather(-1, chosen[:, None])[:, 0]
+
+    def _mix(self, logits: Tensor, chosen: Tensor, score: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Draw mixtures; where sequences think, their tokens and scores replace those of discrete tokens."""
+        assert self._thinking is not None
+        ids, log_p = self._thinking.truncated(logits)
+        values, noise = self._thinking.values(log_p, generator=self._generator), None
+        token = self._thinking.token(ids, values)
+        for held, new in ((self.ids, ids), (self.values, values), (self.soft, self._thinks)):
+            held.index_copy_(1, self._next, new[:, None])
+        if self.noise is not None:
+            noise = self._thinking.embedding_noise(self.noise[:, 0], generator=self._generator)
+            self.noise.index_copy_(1, self._next, noise[:, None])
+        chosen = torch.where(self._thinks, token, chosen)
+        if score is not None:
+            score = torch.where(self._thinks, self._thinking.log_density(ids, values, log_p, noise).float(), score)
+        self._thinks.logical_and_(token != self._thinking.end)
+        return chosen, score
 
     def end(self, sequences: Sequence[int]) -> None:
         """These have ended with what they drew last."""

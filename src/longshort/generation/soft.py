@@ -110,12 +110,6 @@ class SoftThinking:
         alone = torch.zeros_like(mixture).scatter_(-1, largest, 1)
         return torch.where(ids.gather(-1, largest) == self.end, alone, mixture)
 
-    def log_density(self, log_p: Tensor, values: Tensor, noise: Tensor | None = None) -> Tensor:
-        """(...): the log-density of values g (..., k) drawn with these log p, or of Gaussian noise (..., C)."""
-        if noise is not None and self.sigma is not None:
-            return gaussian_log_density(noise, torch.zeros_like(noise), self.sigma)
-        return gumbel_log_density(values, log_p)
-
     def embedding_noise(self, like: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """Gaussian noise for the next inputs, in the shape (B, C), the dtype and on the device of `like`."""
         assert self.sigma is not None
@@ -126,7 +120,20 @@ class SoftThinking:
         mixtures = mixed(table, ids, self.weights(ids, values))
         if noise is None:
             return mixtures
-        return torch.where((self.token(ids, values) == self.end)[..., None], mixtures, mixtures + noise)
+        return torch.where(
+            (self.token(ids, values) == self.end)[..., None], mixtures, mixtures + noise.to(mixtures.dtype)
+        )
+
+    def log_density(self, ids: Tensor, values: Tensor, log_p: Tensor, noise: Tensor | None = None) -> Tensor:
+        """(...): the log-density with which mixtures were drawn, from these log p (..., k); Gaussian less a constant.
+
+        It is 0 for an end mark that enters without its Gaussian noise.
+        """
+        if noise is None:
+            return gumbel_log_density(values, log_p)
+        assert self.sigma is not None
+        density = gaussian_log_density(noise, torch.zeros_like(noise), self.sigma)
+        return density.masked_fill(self.token(ids, values) == self.end, 0)
 
 
 def gaussian_sigma(table: Tensor, share: float = 0.33) -> float:

@@ -49,11 +49,13 @@ class Sampler:
         log_probs: bool = False,
         use_cache: bool = True,
         cuda_graph: bool | None = None,
+        log_probs: bool = False,
     ) -> None:
         """Make room for `batch_size` prompts of at most `max_prompt` tokens.
 
         With a `dtype` other than the model's, a copy of the model in it draws, which gets the model's weights before
-        each rollout. `log_probs` keeps the log-probabilities that it drew with. The rest is as in `generate`.
+        each rollout. With `log_probs`, rollouts keep those they were drawn with, for `Rollout.gap`. The rest is as in
+        `generate`.
         """
         if not temperature > 0:
             raise ValueError(f"temperature must be above 0 in rollouts, got {temperature}")
@@ -72,6 +74,7 @@ class Sampler:
         self._device = model.embedding.weight.device
         self._generator = torch.Generator(self._device)
         self._stops = stop_tokens(stop)
+        drawing = model if self._copy is None else self._copy
         self._draws = Draws(
             batch_size,
             max_new_tokens,
@@ -81,11 +84,11 @@ class Sampler:
             vocabulary=model.config.vocab_size,
             device=self._device,
             generator=self._generator,
-            scored=log_probs,
-            table=self._table,
+            table=drawing.embedding.weight.detach(),
+            log_probs=log_probs,
         )
         self._decoder = Decoder(
-            draws_with,
+            drawing,
             self._draws,
             max_prompt=max_prompt,
             use_cache=use_cache,
@@ -117,8 +120,8 @@ class Sampler:
         soft, ids, values = (x[:, :steps].clone() for x in (drawn.soft, drawn.ids, drawn.values))
         noisy = None
         if drawn.noise is not None and self._thinking is not None:
-            entered = self._thinking.inputs(self._table, ids, values, drawn.noise[:, :steps])
-            noisy = entered.to(self._model.embedding.weight.dtype)
+            table = self._model.embedding.weight.detach()
+            noisy = self._thinking.inputs(table, ids, values, drawn.noise[:, :steps])
         padding = [longest - len(row) for row in rows]
         padded = [F.pad(row.long(), (pad, 0)) for row, pad in zip(rows, padding, strict=True)]
         return Rollout(
