@@ -88,12 +88,3 @@ def next_token(
         probabilities = probabilities.masked_fill(probabilities < least, 0)
     # What torch.multinomial does for one token, less a check that no CUDA graph can capture.
     return (probabilities / torch.empty_like(probabilities).exponential_(generator=generator)).argmax(-1)
-
-
-def next_log_prob(logits: Tensor, tokens: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """(B,): the log-probability of these tokens under logits (B, V), over the whole vocabulary.
-
-    >>> next_log_prob(torch.zeros(1, 4), torch.tensor([2]))
-    tensor([-1.3863])
-    """
-    return (logits / temperature).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]

@@ -46,7 +46,6 @@ class Sampler:
         top_p: float | None = None,
         stop: int | Collection[int] | None = None,
         dtype: torch.dtype | None = None,
-        log_probs: bool = False,
         use_cache: bool = True,
         cuda_graph: bool | None = None,
         log_probs: bool = False,
@@ -68,8 +67,6 @@ class Sampler:
         check_thinking(thinking, None, model.config.vocab_size)
         self._model, self._thinking, self._temperature = model, thinking, temperature
         self._copy = None if dtype in (None, model.embedding.weight.dtype) else _empty_copy(model, dtype)
-        draws_with = model if self._copy is None else self._copy
-        self._table = draws_with.embedding.weight.detach()
         self._batch_size, self._max_prompt = batch_size, max_prompt
         self._device = model.embedding.weight.device
         self._generator = torch.Generator(self._device)
