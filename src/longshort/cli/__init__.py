@@ -10,7 +10,21 @@ from typing import Annotated
 
 import typer
 
-from longshort.cli import check, compare, config, data, demo, evaluate, export, generate, import_, moved, report, train
+from longshort.cli import (
+    check,
+    compare,
+    config,
+    data,
+    demo,
+    evaluate,
+    export,
+    generate,
+    import_,
+    moved,
+    report,
+    rl,
+    train,
+)
 from longshort.cli.errors import OneLineGroup, one_line_errors
 from longshort.cli.help import CompareCommand, ConfigCommand
 from longshort.version import __version__
@@ -51,6 +65,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "data": data.data,
     "config": config.config,
     "train": train.train,
+    "rl": rl.rl,
     "compare": compare.compare,
     "evaluate": evaluate.evaluate,
     "generate": generate.generate,

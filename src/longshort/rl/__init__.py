@@ -1,21 +1,27 @@
-"""Reinforcement learning: tasks with verifiers, rollouts that can be replayed, and their log-probabilities."""
+"""Reinforcement learning: tasks with verifiers, rollouts that can be replayed, their log-probabilities, and GRPO."""
 
 from longshort.data.problems import Problem, ProblemTask, drawn, open_task
 from longshort.rl.log_probs import FORMS, Scores, gaussian_log_probs, soft_log_probs, token_log_probs, token_scores
+from longshort.rl.objective import Objective, clipped_objective, group_advantages
 from longshort.rl.rollout import Rollout, kl_estimate, rollout
 from longshort.rl.sampler import Sampler
+from longshort.rl.trainer import reinforce
 
 __all__ = [
     "FORMS",
+    "Objective",
     "Problem",
     "ProblemTask",
     "Rollout",
     "Sampler",
     "Scores",
+    "clipped_objective",
     "drawn",
     "gaussian_log_probs",
+    "group_advantages",
     "kl_estimate",
     "open_task",
+    "reinforce",
     "rollout",
     "soft_log_probs",
     "token_log_probs",

@@ -16,6 +16,7 @@ MAY_CHANGE: dict[str, set[str]] = {
     "task": {"path"},
     "model": {"backend"},
     "loss": {"chunk"},
+    "rl": {"start", "eval_problems", "eval_samples", "failed_share"},
 }
 """Keys that may change when a run is resumed; changing any other makes it a different run."""
 

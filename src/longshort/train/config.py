@@ -19,9 +19,10 @@ from longshort.model import GPTConfig
 from longshort.model.config import LOSS_ALIASES
 from longshort.train.nearest import check_keys, check_sections, nearest
 from longshort.train.ranges import CHOICES, RANGES, check_value
+from longshort.train.rl_config import RLConfig, check_rl
 from longshort.train.shipped import find_config
 from longshort.train.values import ConfigError, mapping, parse_yaml, read_yaml, typed
-from longshort.train.vocabulary import Message, with_vocabulary
+from longshort.train.vocabulary import DataSource, Message, with_vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +188,7 @@ class TrainConfig:
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     stability: StabilityConfig = field(default_factory=StabilityConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
+    rl: RLConfig = field(default_factory=RLConfig)
 
     def __post_init__(self) -> None:
         run, data = self.run, self.data
@@ -206,6 +208,7 @@ class TrainConfig:
                 f"data.batch_size must be a multiple of run.accumulate={run.accumulate}, got {data.batch_size}"
             )
         _check_task(self)
+        check_rl(self, DataConfig())
 
     @property
     def loss(self) -> LossSettings:
@@ -235,7 +238,9 @@ class TrainConfig:
             if name != "model" and data.get(name) is not None:
                 values[name] = _section(name, kind, _named_values(name, data[name]))
         texts, task = values.get("data", DataConfig()), values.get("task", TaskConfig())
-        model = with_vocabulary(data["model"], texts.path, task.name, task, message)
+        problems = values.get("rl", RLConfig())
+        source = DataSource(texts.path, task.name, task, problems.task, problems.task_options)
+        model = with_vocabulary(data["model"], source, message)
         return cls(model=_model(model, data["loss"]), **values)
 
     @classmethod
@@ -259,6 +264,7 @@ class TrainConfig:
         values["model"] = self.model.to_dict()
         values["loss"] = values["model"].pop("loss")
         values["optimizer"]["betas"] = list(self.optimizer.betas)
+        values["rl"]["noise_clamp"] = None if self.rl.noise_clamp is None else list(self.rl.noise_clamp)
         return values
 
 
@@ -283,7 +289,11 @@ def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, 
             near = nearest(name, _names()) if separator and not dot else None
             meant = f"; did you mean {near}={text}?" if near else ""
             raise ConfigError(f"an override must be section.key=value, got {override!r}{meant}")
-        result.setdefault(section, {})[key] = parse_yaml(name, text)
+        value, (key, _, option) = parse_yaml(name, text), key.partition(".")
+        if option:  # of a key that holds options by name
+            held = result.get(section, {}).get(key) or {}
+            value = {**mapping(f"{section}.{key}", held), option: value}
+        result.setdefault(section, {})[key] = value
     return result
 
 

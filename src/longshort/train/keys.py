@@ -110,7 +110,7 @@ def _type(kind: Any) -> str:
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
-    value = field.default
+    value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     if value is dataclasses.MISSING:
         return "that of the preset"
     if isinstance(value, tuple):

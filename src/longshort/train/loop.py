@@ -116,7 +116,7 @@ class Loop(ABC):
         """One held-out sequence as arguments of the model, whose attention is measured."""
 
     @abstractmethod
-    def _prepare(self) -> None:
+    def _prepare(self, *, resumed: bool) -> None:
         """Do what must precede the first step of this process, after a resumed run was restored."""
 
     def _new_optimizer(self) -> None:
@@ -131,7 +131,7 @@ class Loop(ABC):
         """Take the steps that are left."""
         steps = self.config.run.steps
         resumed = self._resume()
-        self._prepare()
+        self._prepare(resumed=resumed)
         with self._logging(resumed), told_to_stop(self._interrupt):
             while self.progress.step < steps and not self._interrupted and not self._is_lost():
                 before = self.progress.step
@@ -146,7 +146,8 @@ class Loop(ABC):
         if status == "diverged":
             self.world.wait()  # if one process fails, torchrun ends the others: write the log first
             raise TrainingStopped(story["reason"])
-        return RunResult(status, self.progress.step, self.progress.best_loss, self.out)
+        progress = self.progress
+        return RunResult(status, progress.step, progress.best_loss, self.out, progress.best_reward)
 
     def _interrupt(self) -> None:
         self._interrupted = True

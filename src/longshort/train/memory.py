@@ -28,6 +28,10 @@ REMEDY_OF_A_RESUMED_RUN = (
     "run.checkpoint_activations=true or a smaller loss.chunk needs less; a resumed run may change no other setting "
     "that would help"
 )
+REMEDY_OF_RL = (
+    "a larger run.accumulate, run.checkpoint_activations=true, a smaller rl.prompts, rl.group or rl.max_new_tokens, or "
+    "a smaller model needs less"
+)
 _OVER_THE_LEAST = 3
 """A run's activations are about this many times those that are counted; used for suggestions only."""
 
@@ -56,6 +60,11 @@ class Need:
 
 def need_of(config: TrainConfig, world: World) -> Need:
     """The least that a run needs on the device of each of its processes."""
+    if config.rl.task is not None:  # what a rollout needs depends on what is drawn
+        reference = 4 * least_parameters(config.model) if config.rl.kl else 0
+        return Need(
+            state=16 * least_parameters(config.model) + reference, tokens=0, activations=0, rows=0, micro_rows=0
+        )
     rows = config.data.batch_size // world.size
     bf16 = config.run.precision == "bf16" or (config.run.precision == "auto" and world.device.type == "cuda")
     return Need(
@@ -101,7 +110,8 @@ def within_memory(config: TrainConfig, world: World) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if (reason := shortage(error)) is None:
             raise
-        raise ConfigError(f"{reason}; {REMEDY_OF_A_RESUMED_RUN if _resumes(config) else REMEDY}") from None
+        remedy = REMEDY if config.rl.task is None else REMEDY_OF_RL
+        raise ConfigError(f"{reason}; {REMEDY_OF_A_RESUMED_RUN if _resumes(config) else remedy}") from None
 
 
 def _resumes(config: TrainConfig) -> bool:
@@ -116,6 +126,11 @@ def check_memory(config: TrainConfig, world: World) -> None:
         needs[cpu] = dataclasses.replace(need, state=0, activations=0)  # batches are made there
     for device, part in needs.items():
         left = available_memory(device)
+        if left is not None and part.total > left and config.rl.task is not None:
+            raise ConfigError(
+                f"this run needs at least {_size(part.total)} of memory on {device} for the weights, their gradients, "
+                f"AdamW and the reference, but {_size(left)} is free; a smaller model would fit"
+            )
         if left is not None and part.total > left:
             raise ConfigError(
                 f"this run needs at least {_size(part.total)} of memory on {device}, of which {_size(part.state)} for "

@@ -50,12 +50,16 @@ class ConsoleReporter:
                 self._last_shown = time.monotonic()
                 self._show(step_line(record, steps=steps, logit=self._logit))
         elif kind == "eval":
-            accuracy = record.get("accuracy")
+            accuracy, reward = record.get("accuracy"), record.get("reward")
             second = f"perplexity {_number(record['perplexity'])}" if accuracy is None else f"accuracy {accuracy:.2%}"
+            second = second if reward is None else f"reward {reward:.3f}"
             warning = "warning: " if record["loss"] is None else ""
             self.message(f"{warning}step {record['step']}: validation loss {_number(record['loss'])}, {second}")
         elif kind == "spike":
             self.message(f"step {record['step']}: spike ({record['reason']}), {record['action']}")
+        elif kind == "failure":
+            failed = f"{record['count']} of {record['of']} samples"
+            self.message(f"warning: step {record['step']}: the verifier raised for {failed}: {record['error']}")
         elif kind == "end" and self._status is not None:
             self._status.stop()
 
@@ -73,10 +77,15 @@ def step_line(record: dict[str, Any], *, steps: int, logit: float | None) -> str
     """One line about one training step."""
     loss, speed = record["loss"], record["tokens_per_second"]
     left = (steps - record["step"]) * record["seconds"] / max(1, record["step"])
-    parts = [f"step {record['step']}/{steps}", f"loss {_number(loss)}"]
-    parts.append(f"perplexity {_number(None if loss is None else math.exp(min(loss, 50)))}")
+    parts = [f"step {record['step']}/{steps}"]
+    if record.get("reward") is None:
+        parts += [f"loss {_number(loss)}", f"perplexity {_number(None if loss is None else math.exp(min(loss, 50)))}"]
+    else:
+        parts += [f"reward {record['reward']:.3f}", f"entropy {_number(record['token_entropy'])}"]
     if logit is not None:
         parts.append(f"max |logit| {_number(logit)}")
+    if record.get("rollouts_per_second") is not None:
+        parts.append(f"{record['rollouts_per_second']:,.0f} rollouts/s")
     parts.append(f"{speed:,.0f} tokens/s")
     if record.get("mfu") is not None:
         parts.append(f"MFU {100 * record['mfu']:.1f} %")

@@ -10,6 +10,7 @@ from typing import Any
 from longshort.data.tasks import TASKS
 from longshort.model.classifier import NORMS
 from longshort.model.config import Range
+from longshort.train.rl_config import ALGORITHMS, FORMS
 from longshort.train.values import ConfigError, check_one_of
 
 LARGEST_COUNT = 2**63 - 1
@@ -25,7 +26,9 @@ _POSITIVE = Range(
     f"a number from {1 / LARGEST_NUMBER:g} to {LARGEST_NUMBER:g}",
     lambda value: 1 / LARGEST_NUMBER <= value <= LARGEST_NUMBER,
 )
+_AT_LEAST_0 = Range(f"a number from 0 to {LARGEST_NUMBER:g}", lambda value: 0 <= value <= LARGEST_NUMBER)
 _SHARE = Range("a number from 0 to 1", lambda value: 0 <= value <= 1)
+_ABOVE_0_TO_1 = Range("a number above 0 and at most 1", lambda value: 0 < value <= 1)
 _SEED = Range("an integer of 64 bits, from -2^63 to 2^63 - 1", lambda value: -(2**63) <= value < 2**63)
 
 RANGES: dict[str, Range] = {
@@ -35,9 +38,7 @@ RANGES: dict[str, Range] = {
     "optimizer.lr": _POSITIVE,
     "optimizer.betas": Range("two numbers from 0 to 1, 1 excluded", lambda both: all(0 <= b < 1 for b in both)),
     "optimizer.eps": _POSITIVE,
-    "optimizer.weight_decay": Range(
-        f"a number from 0 to {LARGEST_NUMBER:g}", lambda value: 0 <= value <= LARGEST_NUMBER
-    ),
+    "optimizer.weight_decay": _AT_LEAST_0,
     "schedule.warmup": _count(0),
     "schedule.floor": _SHARE,
     "schedule.decay": _SHARE,
@@ -67,6 +68,27 @@ RANGES: dict[str, Range] = {
     "task.pairs": _count(1),
     "task.symbols": _count(1),
     "task.digits": _count(1),
+    "rl.task_seed": _SEED,
+    "rl.supervised_steps": _count(0),
+    "rl.supervised_lr": _POSITIVE,
+    "rl.prompts": _count(1),
+    "rl.group": _count(2),
+    "rl.updates": _count(1),
+    "rl.clip": Range("a number above 0 and below 1", lambda value: 0 < value < 1),
+    "rl.dual_clip": Range("a number above 1", lambda value: 1 < value <= LARGEST_NUMBER),
+    "rl.kl": _AT_LEAST_0,
+    "rl.max_new_tokens": _count(1),
+    "rl.temperature": _POSITIVE,
+    "rl.top_k": _count(1),
+    "rl.top_p": _ABOVE_0_TO_1,
+    "rl.tau": _POSITIVE,
+    "rl.noise_clamp": Range(
+        "a lower and a higher bound", lambda both: -LARGEST_NUMBER <= both[0] < both[1] <= LARGEST_NUMBER
+    ),
+    "rl.sigma": _POSITIVE,
+    "rl.failed_share": _SHARE,
+    "rl.eval_problems": _count(1),
+    "rl.eval_samples": _count(1),
 }
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -78,6 +100,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "stability.clip": ("global", "tensor", "none"),
     "task.name": tuple(TASKS),
     "task.norm": NORMS,
+    "rl.algorithm": ALGORITHMS,
+    "rl.form": FORMS,
 }
 
 

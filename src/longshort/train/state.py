@@ -21,6 +21,8 @@ class Progress:
     """Time spent in steps, without evaluation, checkpoints and start-up."""
     best_loss: float | None = None
     best_step: int | None = None
+    best_reward: float | None = None
+    """In reinforcement learning, the highest validation reward, which `best_step` is then the step of."""
     judged_from: int = 0
     """First step after a rollback's cool-down."""
     nonfinite: int = 0
@@ -36,3 +38,5 @@ class RunResult:
     step: int
     best_validation_loss: float | None
     out: Path
+    best_validation_reward: float | None = None
+    """Of reinforcement learning alone."""

@@ -40,6 +40,10 @@ def train(config: TrainConfig, reporter: Reporter | None = None) -> RunResult:
 
     A run that diverges ends in `TrainingStopped`; its log and its last finite checkpoints remain.
     """
+    if config.rl.task is not None:
+        raise ConfigError(
+            f"rl.task must be null to train on text or examples, got {config.rl.task!r}; run longshort rl"
+        )
     return run_loop(Trainer, config, reporter)
 
 
@@ -63,7 +67,7 @@ class Trainer(Loop):
         if world.size > 1:
             self.parallel = DistributedDataParallel(self.parallel)
 
-    def _prepare(self) -> None:
+    def _prepare(self, *, resumed: bool) -> None:
         if self.config.run.cuda_graphs:
             self._fill_tables()
 

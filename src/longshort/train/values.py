@@ -89,6 +89,8 @@ def typed(name: str, value: Any, kind: Any) -> Any:
         if value is None:
             return None
         kind = next(k for k in typing.get_args(kind) if k is not type(None))
+    if typing.get_origin(kind) is dict:
+        return mapping(name, value)
     if kind is float and not isinstance(value, bool):
         try:
             return float(value)

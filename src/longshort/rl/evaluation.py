@@ -1,0 +1,105 @@
+"""What a model's answers are worth: rewards on held-out problems, an answer as text, and the loss of solutions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from longshort.data.problems import SPLITS, Problem
+from longshort.model import GPT
+from longshort.rl.problem_data import ProblemData
+from longshort.rl.rewards import Rewards, verified
+from longshort.rl.answers import Sampler, sequences
+from longshort.train import ConfigError, TrainConfig, load_model
+from longshort.train.distributed import choose_device
+from longshort.train.precision import autocast
+
+_SEED = 0x5EED
+"""Evaluations draw with seeds of their own, the same for all runs."""
+_AT_ONCE = 1024
+"""Sequences drawn together on a GPU; fewer on a CPU."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Answers to some problems, `samples` for each."""
+
+    rewards: Rewards
+    samples: int
+    text: str
+    """The first problem and the first answer to it."""
+
+    @property
+    def reward(self) -> float:
+        """The mean reward."""
+        return float(self.rewards.values.mean())
+
+    @property
+    def best_reward(self) -> float:
+        """The mean over problems of the best of their samples."""
+        return float(self.rewards.values.view(-1, self.samples).amax(1).mean())
+
+
+@torch.no_grad()
+def answered(
+    sampler: Sampler,
+    problems: list[Problem],
+    samples: int,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Answered:
+    """Draw answers to the problems and verify them."""
+    task, tokens = sampler.task, []
+    on_gpu = next(sampler.model.parameters()).is_cuda
+    step = max(1, (_AT_ONCE if on_gpu else _AT_ONCE // 8) // samples)
+    for first in range(0, len(problems), step):
+        tokens += sequences(sampler.draw(problems[first : first + step], samples, _SEED + first))
+        progress(first)
+    rewards = verified(task, [problem for problem in problems for _ in range(samples)], tokens)
+    worth = f"reward {rewards.values[0].item():g}"
+    return Answered(rewards, samples, f"{task.text(problems[0].prompt)}\n{task.text(tokens[0])}\n{worth}")
+
+
+@torch.no_grad()
+def solution_loss(model: GPT, data: ProblemData, problems: list[Problem], precision: str, step: int = 64) -> float:
+    """Mean cross-entropy of the solutions' tokens."""
+    was_training, device = model.training, model.embedding.weight.device
+    model.eval()
+    total, counted = torch.zeros((), device=device), torch.zeros((), device=device)
+    for first in range(0, len(problems), step):
+        tokens, targets = data.solutions(problems[first : first + step], device)
+        count = (targets >= 0).sum()
+        with autocast(precision, device):
+            loss = model(tokens, targets).loss
+        assert loss is not None
+        total, counted = total + loss * count, counted + count
+    model.train(was_training)
+    return float(total / counted)
+
+
+def evaluate_rewards(
+    checkpoint: Path,
+    *,
+    split: str = "validation",
+    problems: int | None = None,
+    samples: int | None = None,
+    device: str = "auto",
+    progress: Callable[[int], None] = lambda done: None,
+) -> dict[str, Any]:
+    """The rewards of a checkpoint of reinforcement learning on problems of a split, drawn as in its run."""
+    if split not in SPLITS:
+        raise ConfigError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    model, loaded = load_model(checkpoint, choose_device(device))
+    config = TrainConfig.from_dict(loaded.state["config"])
+    data, rl = ProblemData.open(config), config.rl
+    chosen = data.held_out(problems or rl.eval_problems, split)
+    found = answered(Sampler.of(model, data.task, rl), chosen, samples or rl.eval_samples, progress)
+    where = {"checkpoint": str(loaded.path), "step": loaded.step, "task": rl.task, "split": split}
+    scores = {"loss": solution_loss(model, data, chosen, config.run.precision), "reward": found.reward}
+    if found.samples > 1:
+        scores["best_reward"] = found.best_reward
+    numbers = {"examples": len(chosen), "samples": found.samples, "failed": found.rewards.failed}
+    return {**where, **numbers, **scores, "text": found.text}
