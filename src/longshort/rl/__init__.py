@@ -2,6 +2,7 @@
 
 from longshort.data.problems import Problem, ProblemTask, drawn, open_task
 from longshort.rl.log_probs import FORMS, Scores, soft_log_probs, token_log_probs, token_scores
+from longshort.rl.passes import evaluate_problems, pass_at_k
 from longshort.rl.rollout import Rollout, kl_estimate, rollout
 from longshort.rl.sampler import Sampler
 
@@ -13,8 +14,10 @@ __all__ = [
     "Sampler",
     "Scores",
     "drawn",
+    "evaluate_problems",
     "kl_estimate",
     "open_task",
+    "pass_at_k",
     "rollout",
     "soft_log_probs",
     "token_log_probs",
