@@ -3,6 +3,7 @@
 from longshort.data.problems import Problem, ProblemTask, drawn, open_task
 from longshort.rl.log_probs import FORMS, Scores, gaussian_log_probs, soft_log_probs, token_log_probs, token_scores
 from longshort.rl.objective import Objective, clipped_objective, group_advantages
+from longshort.rl.passes import evaluate_problems, pass_at_k
 from longshort.rl.rollout import Rollout, kl_estimate, rollout
 from longshort.rl.sampler import Sampler
 from longshort.rl.trainer import reinforce
@@ -17,10 +18,12 @@ __all__ = [
     "Scores",
     "clipped_objective",
     "drawn",
+    "evaluate_problems",
     "gaussian_log_probs",
     "group_advantages",
     "kl_estimate",
     "open_task",
+    "pass_at_k",
     "reinforce",
     "rollout",
     "soft_log_probs",

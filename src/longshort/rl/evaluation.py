@@ -11,9 +11,9 @@ import torch
 
 from longshort.data.problems import SPLITS, Problem
 from longshort.model import GPT
+from longshort.rl.answers import Sampler, sequences
 from longshort.rl.problem_data import ProblemData
 from longshort.rl.rewards import Rewards, verified
-from longshort.rl.answers import Sampler, sequences
 from longshort.train import ConfigError, TrainConfig, load_model
 from longshort.train.distributed import choose_device
 from longshort.train.precision import autocast
