@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,12 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import logging
 
 from longshort.files import write_atomically
+from longshort.hf.backbone import Backbone, TiedHead, between, outputs_of
 from longshort.hf.cache import LongShortCache
 from longshort.hf.config import LongShortConfig
 from longshort.hf.masks import layout
 from longshort.model import GPT
-from longshort.model.gpt import IGNORED_TARGET
+from longshort.model.gpt import IGNORED_TARGET, GPTOutput
 
 _logger = logging.get_logger(__name__)
 
@@ -36,7 +36,8 @@ __all__ = ["LongShortConfig", "LongShortForCausalLM"]
 class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
     """A language model in which each attention head has its own reach, for use anywhere in transformers.
 
-    `model.model` is the `GPT`; `LongShortForCausalLM.from_gpt(gpt)` wraps an existing one.
+    `model.model` is the `GPT`; `LongShortForCausalLM.from_gpt(gpt)` wraps an existing one. `model.base_model` is the
+    same without the head, called as transformers' base models are: see `Backbone`.
 
     >>> from longshort import GPTConfig
     >>> model = LongShortForCausalLM.from_gpt(GPT(GPTConfig.preset("tiny"))).eval()
@@ -54,6 +55,8 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: LongShortConfig) -> None:
         super().__init__(config)
         self.model = GPT(config.to_gpt())
+        if config.tie_word_embeddings:
+            self.tied_head = TiedHead(self.get_input_embeddings)
         self.post_init()
 
     @classmethod
@@ -66,6 +69,11 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
             model = cls(config)
         model.model = gpt
         return model.train(gpt.training)
+
+    @property
+    def base_model(self) -> Backbone:
+        """The model without its head; `base_model_prefix` still names the `GPT`, whose weights it shares."""
+        return Backbone(self.model, self.config, self.run)
 
     def forward(
         self,
@@ -104,43 +112,76 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
                 ignored. (A parameter of that name would make the Trainer treat batches with only `labels` as
                 unlabelled.)
         """
-        self._refuse(output_attentions, past_key_values)
-        given = _given(input_ids, inputs_embeds)
         if isinstance(logits_to_keep, int) and logits_to_keep < 0:
             raise ValueError(f"logits_to_keep must be 0 (all positions), a count or positions, got {logits_to_keep}")
-        batch_size, length = given.shape[:2]
-        if labels is not None and labels.shape != (batch_size, length):
-            raise ValueError(f"labels must have shape {(batch_size, length)}, got {tuple(labels.shape)}")
         targets = _targets(labels, kwargs.get("shift_labels"))
-        if past_key_values is None and self._wants_cache(use_cache, targets):
-            past_key_values = LongShortCache(self.config)
-        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        shape = _given(input_ids, inputs_embeds).shape[:2]
+        if labels is not None and labels.shape != shape:
+            raise ValueError(f"labels must have shape {tuple(shape)}, got {tuple(labels.shape)}")
+        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        output, states, cache = self.run(
+            input_ids,
+            attention_mask,
+            position_ids,
+            past_key_values,
+            inputs_embeds,
+            use_cache,
+            output_attentions,
+            targets=targets,
+            watched=between(self.model) if wanted else (),
+            return_logits=not skip_logits,
+            last_logits=logits_to_keep if isinstance(logits_to_keep, int) and logits_to_keep else None,
+        )
+        logits = output.logits
+        if isinstance(logits_to_keep, Tensor) and logits is not None:
+            logits = logits[:, logits_to_keep]
+        result = CausalLMOutputWithPast(
+            loss=_scaled(output.loss, targets, num_items_in_batch),  # type: ignore[arg-type]
+            logits=logits,  # type: ignore[arg-type]
+            past_key_values=cache,
+            hidden_states=tuple(states) if wanted else None,  # type: ignore[arg-type]
+        )
+        as_dict = self.config.return_dict if return_dict is None else return_dict
+        return result if as_dict else result.to_tuple()
+
+    def run(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        past_key_values: LongShortCache | None,
+        inputs_embeds: Tensor | None,
+        use_cache: bool | None,
+        output_attentions: bool | None,
+        *,
+        targets: Tensor | None = None,
+        watched: Iterable[nn.Module],
+        **options: Any,
+    ) -> tuple[GPTOutput, list[Tensor], LongShortCache | None]:
+        """The `GPT`'s output for inputs in transformers' terms, what the modules `watched` put out, and the cache.
+
+        The first arguments are those of `forward`, `options` those of `GPT`.
+        """
+        self._refuse(output_attentions, past_key_values)
+        given = _given(input_ids, inputs_embeds)
+        batch_size, length = given.shape[:2]
+        cache = past_key_values
+        if cache is None and self._wants_cache(use_cache, targets):
+            cache = LongShortCache(self.config)
+        past = 0 if cache is None else cache.get_seq_length()
         positions, segments = layout(attention_mask, position_ids, batch_size=batch_size, past=past, new=length)
         self._check_length(past + length, positions)
-        kept = logits_to_keep if isinstance(logits_to_keep, int) and logits_to_keep else None
-        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        with _hidden_states(self.model, bool(wanted)) as hidden_states:
+        with outputs_of(watched) as states:
             output = self.model(
                 input_ids,
                 targets,
                 embeddings=inputs_embeds,
                 segments=segments,
                 positions=positions,
-                cache=None if past_key_values is None else past_key_values.opened(self.model, batch_size, given.device),
-                return_logits=not skip_logits,
-                last_logits=kept,
+                cache=None if cache is None else cache.opened(self.model, batch_size, given.device),
+                **options,
             )
-        logits = output.logits
-        if isinstance(logits_to_keep, Tensor) and logits is not None:
-            logits = logits[:, logits_to_keep]
-        result = CausalLMOutputWithPast(
-            loss=_scaled(output.loss, targets, num_items_in_batch),  # type: ignore[arg-type]
-            logits=logits,
-            past_key_values=past_key_values,
-            hidden_states=tuple(hidden_states) if wanted else None,  # type: ignore[arg-type]
-        )
-        as_dict = self.config.return_dict if return_dict is None else return_dict
-        return result if as_dict else result.to_tuple()
+        return output, states, cache
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.embedding
@@ -148,12 +189,13 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.model.embedding = value
 
-    def get_output_embeddings(self) -> nn.Module | None:
-        """None if tied: the head is then the embedding itself."""
-        return self.model.head
+    def get_output_embeddings(self) -> nn.Module:
+        """The head; if tied, a `TiedHead`, whose weight is the embedding's."""
+        return self.tied_head if self.model.head is None else self.model.head
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        self.model.head = new_embeddings
+        if not isinstance(new_embeddings, TiedHead):  # which stays what it is when the embedding is replaced
+            self.model.head = new_embeddings
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         """As in transformers; also updates the vocabulary of the `GPT`."""
@@ -275,22 +317,6 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError(
                 f"positions must be below max_position_embeddings={context}, as they are learned, got {last}"
             )
-
-
-@contextmanager
-def _hidden_states(model: GPT, wanted: bool) -> Iterator[list[Tensor]]:
-    """Filled while the model runs: the first block's input, then each block's output, the last one normalised."""
-    states: list[Tensor] = []
-    if not wanted:
-        yield states
-        return
-    watched = (model.dropout, *model.blocks[:-1], model.norm)
-    handles = [module.register_forward_hook(lambda _m, _i, out: states.append(out)) for module in watched]
-    try:
-        yield states
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _given(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:

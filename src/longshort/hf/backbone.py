@@ -1,0 +1,105 @@
+"""What trainers that compute their own loss ask of a causal model: its hidden states and its head's weight, separately.
+
+TRL's trainers are such; transformers' own call the model and take its loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from longshort.hf.cache import LongShortCache
+from longshort.hf.config import LongShortConfig
+from longshort.model import GPT
+
+
+class Backbone(nn.Module):
+    """The model without its head: what `LongShortForCausalLM.base_model` is.
+
+    It shares everything with the model it comes from, and is made anew each time that it is asked for.
+
+    >>> import torch
+    >>> from longshort import GPTConfig
+    >>> from longshort.hf import LongShortForCausalLM
+    >>> model = LongShortForCausalLM.from_gpt(GPT(GPTConfig.preset("tiny")))
+    >>> model.base_model(input_ids=torch.ones(1, 5, dtype=torch.long), use_cache=False).last_hidden_state.shape
+    torch.Size([1, 5, 64])
+    """
+
+    def __init__(self, model: GPT, config: LongShortConfig, run: Callable[..., Any]) -> None:
+        """`run` is `LongShortForCausalLM.run`, bound to the model that this comes from."""
+        super().__init__()
+        self.model, self.config, self.training = model, config, model.training
+        self._run = run
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: LongShortCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast | tuple:
+        """The last hidden state (B, T, hidden_size), normalised; the arguments are those of `LongShortForCausalLM`."""
+        if self.config.score_exponent != 1:
+            raise ValueError(
+                f"score_exponent must be 1 for base_model, got {self.config.score_exponent}: the head's weight times "
+                "last_hidden_state would not be the logits; call the model with output_hidden_states=True instead"
+            )
+        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, output_attentions)
+        watched = between(self.model) if wanted else (self.model.norm,)
+        _, states, cache = self._run(*inputs, watched=watched, return_logits=False)
+        result = BaseModelOutputWithPast(
+            last_hidden_state=states[-1],
+            past_key_values=cache,
+            hidden_states=tuple(states) if wanted else None,
+        )
+        as_dict = self.config.return_dict if return_dict is None else return_dict
+        return result if as_dict else result.to_tuple()
+
+
+class TiedHead(nn.Module):
+    """The head of a model whose embedding is its head: holds no weight, so that none is saved or counted twice."""
+
+    bias = None
+
+    def __init__(self, embedding: Callable[[], nn.Module]) -> None:
+        """`embedding` gives the embedding as it is now: it may be replaced, as `resize_token_embeddings` does."""
+        super().__init__()
+        self._embedding = embedding
+
+    @property
+    def weight(self) -> Tensor:
+        """(V, hidden_size), the embedding's own."""
+        return self._embedding().weight  # type: ignore[return-value]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.weight)
+
+
+def between(model: GPT) -> tuple[nn.Module, ...]:
+    """What puts out the hidden states: the first block's input, each block's output, the last one normalised."""
+    return (model.dropout, *model.blocks[:-1], model.norm)
+
+
+@contextmanager
+def outputs_of(watched: Iterable[nn.Module]) -> Iterator[list[Tensor]]:
+    """Filled with the outputs of these modules while the model runs."""
+    states: list[Tensor] = []
+    handles = [module.register_forward_hook(lambda _m, _i, out: states.append(out)) for module in watched]
+    try:
+        yield states
+    finally:
+        for handle in handles:
+            handle.remove()
