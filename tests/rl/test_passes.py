@@ -1,6 +1,7 @@
 """Pass@k against counting, and evaluation: each sample is judged, with its own problem, as it was drawn."""
 
 from itertools import combinations
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -39,26 +40,28 @@ def small():
     return GPT(GPTConfig(vocab_size=TASK.vocab_size, context=16, n_layers=1, width=16, n_heads=2))
 
 
-def test_each_sample_is_judged_with_its_own_problem_across_batches():
-    """The i-th sequence to be drawn solves its problem if i is a multiple of three."""
-    calls = []
+class Scripted:
+    """A sampler whose i-th sequence solves its problem if i is a multiple of three, and has no end if not."""
 
-    def draw(prompts, seed):
+    drawn = 0
+
+    def __init__(self, model, thinking, *, batch_size, **options):
+        self.batch_size = batch_size
+
+    def draw(self, prompts, *, seed):
+        assert len(prompts) == self.batch_size
         rows = []
         for prompt in prompts:
-            problem = next(problem for problem in PROBLEMS if problem.prompt == prompt)
-            number = sum(map(len, calls)) + len(rows)
-            rows.append(problem.solution if number % 3 == 0 else [*problem.solution[:-1], -1])
-        calls.append(rows)
-        return torch.tensor(rows)
-
-    assert evaluate_problems(small(), TASK, None, PROBLEMS, 4, batch=7, draw=draw) == [2, 1, 1, 2, 1]
-    assert [len(rows) for rows in calls] == [7, 7, 6]
+            solution = next(problem for problem in PROBLEMS if problem.prompt == prompt).solution
+            rows.append([*solution, -1] if Scripted.drawn % 3 == 0 else [*solution[:-1], 0, 0])
+            Scripted.drawn += 1
+        return SimpleNamespace(tokens=torch.tensor(rows))
 
 
-def test_what_follows_the_stop_token_is_not_judged():
-    rows = [[*PROBLEMS[0].solution, -1, -1]]
-    assert evaluate_problems(small(), TASK, None, PROBLEMS[:1], 1, draw=lambda prompts, seed: torch.tensor(rows)) == [1]
+def test_each_sample_is_judged_with_its_own_problem_across_batches(monkeypatch):
+    monkeypatch.setattr("longshort.rl.passes.Sampler", Scripted)
+    assert evaluate_problems(None, TASK, None, PROBLEMS, 4, batch=7) == [2, 1, 1, 2, 1]
+    assert Scripted.drawn == 21
 
 
 @pytest.mark.parametrize("thinking", [None, SoftThinking(end=TASK.end_of_thinking, top_k=2)])

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-
-import torch
-from torch import Tensor
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from longshort.data.problems import Problem, ProblemTask
-from longshort.generation import SoftThinking, generate
+from longshort.generation import SoftThinking
 from longshort.model import GPT
-
-Draw = Callable[[list[list[int]], int], Tensor]
-"""Tokens (B, T) after each prompt, -1 after a sequence's end, from the prompts and a seed."""
+from longshort.rl.sampler import Sampler
 
 
 def pass_at_k(right: Iterable[int], samples: int, k: int) -> list[float]:
@@ -45,21 +41,17 @@ def evaluate_problems(
     *,
     seed: int = 0,
     batch: int = 1024,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
     max_new_tokens: int | None = None,
-    draw: Draw | None = None,
+    **options: Any,
 ) -> list[int]:
     """How many of its samples are right, for each problem: those whose reward is 1 or more.
 
     Args:
         thinking: how the model thinks; None draws discrete tokens from the first.
         samples: sequences drawn for each problem.
-        batch: sequences drawn at once. The samples depend on it, as on the seed.
-        temperature, top_k, top_p: of discrete tokens.
+        batch: most sequences drawn at once. The samples depend on it, as on the seed.
         max_new_tokens: the task's if None.
-        draw: draws in place of `generate`, as an engine that is kept from call to call; the options above are then its.
+        options: those of `Sampler`, such as temperature, top_k and top_p of discrete tokens.
 
     >>> from longshort import GPTConfig
     >>> from longshort.rl import drawn, open_task
@@ -68,34 +60,22 @@ def evaluate_problems(
     >>> len(evaluate_problems(model, task, None, [drawn(task, "test", 0, i) for i in range(3)], samples=2))
     3
     """
-    length = task.max_new_tokens if max_new_tokens is None else max_new_tokens
-
-    def generated(prompts: list[list[int]], number: int) -> Tensor:
-        steps = generate(
-            model,
-            prompts,
-            max_new_tokens=length,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            thinking=thinking,
-            stop=task.stop,
-            seed=number,
-        )
-        return torch.stack(list(steps), dim=1)
-
-    right = [0] * len(problems)
     asked = [index for index in range(len(problems)) for _ in range(samples)]
-    was_training = model.training
-    model.eval()
-    try:
-        for first in range(0, len(asked), batch):
-            part = asked[first : first + batch]
-            with torch.no_grad():
-                drawn = (draw or generated)([problems[index].prompt for index in part], seed + first)
-            for index, tokens in zip(part, drawn.tolist(), strict=True):
-                written = [token for token in tokens if token >= 0]
-                right[index] += task.reward(problems[index], written) >= 1
-    finally:
-        model.train(was_training)
+    batch = min(batch, len(asked))
+    sampler = Sampler(
+        model,
+        thinking,
+        batch_size=batch,
+        max_prompt=task.max_prompt,
+        max_new_tokens=task.max_new_tokens if max_new_tokens is None else max_new_tokens,
+        stop=task.stop,
+        **options,
+    )
+    right = [0] * len(problems)
+    for first in range(0, len(asked), batch):
+        part = asked[first : first + batch]
+        filled = part + asked[: batch - len(part)]  # a sampler draws as many sequences every time
+        tokens = sampler.draw([problems[index].prompt for index in filled], seed=seed + first).tokens.tolist()
+        for index, written in zip(part, tokens, strict=False):
+            right[index] += task.reward(problems[index], [token for token in written if token >= 0]) >= 1
     return right
