@@ -25,6 +25,7 @@ def distances(problem):
     "task",
     [
         Frontiers(),
+        Frontiers(n_nodes=48, depth=5),
         SMALL,
         Frontiers(n_nodes=9, depth=2, targets=4, max_degree=8),
         Frontiers(n_nodes=2, depth=1, targets=1),
@@ -50,10 +51,16 @@ def test_layers_degrees_and_lengths_are_those_of_the_options(task):
 def test_the_prompt_shows_every_edge_once_then_start_and_targets():
     problem = drawn(SMALL, "train", 0, 0)
     query = problem.prompt.index(SMALL.query)
-    shown = list(zip(problem.prompt[:query:2], problem.prompt[1:query:2], strict=True))
+    shown = [(a, b - SMALL.n_nodes) for a, b in zip(problem.prompt[:query:2], problem.prompt[1:query:2], strict=True)]
     assert set(shown) == problem.answer.edges and len(shown) == len(problem.answer.edges)
     assert problem.prompt[query + 1 :] == [problem.answer.start, *problem.answer.targets]
     assert all(distances(problem)[target] == SMALL.depth for target in problem.answer.targets)
+
+
+def test_text_tells_an_edge_from_a_path():
+    assert SMALL.text([3, SMALL.n_nodes + 5, SMALL.query, 3, SMALL.end_of_thinking, SMALL.next_path, SMALL.stop]) == (
+        "3 >5 ? 3 | , ."
+    )
 
 
 def test_edges_come_in_an_order_that_does_not_tell_their_layer():
@@ -127,8 +134,9 @@ def test_any_tokens_can_be_judged(tokens):
     assert isinstance(SMALL.text(tokens), str)
 
 
-def test_random_walks_solve_less_than_five_in_a_hundred_problems_in_32_tries():
-    task, rng, solved, tries = Frontiers(), random.Random(0), 0, 400
+@pytest.mark.parametrize("task", [Frontiers(), Frontiers(n_nodes=48, depth=5)])
+def test_random_walks_solve_less_than_five_in_a_hundred_problems_in_32_tries(task):
+    rng, solved, tries = random.Random(0), 0, 400
     for index in range(tries):
         problem = drawn(task, "test", 0, index)
         children = {}
@@ -150,8 +158,8 @@ def test_random_walks_solve_less_than_five_in_a_hundred_problems_in_32_tries():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"n_nodes": 11}, "n_nodes must be an integer from 12 to 94, got 11"),
-        ({"n_nodes": 95}, "n_nodes must be an integer from 12 to 94, got 95"),
+        ({"n_nodes": 7}, "n_nodes must be an integer from 8 to 22, got 7"),
+        ({"n_nodes": 23}, "n_nodes must be an integer from 8 to 22, got 23"),
         ({"depth": 0}, "depth must be an integer from 1 to 100, got 0"),
         ({"targets": 1.0}, "targets must be an integer from 1 to 1000, got 1.0"),
         ({"min_degree": 1}, "min_degree must be an integer from 2 to 100, got 1"),
