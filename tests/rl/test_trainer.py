@@ -17,7 +17,13 @@ from longshort.train.progress import Silent
 from ..train.tiny import differences, records
 from .tiny import tiny_rl
 
-ALGORITHMS = [["grpo"], ["grpo", "rl.truncate=true"], ["dr-grpo"], *(["soft-grpo", f"rl.form={f}"] for f in FORMS)]
+ALGORITHMS = [
+    ["grpo"],
+    ["gaussian-soft"],
+    ["grpo", "rl.truncate=true"],
+    ["dr-grpo"],
+    *(["soft-grpo", f"rl.form={f}"] for f in FORMS),
+]
 TIMES = ("seconds", "tokens_per_second", "rollouts_per_second", "rollout_share", "crc32")
 
 
@@ -58,7 +64,7 @@ def test_every_algorithm_runs_and_records_what_it_measures(algorithm, tmp_path):
         assert record["token_entropy"] > 0 and record["kl"] >= 0 and record["rollouts_per_second"] > 0
         assert record["gradient_noise"] >= 0 and math.isfinite(record["gradient_signal"])
         assert 0 <= record["thinking_length"] <= 5 and 0 <= record["answer_length"] <= 5
-        assert ("mixed_share" in record) == (name == "soft-grpo")
+        assert ("mixed_share" in record) == ("soft" in name)
     (evaluation,), (sample,) = records(tmp_path / "run", "eval"), records(tmp_path / "run", "sample")
     assert 0 <= evaluation["reward"] <= 1 and math.isfinite(evaluation["loss"])
     assert "=" in sample["text"] and "reward" in sample["text"]
@@ -134,6 +140,22 @@ def test_a_run_from_a_checkpoint_equals_one_with_its_own_supervised_steps(tmp_pa
     weights = load_checkpoint(tmp_path / "first").model
     assert all(value.equal(weights[name]) for name, value in trainer.policy.state_dict().items())
     assert reinforce(start).status == "finished"
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids="/".join)
+def test_what_was_drawn_from_is_what_is_computed_again(algorithm, tmp_path):
+    name, *changes = algorithm
+    reinforce(tiny_rl(tmp_path / "run", f"rl.algorithm={name}", "telemetry.logits_every=1", *changes))
+    learned = records(tmp_path / "run", "train")[3:]
+    assert all(abs(record["rollout_kl"]) < 1e-6 for record in learned)
+    assert all(len(record["logit_max"][0]) == 2 for record in learned)
+
+
+def test_gaussian_noise_keeps_its_size_over_a_run(tmp_path):
+    reinforce(tiny_rl(tmp_path / "run", "rl.algorithm=gaussian-soft", "run.save_every=1"))
+    steps = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    sizes = [load_checkpoint(step).state["sigma"] for step in steps]
+    assert len(set(sizes[3:])) == 1 and sizes[3] > 0
 
 
 def test_without_kl_there_is_no_reference(tmp_path):

@@ -1,18 +1,22 @@
-"""How a run draws: the one place where reinforcement learning calls the engine, and what it makes of the tokens."""
+"""Answers to problems: the one place where reinforcement learning draws, as its configuration says."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from longshort.data.problems import Problem, ProblemTask
-from longshort.generation import SoftThinking
+from longshort.generation import SoftThinking, gaussian_sigma
 from longshort.model import GPT
 from longshort.rl.log_probs import Form
-from longshort.rl.rollout import Rollout, rollout
+from longshort.rl.rollout import Rollout
+from longshort.rl.sampler import Sampler
+from longshort.train.config import TrainConfig
 from longshort.train.held_out import eagerly
 from longshort.train.rl_config import RLConfig
 
@@ -20,16 +24,19 @@ _NEXT_TO_0 = 1e-6
 """The tau at which a mixture is one token, drawn from the truncated distribution."""
 
 
-def thinking_of(rl: RLConfig, task: ProblemTask) -> SoftThinking | None:
-    """The mixtures of an algorithm; None for discrete tokens of the whole vocabulary."""
+def thinking_of(rl: RLConfig, task: ProblemTask, sigma: float | None = None) -> SoftThinking | None:
+    """The mixtures of an algorithm; None for discrete tokens of the whole vocabulary.
+
+    `sigma` is that of Gaussian noise, for which `rl.sigma` is only relative.
+    """
     shared: dict[str, Any] = {"top_k": rl.top_k, "top_p": rl.top_p, "temperature": rl.temperature}
     if rl.algorithm in ("grpo", "dr-grpo"):
         # Every token is drawn as a mixture of one, the stop token included, so that each has its truncated score.
         return SoftThinking(end=task.stop, tau=_NEXT_TO_0, **shared) if rl.truncate else None
+    shared |= {"end": task.end_of_thinking, "tau": rl.tau}
     if rl.algorithm == "gaussian-soft":
-        shared |= {"noise": "gaussian", "sigma": rl.sigma}
-        return SoftThinking(end=task.end_of_thinking, tau=rl.tau, **shared)
-    return SoftThinking(end=task.end_of_thinking, tau=rl.tau, clamp=rl.noise_clamp, **shared)
+        return SoftThinking(noise="gaussian", sigma=sigma, **shared)
+    return SoftThinking(clamp=rl.noise_clamp, **shared)
 
 
 def form_of(rl: RLConfig) -> Form:
@@ -38,38 +45,40 @@ def form_of(rl: RLConfig) -> Form:
     return "categorical" if rl.truncate else forms[rl.form]
 
 
-@dataclass(frozen=True)
-class Sampler:
+class Answerer:
     """Draws answers to problems with a model as it is at the time."""
 
-    model: GPT
-    task: ProblemTask
-    thinking: SoftThinking | None
-    max_new_tokens: int
-    temperature: float
-
-    @classmethod
-    def of(cls, model: GPT, task: ProblemTask, rl: RLConfig) -> Sampler:
-        """The sampler that a configuration asks for."""
-        return cls(model, task, thinking_of(rl, task), rl.max_new_tokens or task.max_new_tokens, rl.temperature)
+    def __init__(self, model: GPT, task: ProblemTask, config: TrainConfig, sigma: float | None = None) -> None:
+        """`sigma` is that of Gaussian noise; from the model's present embeddings if None."""
+        rl = config.rl
+        self.model, self.task, self.at_once = model, task, rl.prompts * rl.group
+        if rl.algorithm == "gaussian-soft" and sigma is None:
+            sigma = gaussian_sigma(model.embedding.weight, rl.sigma)
+        self.sigma, self.thinking = sigma, thinking_of(rl, task, sigma)
+        on_gpu, precision = model.embedding.weight.is_cuda, config.run.precision
+        self._shape = (task.max_prompt, rl.max_new_tokens or task.max_new_tokens) if on_gpu else None
+        self._options: dict[str, Any] = {
+            "max_prompt": task.max_prompt,
+            "max_new_tokens": rl.max_new_tokens or task.max_new_tokens,
+            "temperature": rl.temperature,
+            "stop": task.stop,
+            "log_probs": True,
+            "dtype": torch.bfloat16 if on_gpu and precision != "fp32" else None,
+        }
+        self._samplers: dict[int, Sampler] = {}
 
     def draw(self, problems: Sequence[Problem], group: int, seed: int) -> Rollout:
-        """A rollout of `group` consecutive sequences for each problem, which depends on the weights and the seed."""
+        """A rollout of `group` consecutive sequences for each problem, which depends on the weights and the seed.
+
+        On a GPU all rollouts have the shape of the longest possible one.
+        """
         prompts = [problem.prompt for problem in problems for _ in range(group)]
-        was_training = self.model.training
-        self.model.eval()
+        if len(prompts) not in self._samplers:
+            sampler = Sampler(self.model, self.thinking, batch_size=len(prompts), **self._options)
+            self._samplers[len(prompts)] = sampler
         with eagerly():
-            drawn = rollout(
-                self.model,
-                prompts,
-                self.thinking,
-                max_new_tokens=self.max_new_tokens,
-                temperature=self.temperature,
-                stop=self.task.stop,
-                seed=seed,
-            )
-        self.model.train(was_training)
-        return widened(drawn, self.task.max_prompt, self.max_new_tokens) if drawn.tokens.is_cuda else drawn
+            drawn = self._samplers[len(prompts)].draw(prompts, seed=seed)
+        return drawn if self._shape is None else widened(drawn, *self._shape)
 
 
 def widened(drawn: Rollout, prompt: int, count: int) -> Rollout:
@@ -77,23 +86,18 @@ def widened(drawn: Rollout, prompt: int, count: int) -> Rollout:
     left, right = prompt - drawn.prompts.shape[1], count - drawn.tokens.shape[1]
     if not left and not right:
         return drawn
-    after, kept = (0, right), drawn.drawn_log_probs
-    return replace(
-        drawn,
-        prompts=F.pad(drawn.prompts, (left, 0)),
-        padding=drawn.padding + left,
-        tokens=F.pad(drawn.tokens, after, value=-1),
-        soft=F.pad(drawn.soft, after),
-        ids=F.pad(drawn.ids, (0, 0, *after)),
-        values=F.pad(drawn.values, (0, 0, *after)),
-        drawn_log_probs=None if kept is None else F.pad(kept, after),
-    )
+    changed: dict[str, Any] = {"prompts": F.pad(drawn.prompts, (left, 0)), "padding": drawn.padding + left}
+    for field in fields(drawn):
+        held = getattr(drawn, field.name)
+        if field.name not in changed and isinstance(held, Tensor):  # (B, T) or (B, T, ...)
+            after = (0, 0) * (held.ndim - 2) + (0, right)
+            changed[field.name] = F.pad(held, after, value=-1 if field.name == "tokens" else 0)
+    return replace(drawn, **changed)
 
 
 def sequences(drawn: Rollout) -> list[list[int]]:
     """The tokens of each sequence, up to and including its stop token."""
-    lengths = drawn.mask.sum(1).tolist()
-    return [row[:length] for row, length in zip(drawn.tokens.tolist(), lengths, strict=True)]
+    return [[token for token in row if token >= 0] for row in drawn.tokens.tolist()]
 
 
 def lengths(samples: Sequence[list[int]], end: int) -> tuple[float, float]:

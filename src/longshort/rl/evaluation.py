@@ -11,7 +11,7 @@ import torch
 
 from longshort.data.problems import SPLITS, Problem
 from longshort.model import GPT
-from longshort.rl.answers import Sampler, sequences
+from longshort.rl.answers import Answerer, sequences
 from longshort.rl.problem_data import ProblemData
 from longshort.rl.rewards import Rewards, verified
 from longshort.train import ConfigError, TrainConfig, load_model
@@ -20,8 +20,6 @@ from longshort.train.precision import autocast
 
 _SEED = 0x5EED
 """Evaluations draw with seeds of their own, the same for all runs."""
-_AT_ONCE = 1024
-"""Sequences drawn together on a GPU; fewer on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +44,16 @@ class Answered:
 
 @torch.no_grad()
 def answered(
-    sampler: Sampler,
+    answerer: Answerer,
     problems: list[Problem],
     samples: int,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Answered:
     """Draw answers to the problems and verify them."""
-    task, tokens = sampler.task, []
-    on_gpu = next(sampler.model.parameters()).is_cuda
-    step = max(1, (_AT_ONCE if on_gpu else _AT_ONCE // 8) // samples)
+    task, tokens = answerer.task, []
+    step = max(1, answerer.at_once // samples)
     for first in range(0, len(problems), step):
-        tokens += sequences(sampler.draw(problems[first : first + step], samples, _SEED + first))
+        tokens += sequences(answerer.draw(problems[first : first + step], samples, _SEED + first))
         progress(first)
     rewards = verified(task, [problem for problem in problems for _ in range(samples)], tokens)
     worth = f"reward {rewards.values[0].item():g}"
@@ -96,7 +93,8 @@ def evaluate_rewards(
     config = TrainConfig.from_dict(loaded.state["config"])
     data, rl = ProblemData.open(config), config.rl
     chosen = data.held_out(problems or rl.eval_problems, split)
-    found = answered(Sampler.of(model, data.task, rl), chosen, samples or rl.eval_samples, progress)
+    answerer = Answerer(model, data.task, config, loaded.state.get("sigma"))
+    found = answered(answerer, chosen, samples or rl.eval_samples, progress)
     where = {"checkpoint": str(loaded.path), "step": loaded.step, "task": rl.task, "split": split}
     scores = {"loss": solution_loss(model, data, chosen, config.run.precision), "reward": found.reward}
     if found.samples > 1:

@@ -21,7 +21,7 @@ from torch import Tensor
 from longshort.data.problems import Problem
 from longshort.model import GPT
 from longshort.nn import update_sigma
-from longshort.rl.answers import Sampler, form_of, lengths, rollout_seed, sequences
+from longshort.rl.answers import Answerer, form_of, lengths, rollout_seed, sequences
 from longshort.rl.evaluation import answered, solution_loss
 from longshort.rl.objective import Objective, clipped_objective, group_advantages, signal_share
 from longshort.rl.problem_data import ProblemData
@@ -31,6 +31,7 @@ from longshort.rl.rollout import Rollout, kl_estimate
 from longshort.rl.signal import gradients, signal_and_noise
 from longshort.stability import qk_clip, watch_logits
 from longshort.stability.clipping import gradient_norm
+from longshort.train.checkpoint import Checkpoint
 from longshort.train.config import ConfigError, TrainConfig
 from longshort.train.distributed import World
 from longshort.train.divergence import nonfinite_weight
@@ -78,9 +79,20 @@ class RLTrainer(Loop):
             self.policy.new_cache()
         except ValueError as error:
             raise ConfigError(f"model: rollouts need a model with a cache of its keys; {error}") from None
-        self.sampler = Sampler.of(self.policy, self.data.task, config.rl)
+        self.answerer = self._new_answerer()
         self.form = form_of(config.rl)
         self.reference: GPT | None = None
+
+    def _new_answerer(self, sigma: float | None = None) -> Answerer:
+        return Answerer(self.policy, self.data.task, self.config, sigma)
+
+    def _own_state(self) -> dict[str, Any]:
+        """The Gaussian noise is that of the embeddings at the start, so that it stays the same."""
+        return {"sigma": self.answerer.sigma}
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        super()._restore(checkpoint)
+        self.answerer = self._new_answerer(checkpoint.state.get("sigma"))
 
     def _prepare(self, *, resumed: bool) -> None:
         if not resumed and self.config.rl.start is not None:
@@ -107,6 +119,7 @@ class RLTrainer(Loop):
     def _begin(self) -> None:
         """Make the model the reference, and start with a new optimizer: what came before had another loss."""
         self._new_optimizer()
+        self.answerer = self._new_answerer()
         if self.config.rl.kl:
             weights = self.policy.state_dict()
             self.reference = self._new_model()
@@ -209,7 +222,7 @@ class RLTrainer(Loop):
     def _roll_out(self, problems: list[Problem]) -> tuple[Rollout, Rewards, dict[str, Any]]:
         """Draw and verify; a verifier that raises is recorded, and ends the run if it does so too often."""
         rl, progress = self.config.rl, self.progress
-        drawn = self.sampler.draw(problems, rl.group, rollout_seed(self.config.run.seed, progress.batch))
+        drawn = self.answerer.draw(problems, rl.group, rollout_seed(self.config.run.seed, progress.batch))
         samples = sequences(drawn)
         rewards = verified(self.data.task, [problem for problem in problems for _ in range(rl.group)], samples)
         metrics = {"reward": float(rewards.values.mean()), "signal_share": signal_share(rewards.values, rl.group)}
@@ -329,7 +342,7 @@ class RLTrainer(Loop):
             return False
         rl, progress = self.config.rl, self.progress
         problems = self.data.held_out(rl.eval_problems)
-        found = answered(self.sampler, problems, rl.eval_samples)
+        found = answered(self.answerer, problems, rl.eval_samples)
         loss = solution_loss(self.policy, self.data, problems, self.config.run.precision)
         best = progress.best_reward is None or found.reward > progress.best_reward
         if best:

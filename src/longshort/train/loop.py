@@ -119,6 +119,10 @@ class Loop(ABC):
     def _prepare(self, *, resumed: bool) -> None:
         """Do what must precede the first step of this process, after a resumed run was restored."""
 
+    def _own_state(self) -> dict[str, Any]:
+        """Numbers of the subclass for the checkpoint, ready for JSON."""
+        return {}
+
     def _new_optimizer(self) -> None:
         """Start with an optimizer, a clip and a guard that have seen nothing."""
         clip, limit = self.config.stability.clip, self.config.stability.clip_norm
@@ -294,7 +298,10 @@ class Loop(ABC):
         if self.world.is_writer:
             tensors, numbers = self._state.packed()
             state = {"config": self.config.to_dict(), "progress": asdict(self.progress), **numbers}
-            state |= {"vocabulary": self._run_data.fingerprint, "tokenizer": self._run_data.tokenizer_checksum}
+            state |= self._own_state() | {
+                "vocabulary": self._run_data.fingerprint,
+                "tokenizer": self._run_data.tokenizer_checksum,
+            }
             weights = self.model.state_dict()
             save_checkpoint(self.checkpoints, step=self.progress.step, model=weights, trainer=tensors, state=state)
             prune_checkpoints(self.checkpoints, keep=self.config.run.keep, best=self.progress.best_step)
