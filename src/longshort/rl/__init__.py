@@ -6,6 +6,7 @@ from longshort.rl.objective import Objective, clipped_objective, group_advantage
 from longshort.rl.passes import evaluate_problems, pass_at_k
 from longshort.rl.rollout import Rollout, kl_estimate, rollout
 from longshort.rl.sampler import Sampler
+from longshort.rl.signal import Signal, score_signal, signal_of
 from longshort.rl.trainer import reinforce
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Rollout",
     "Sampler",
     "Scores",
+    "Signal",
     "clipped_objective",
     "drawn",
     "evaluate_problems",
@@ -26,6 +28,8 @@ __all__ = [
     "pass_at_k",
     "reinforce",
     "rollout",
+    "score_signal",
+    "signal_of",
     "soft_log_probs",
     "token_log_probs",
     "token_scores",
