@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from longshort.report.datasets import Datasets, rows
+from longshort.report.datasets import MEASURES, Datasets, rows
 from longshort.report.theme import DASHES, LIGHT, MOST_STRONG, NOT_FINITE, method_styles, vega_config
 from longshort.runs import Run
 
@@ -142,7 +142,7 @@ class Charts:
             self._chart("validation")
             .mark_rule(strokeWidth=1.5)
             .encode(x=self._x(x), y=self._end(y, f"{quantity}_low"), y2=f"{quantity}_high:Q", color=self._color()),
-            self._chart("validation").mark_point(filled=True, size=62, opacity=1, style="ring").encode(**spot),
+            self._points("validation").encode(**spot),
             self._lost("curve", f"!isValid(datum.{quantity})", spot),
             self._chart("spikes")
             .transform_filter(f"isValid(datum.{quantity})")
@@ -174,6 +174,19 @@ class Charts:
             self._lost("logits", "datum.lost > 0", {**spot, "tooltip": [*tips, *where]}),
         ]
         return self._finish(layers, "Largest attention logit")
+
+    def learning(self, measure: str, x: str) -> dict[str, Any]:
+        """A measure of reinforcement learning: every step faint, the smoothed line strong, and rewards on validation
+        problems as points.
+        """
+        alt, (name, title) = self.alt, MEASURES[measure]
+        tips = [self._tip("run"), *self._places(), self._tip(measure, ".4f", name)]
+        y = alt.Y(f"{measure}:Q", title=title, scale=alt.Scale(zero=True, nice=True), axis=alt.Axis(tickCount=6))
+        layers = self._lines("learning", "learning_trend", measure, x, y, tips)
+        if measure == "reward":
+            spot = {"x": self._x(x), "y": y, "color": self._color(), "tooltip": tips}
+            layers.append(self._points("rewards").encode(**spot))
+        return self._finish(layers, f"{title[0].upper()}{title[1:]}")
 
     def _lines(self, raw: str, trend: str, field: str, x: str, y: altair.Y, tips: list[Any]) -> list[Any]:
         """Faint lines of every run, the band between the seeds, the smoothed line, and its points under the pointer."""
@@ -245,6 +258,9 @@ class Charts:
 
     def _chart(self, data: str) -> altair.Chart:
         return self.alt.Chart(self.alt.NamedData(name=data))
+
+    def _points(self, data: str) -> Any:
+        return self._chart(data).mark_point(filled=True, size=62, opacity=1, style="ring")
 
     def _zoom(self) -> altair.Parameter:
         # Without shift, wheel and drag scroll the page; on a phone nothing else could.

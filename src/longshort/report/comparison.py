@@ -113,7 +113,9 @@ def with_spread(spread: Spread | None, digits: int = 4) -> str:
 def summary(variants: Sequence[Variant]) -> str:
     """One paragraph: what each variant reached, and how far the data support the comparison."""
     runs = [run for variant in variants for run in variant.runs]
-    return " ".join([_opening(variants, runs), *_losses(variants), *_logits(variants), _spikes(variants, runs)])
+    rewarded = all(run.final_reward is not None for run in runs)
+    reached = _rewards(variants) if rewarded else _losses(variants)
+    return " ".join([_opening(variants, runs), *reached, *_logits(variants), _spikes(variants, runs)])
 
 
 def _plural(count: int, noun: str) -> str:
@@ -136,6 +138,20 @@ def _opening(variants: Sequence[Variant], runs: Sequence[Run]) -> str:
     until = f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
     what = f"{_plural(len(variants), 'variant')}, {over}" if len(variants) > 1 else f"{variants[0].name}, {over}"
     return f"{what}, trained for {until} steps."
+
+
+def _rewards(variants: Sequence[Variant]) -> list[str]:
+    """What reinforcement learning reached: rewards instead of losses."""
+    found = [(variant, spread) for variant in variants if (spread := variant.spread("final_reward")) is not None]
+    found.sort(key=lambda pair: -pair[1].mean)
+    best, spread = found[0]
+    if len(found) == 1:
+        return [f"Its final validation reward is {with_spread(spread, 3)}."]
+    others = [f"{variant.name} has {with_spread(other, 3)}" for variant, other in found[1:]]
+    if len(others) > MAX_LISTED:
+        ends = [f"{number(other.mean, 3)} ({variant.name})" for variant, other in (found[1], found[-1])]
+        others = [f"The {len(others)} others range from {' to '.join(ends)}"]
+    return [f"{best.name} has the highest final validation reward, {with_spread(spread, 3)}.", f"{'; '.join(others)}."]
 
 
 def _losses(variants: Sequence[Variant]) -> list[str]:

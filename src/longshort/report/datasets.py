@@ -26,6 +26,18 @@ DIGITS = 5
 PLACES = ("step", "tokens", "time")
 TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
+MEASURES = {
+    "reward": ("reward", "mean reward"),
+    "token_entropy": ("entropy", "entropy (nats per token)"),
+    "kl": ("KL", "KL to the reference (nats per token)"),
+    "clip_share": ("clipped", "share of tokens clipped"),
+    "signal_share": ("groups", "share of groups with a signal"),
+    "thinking_length": ("thinking", "thinking tokens"),
+    "answer_length": ("answer", "answer tokens"),
+    "mixed_share": ("mixtures", "share of mixtures not nearly one token"),
+}
+"""The drawn measures of reinforcement learning: the word on the button, and the title of the axis."""
+
 Table = dict[str, Any]
 """{"constants": {name: value}, "columns": {name: [values]}}"""
 
@@ -84,8 +96,8 @@ def build(runs: Sequence[Run]) -> Datasets:
     longest = max((float(run.train["seconds"][-1]) for run in runs if len(run.train["step"])), default=0.0)
     unit, divisor = next(((u, d) for u, d in TIME_UNITS if longest >= 2 * d), TIME_UNITS[-1])
     packing = _Packing(divisor, max(MIN_CURVE_POINTS, min(MAX_CURVE_POINTS, CURVE_POINTS // len(runs))))
-    by_run = (packing.curve, packing.spikes, packing.logits, packing.peak, packing.diverged)
-    by_variant = (packing.trend, packing.validation, packing.logit_trend)
+    by_run = (packing.curve, packing.spikes, packing.logits, packing.peak, packing.diverged, packing.learning)
+    by_variant = (packing.trend, packing.validation, packing.logit_trend, packing.learning_trend, packing.rewards)
     seeds = [[run for run in runs if run.variant == name] for name in dict.fromkeys(run.variant for run in runs)]
     tables = {pack.__name__: [pack(run) for run in runs] for pack in by_run}
     tables |= {pack.__name__: [pack(of_variant) for of_variant in seeds] for pack in by_variant}
@@ -101,6 +113,7 @@ def build(runs: Sequence[Run]) -> Datasets:
         smoothing={
             "loss": max(_steps_smoothed(run.train["step"]) for run in runs),
             "logit": max(_steps_smoothed(run.logit_steps) for run in runs),
+            "learning": max(_steps_smoothed(run.learning["step"]) for run in runs),
         },
         seeds=max(map(len, seeds)),
         # Without a little room on the right, the last point would be cut in half.
@@ -183,6 +196,22 @@ class _Packing:
             values = [[getattr(e, name) for e in found[step]] for step in steps]
             lines[name] = SeedLine(steps, *(np.array([take(v) for v in values]) for take in (np.mean, np.min, np.max)))
         return self._table(runs, steps, **_bands(lines), seeds=[len(found[step]) for step in steps])
+
+    def learning(self, run: Run) -> Table:
+        """What steps of reinforcement learning measured; a column is empty where its values are not finite."""
+        kept = thin(run.learning["reward"], self.points)
+        columns = {name: _column(run.learning[name][kept]) for name in MEASURES}
+        return self._table([run], run.learning["step"][kept], **columns)
+
+    def learning_trend(self, runs: Sequence[Run]) -> Table:
+        learned = [run for run in runs if len(run.learning["step"])]
+        lines = {n: seed_line([(run.learning["step"], run.learning[n]) for run in learned]) for n in MEASURES}
+        return self._table(runs, lines["reward"].steps, **_bands(lines))
+
+    def rewards(self, runs: Sequence[Run]) -> Table:
+        """Validation rewards, of every run."""
+        found = [(e.step, e.reward) for run in runs for e in run.evaluations if e.reward is not None]
+        return self._table(runs, [step for step, _ in found], reward=_column(reward for _, reward in found))
 
     def spikes(self, run: Run) -> Table:
         spikes = [run.spikes[i] for i in thin(np.array([s.loss for s in run.spikes]), self.points)]

@@ -3,7 +3,7 @@
   let { specs, variants, tables, heat, themes } = JSON.parse(document.getElementById("payload").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const narrow = matchMedia("(max-width: 640px)");
-  const state = { x: "step", quantity: "loss" };
+  const state = { x: "step", quantity: "loss", measure: "reward" };
   const chips = document.getElementById("legend");
   const shown = (variant) => chips.querySelector(`[data-variant="${CSS.escape(variant)}"]`).getAttribute("aria-pressed");
   const drawings = new Map();

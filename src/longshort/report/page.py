@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
+
 from longshort.files import check_replaceable, write_atomically
 from longshort.report import comparison, datasets, theme
 from longshort.report.charts import LOSSES, X_AXES, Charts, ReportError, drawing, with_data
@@ -64,6 +66,7 @@ def write_pictures(runs: Sequence[Run], data: datasets.Datasets, folder: Path) -
     """The charts as PNG, light; a chart without data is left out."""
     charts = Charts(runs, data, legend=True)
     specs = {quantity: charts.loss(quantity, "step") for quantity in LOSSES}
+    specs |= {datasets.MEASURES[measure][0].lower(): charts.learning(measure, "step") for measure in _measured(runs)}
     if data.logit_range:
         specs |= {"logits": charts.logits("step"), "heatmap": charts.heat_maps()}
     return [write_picture(with_data(spec, data), folder / f"{name}.png") for name, spec in specs.items()]
@@ -84,6 +87,7 @@ def render(runs: Sequence[Run], data: datasets.Datasets, title: str, out: Path, 
     names = [variant.name for variant in variants]
     strongest = theme.method_styles(names, theme.LIGHT, strong=theme.MOST_STRONG)
     answers = any(run.final_accuracy is not None for run in runs)
+    rewards = any(run.final_reward is not None for run in runs)
     return environment.get_template("page.html.j2").render(
         title=title,
         runs=runs,
@@ -91,15 +95,17 @@ def render(runs: Sequence[Run], data: datasets.Datasets, title: str, out: Path, 
         places={variant.name: i for i, variant in enumerate(variants)},
         remark=remark,
         summary=comparison.summary(variants),
-        table=[_table_row(variant, answers=answers) for variant in variants],
+        table=[_table_row(variant, answers=answers, rewards=rewards) for variant in variants],
         answers=answers,
+        rewards=rewards,
+        measures=[(measure, datasets.MEASURES[measure][0]) for measure in _measured(runs)],
         notes=comparison.notes(runs),
         data=data,
         unfinished=any(run.status != "finished" for run in runs),
         samples=[chosen for variant in variants if (chosen := _samples(variant)) is not None],
         differences=differences(variants),
         configs=[(run, _yaml(run.config)) for run in runs],
-        train_commands=[f"longshort train {shlex.quote(config_name(run))}" for run in runs],
+        train_commands=[f"longshort {_verb(run)} {shlex.quote(config_name(run))}" for run in runs],
         report_command=shlex.join(["longshort", "report", *(str(run.path) for run in runs), "--out", str(out)]),
         config_name=config_name,
         as_link=lambda text: f"data:text/yaml;charset=utf-8,{quote(text)}",
@@ -117,9 +123,20 @@ def config_name(run: Run) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in run.label).strip("-.") + ".yaml"
 
 
+def _verb(run: Run) -> str:
+    section = run.config.get("rl")
+    return "rl" if isinstance(section, dict) and section.get("task") else "train"
+
+
+def _measured(runs: Sequence[Run]) -> list[str]:
+    """The measures of reinforcement learning that some run has."""
+    return [name for name in datasets.MEASURES if any(np.isfinite(run.learning[name]).any() for run in runs)]
+
+
 def _payload(runs: Sequence[Run], data: datasets.Datasets) -> dict[str, Any]:
     charts = Charts(runs, data, legend=False)
     specs = {f"{quantity}-{x}": charts.loss(quantity, x) for quantity in LOSSES for x in X_AXES}
+    specs |= {f"{measure}-{x}": charts.learning(measure, x) for measure in _measured(runs) for x in X_AXES}
     if data.logit_range:
         specs |= {f"logits-{x}": charts.logits(x) for x in X_AXES}
         specs |= {f"heat-{i}": charts.heat(i) for i, rows in enumerate(data.heat) if rows}
@@ -133,10 +150,12 @@ def _theme(colors: dict[str, Any], names: list[str]) -> dict[str, Any]:
     return {"config": theme.vega_config(colors, category), "aside": colors["aside"]}
 
 
-def _table_row(variant: comparison.Variant, *, answers: bool) -> dict[str, Any]:
-    """What a variant reached; `answers` says that some run of the report has a task, and so an accuracy."""
+def _table_row(variant: comparison.Variant, *, answers: bool, rewards: bool) -> dict[str, Any]:
+    """What a variant reached; `answers` says that some run has a task, and so an accuracy, `rewards` the like."""
     accuracy = (("final accuracy", "final_accuracy", 4),) if answers else ()
+    reward = (("final reward", "final_reward", 3),) if rewards else ()
     measures = (
+        *reward,
         *accuracy,
         ("final loss", "final_loss", 4),
         ("final perplexity", "final_perplexity", 4),

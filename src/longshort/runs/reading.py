@@ -19,7 +19,20 @@ import numpy as np
 
 from longshort.runs import records
 from longshort.runs.log import METRICS
-from longshort.runs.records import COLUMNS, End, Evaluation, Header, Line, Record, Resume, RunError, Sample, Spike, Step
+from longshort.runs.records import (
+    COLUMNS,
+    LEARNING,
+    End,
+    Evaluation,
+    Header,
+    Line,
+    Record,
+    Resume,
+    RunError,
+    Sample,
+    Spike,
+    Step,
+)
 
 TAIL = 0.05
 """Share of the steps over which the final training loss is averaged."""
@@ -38,6 +51,8 @@ class Run:
     """The run's name, made unique among the runs of a report."""
     train: dict[str, np.ndarray]
     """The `COLUMNS` of the training steps, each (N,)."""
+    learning: dict[str, np.ndarray]
+    """The steps of reinforcement learning and their `LEARNING`, each of one length; NaN where not measured."""
     logit_steps: np.ndarray
     logits_NLH: np.ndarray
     """max |logit| of each head at `logit_steps`."""
@@ -118,6 +133,15 @@ class Run:
     @property
     def final_accuracy(self) -> float | None:
         return self.evaluations[-1].accuracy if self.evaluations else None
+
+    @property
+    def final_reward(self) -> float | None:
+        return self.evaluations[-1].reward if self.evaluations else None
+
+    @property
+    def best_reward(self) -> float | None:
+        """The highest validation reward."""
+        return max((e.reward for e in self.evaluations if e.reward is not None), default=None)
 
     @property
     def best_loss(self) -> float | None:
@@ -286,12 +310,16 @@ class Reader:
             raise RunError(f"{self.folder / METRICS}: holds no record; line 1 must be the run's description")
         steps = [self.train[step] for step in sorted(self.train)]
         logit_steps = sorted(self.logits)
+        learned = [(step.step, step.learning) for step in steps if step.learning is not None]
+        learning = {"step": np.array([step for step, _ in learned], dtype=np.int64)}
+        learning |= {name: np.array([values[name] for _, values in learned], dtype=np.float64) for name in LEARNING}
         shape = (len(logit_steps), *self.header.shape_LH)
         return Run(
             path=self.folder,
             header=self.header,
             label=self.header.name,
             train={name: np.array([getattr(step, name) for step in steps], dtype=np.float64) for name in COLUMNS},
+            learning=learning,
             logit_steps=np.array(logit_steps, dtype=np.int64),
             logits_NLH=np.array([self.logits[step] for step in logit_steps]).reshape(shape),
             evaluations=tuple(self.evaluations[step] for step in sorted(self.evaluations)),

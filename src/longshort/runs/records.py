@@ -20,6 +20,11 @@ from longshort.files import Damaged, unsealed
 FORMAT = 1
 COLUMNS = ("step", "loss", "lr", "grad_norm", "tokens", "seconds", "tokens_per_second", "mfu")
 """The numbers of a training step."""
+LEARNING = (
+    *("reward", "signal_share", "token_entropy", "kl", "clip_share", "mixed_share", "thinking_length", "answer_length"),
+    *("gradient_signal", "gradient_noise", "rollout_kl", "rollouts_per_second", "rollout_share"),
+)
+"""What a step of reinforcement learning measures besides; not every algorithm measures all of it."""
 _NOT_NULL = ("step", "tokens", "seconds", "tokens_per_second")
 
 
@@ -62,6 +67,8 @@ class Step:
     mfu: float
     logits_LH: np.ndarray | None = None
     """max |logit| of each head, if recorded at this step."""
+    learning: dict[str, float] | None = None
+    """The `LEARNING` of a step of reinforcement learning."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,8 @@ class Evaluation:
     perplexity: float
     accuracy: float | None = None
     """Share of right answers, if the run has a task."""
+    reward: float | None = None
+    """Mean reward, in reinforcement learning."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +212,8 @@ def _step(line: Line, shape_LH: tuple[int, int]) -> Step:
         # np.maximum, unlike max and fmax, keeps NaN: a head that overflowed must not look stable.
         logits = np.maximum(np.abs(ends[0]), np.abs(ends[1]))
     numbers = {column: line.number_or_nan(column) for column in COLUMNS[1:]}
-    return Step(step=step, **numbers, logits_LH=logits)
+    learning = {name: line.number_or_nan(name) for name in LEARNING} if "reward" in line.data else None
+    return Step(step=step, **numbers, logits_LH=logits, learning=learning)
 
 
 def _evaluation(line: Line, shape_LH: tuple[int, int]) -> Evaluation | None:
@@ -211,7 +221,8 @@ def _evaluation(line: Line, shape_LH: tuple[int, int]) -> Evaluation | None:
     if line.data.get("split", "validation") != "validation":
         return None
     accuracy = line.number_or_nan("accuracy") if "accuracy" in line.data else None
-    return Evaluation(step, loss, line.number_or_nan("perplexity"), accuracy)
+    reward = line.number_or_nan("reward") if "reward" in line.data else None
+    return Evaluation(step, loss, line.number_or_nan("perplexity"), accuracy, reward)
 
 
 def _spike(line: Line, shape_LH: tuple[int, int]) -> Spike:
