@@ -33,7 +33,9 @@ def test_the_rank_needed_is_read_between_widths():
     assert rank_needed([(4, 1.0), (8, 0.5)]) is None
 
 
-@pytest.mark.parametrize("name", ["degrees-of-freedom", pytest.param("latency", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["degrees-of-freedom", "gumbel-score", pytest.param("latency", marks=pytest.mark.slow)]
+)
 def test_the_quick_version_measures_and_is_not_published(name, tmp_path, monkeypatch):
     arguments = [name, "--quick", "--device", "cpu", "--out", str(tmp_path / "out")]
     monkeypatch.setattr("sys.argv", ["experiments", *arguments])
