@@ -65,6 +65,9 @@ class Answerer:
             "log_probs": True,
             "dtype": torch.bfloat16 if on_gpu and precision != "fp32" else None,
         }
+        if rl.algorithm in ("soft-grpo", "gaussian-soft"):
+            # As in the code of arXiv 2511.06411: truncated too, though scored on the whole vocabulary.
+            self._options |= {"top_k": rl.top_k, "top_p": rl.top_p}
         self._samplers: dict[int, Sampler] = {}
 
     def draw(self, problems: Sequence[Problem], group: int, seed: int) -> Rollout:

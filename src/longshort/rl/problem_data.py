@@ -82,10 +82,10 @@ class ProblemData:
         Only the solution is to be predicted.
         """
         width = self.task.max_prompt + self.task.max_new_tokens - 1
-        tokens = torch.zeros(len(problems), width, dtype=torch.long)
-        targets = torch.full_like(tokens, IGNORED_TARGET)
-        for row, goal, problem in zip(tokens, targets, problems, strict=True):
-            whole = torch.tensor([*problem.prompt, *problem.solution])
-            row[: len(whole) - 1] = whole[:-1]
-            goal[len(problem.prompt) - 1 : len(whole) - 1] = torch.tensor(problem.solution)
-        return tokens.to(device), targets.to(device)
+        tokens, targets = [], []
+        for problem in problems:
+            asked, told = problem.prompt, problem.solution
+            after = width + 1 - len(asked) - len(told)
+            tokens.append([*asked, *told[:-1], *[0] * after])
+            targets.append([IGNORED_TARGET] * (len(asked) - 1) + told + [IGNORED_TARGET] * after)
+        return torch.tensor(tokens, device=device), torch.tensor(targets, device=device)

@@ -241,11 +241,13 @@ class RLTrainer(Loop):
     def _slices(self) -> list[list[slice]]:
         """The sequences of each micro-batch of each update.
 
-        An update has at least two, if its problems can be halved, so that the noise of its gradient can be measured.
+        Where the logits are recorded, an update has at least two if its problems can be halved, so that the noise of
+        its gradient can be measured.
         """
         rl, accumulate = self.config.rl, self.config.run.accumulate
         problems = rl.prompts // rl.updates
-        pieces = 2 if accumulate == 1 and problems % 2 == 0 else accumulate
+        halved = accumulate == 1 and problems % 2 == 0 and self._wants_logits()
+        pieces = 2 if halved else accumulate
         size = problems * rl.group // pieces
         firsts = range(0, rl.prompts * rl.group, size)
         every = [slice(first, first + size) for first in firsts]

@@ -55,7 +55,8 @@ class RLConfig:
     temperature: float = 1.0
     """Divides the logits, of mixtures as of discrete tokens."""
     top_k: int = 5
-    """Tokens of a mixture, and of the truncated distribution."""
+    """Tokens of a mixture; also of the distribution from which soft-grpo and gaussian-soft draw their answers, and
+    grpo with truncate all tokens."""
     top_p: float = 0.95
     """Of these, only the most probable that together have this share of their probability."""
     tau: float = 0.1
