@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 EXTRAS := dev,docs,hf,report
+CONSTRAINTS := constraints.txt
 JOBS ?= 2
 SELECTED := -m "not slow"
 DRAWN := tests/cli/test_drawn.py
@@ -19,7 +20,7 @@ TORCH_CPU_HOST := download.pytorch.org
 REACHABLE := import socket; socket.create_connection(("$(TORCH_CPU_HOST)", 443), 5)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all soak lint types layers docs pytest format bench clean compiler
+.PHONY: help demo test test-all test-eco soak lint types layers docs pytest format bench clean compiler
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +34,13 @@ test: compiler $(INSTALLED) ## everything CI runs: lint, types, layers, docs, py
 
 test-all: ## the same with the slow tests
 	@$(MAKE) --no-print-directory test SELECTED=
+
+# TRL brings datasets, pandas and pyarrow, which nothing else here needs: an environment of its own.
+ECO := VENV=.venv-eco EXTRAS=trl ALSO='hypothesis peft pytest pytest-timeout' CONSTRAINTS=constraints-eco.txt
+test-eco: ## TRL's trainers on our models, in .venv-eco; not part of test
+	@$(MAKE) --no-print-directory $(ECO) .venv-eco/.installed
+	@echo "== tests: pytest tests/eco"
+	@.venv-eco/bin/python -m pytest -q tests/eco
 
 soak: compiler $(INSTALLED) ## kills, damaged files, full disks, drawn command lines; under half an hour; writes docs/notes/soak.md
 	@$(BIN)/python -m tests.soak --jobs $(JOBS)
@@ -72,7 +80,7 @@ bench: $(INSTALLED) ## speed and memory on this CPU against peers, half an hour;
 	@$(BIN)/python -m benchmarks memory
 
 clean: ## remove the virtual environment, caches and build outputs
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-eco build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src experiments benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 compiler:
@@ -80,7 +88,7 @@ compiler:
 		echo "error: no C++ compiler: torch.compile, which the tests run, needs g++ (or set CXX)" >&2; exit 1; }
 
 # The stamp is written last, so that an interrupted set-up runs again.
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt $(CONSTRAINTS)
 	@test -n "$(PYTHON)" || { \
 		echo "error: no Python 3.11 to 3.13 found; install one or name it: make PYTHON=/path/to/python" >&2; exit 1; }
 	@"$(PYTHON)" -c '$(SUITABLE)' 2>/dev/null || { \
@@ -93,5 +101,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@cpu_build=; \
 	if ! command -v nvidia-smi >/dev/null && $(BIN)/python -c '$(REACHABLE)' 2>/dev/null; then \
 		cpu_build="--extra-index-url https://$(TORCH_CPU_HOST)/whl/cpu"; fi; \
-	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt $$cpu_build -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c $(CONSTRAINTS) $$cpu_build -e '.[$(EXTRAS)]' $(ALSO)
 	@touch $@
