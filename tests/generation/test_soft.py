@@ -33,7 +33,7 @@ def inputs(model, monkeypatch):
     seen, forward = [], model._hidden
 
     def watched(tokens, embeddings, *rest):
-        seen.append(model.embedding(tokens) if embeddings is None else embeddings)
+        seen.append(model.embedding(tokens) if embeddings is None else embeddings.clone())
         return forward(tokens, embeddings, *rest)
 
     monkeypatch.setattr(model, "_hidden", watched)

@@ -61,6 +61,7 @@ def test_one_captured_step_serves_other_prompts_and_changed_weights(model):
         stops=(),
         vocabulary=40,
         device=torch.device("cuda"),
+        table=model.embedding.weight.detach(),
     )
     decoder = Decoder(model, draws, max_prompt=4, graph=True)
     for prompts in (ROWS, [[1, 2], [30, 31, 32], [4]]):

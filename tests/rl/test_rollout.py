@@ -41,7 +41,7 @@ def test_replay_has_exactly_the_inputs_of_the_rollout(draw, positions, monkeypat
     forward = model._hidden
 
     def watched(tokens, embeddings, *rest):
-        seen.append(model.embedding(tokens) if embeddings is None else embeddings)
+        seen.append(model.embedding(tokens) if embeddings is None else embeddings.clone())
         return forward(tokens, embeddings, *rest)
 
     monkeypatch.setattr(model, "_hidden", watched)

@@ -101,8 +101,7 @@ class Decoder:
         return held.scatter_(1, self._prompt.where(column >= self._padding, vocabulary), True)[:, :vocabulary]
 
     def _next_draw(self) -> Tensor:
-        last = self._draws.last_inputs(self._model.embedding.weight)
-        return self._draws.step(self._logits(last | {"cache": self._cache}))
+        return self._draws.step(self._logits(self._draws.last_input() | {"cache": self._cache}))
 
     def _logits(self, inputs: dict) -> Tensor:
         """(B, V) of the token after the last."""
@@ -124,8 +123,7 @@ class Decoder:
         prompt = self._prompt[:, first:stop]
         if stop <= width:
             return {"tokens": prompt}
-        table = self._model.embedding.weight
-        drawn = self._draws.inputs(table, max(first, width) - width, stop - width)
+        drawn = self._draws.inputs(max(first, width) - width, stop - width)
         if "tokens" in drawn:
             return {"tokens": torch.cat((prompt, drawn["tokens"]), dim=1)}
         before = self._model.embedding(prompt)

@@ -37,7 +37,7 @@ class Draws:
         table: Tensor | None = None,
         log_probs: bool = False,
     ) -> None:
-        """`table` (V, C) is that of the embeddings, since Gaussian noise has its width and dtype.
+        """`table` (V, C) is that of the embeddings; mixtures need it.
 
         With `log_probs`, those of what is drawn are kept, before the sampling narrows the choice of discrete tokens.
         """
@@ -59,9 +59,13 @@ class Draws:
         """(B, T) where a mixture was drawn, the one that ends the thinking included."""
         self.noise: Tensor | None = None
         """(B, T, C) Gaussian noise of the mixtures' embeddings."""
-        if thinking is not None and thinking.noise == "gaussian":
+        self._table, self._entering = table, torch.zeros(batch, 1, dtype=torch.long, device=device)
+        """What enters the model next: tokens, or embeddings if there are mixtures."""
+        if thinking is not None:
             assert table is not None
-            self.noise = table.new_zeros(batch, count, table.shape[1])
+            self._entering = table.new_zeros(batch, 1, table.shape[1])
+            if thinking.noise == "gaussian":
+                self.noise = table.new_zeros(batch, count, table.shape[1])
         self.log_probs = torch.zeros(batch, count, device=device) if log_probs else None
         """(B, T) log-probabilities of tokens, log-densities of mixtures; 0 after a sequence has ended."""
         self._thinks = torch.full((batch,), thinking is not None, device=device)
@@ -84,8 +88,10 @@ class Draws:
         logits = logits[:, : self._vocabulary]
         chosen = self._sampling.draw(logits, seen=self._seen, generator=self._generator)
         score = self._token_score(logits, chosen) if self.log_probs is not None else None
-        if self._thinking is not None:
-            chosen, score = self._mix(logits, chosen, score)
+        if self._thinking is None:
+            self._entering.copy_(chosen[:, None])
+        else:
+            chosen, score = self._mix(self._thinking, logits, chosen, score)
         if self.log_probs is not None and score is not None:
             self.log_probs.index_copy_(1, self._next, score.masked_fill(self.ended, 0)[:, None])
         if self._seen is not None:
@@ -102,41 +108,53 @@ class Draws:
         log_p = (logits / self._sampling.temperature).log_softmax(-1)
         return log_p.gather(-1, chosen[:, None])[:, 0]
 
-    def _mix(self, logits: Tensor, chosen: Tensor, score: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _mix(
+        self, thinking: SoftThinking, logits: Tensor, chosen: Tensor, score: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """Draw mixtures; where sequences think, their tokens and scores replace those of discrete tokens."""
-        assert self._thinking is not None
-        ids, log_p = self._thinking.truncated(logits)
-        values, noise = self._thinking.values(log_p, generator=self._generator), None
-        token = self._thinking.token(ids, values)
+        ids, log_p = thinking.truncated(logits)
+        values, noise = thinking.values(log_p, generator=self._generator), None
+        token = thinking.token(ids, values)
         for held, new in ((self.ids, ids), (self.values, values), (self.soft, self._thinks)):
             held.index_copy_(1, self._next, new[:, None])
         if self.noise is not None:
-            noise = self._thinking.embedding_noise(self.noise[:, 0], generator=self._generator)
+            noise = thinking.embedding_noise(self.noise[:, 0], generator=self._generator)
             self.noise.index_copy_(1, self._next, noise[:, None])
         chosen = torch.where(self._thinks, token, chosen)
         if score is not None:
-            score = torch.where(self._thinks, self._thinking.log_density(ids, values, log_p, noise).float(), score)
-        self._thinks.logical_and_(token != self._thinking.end)
+            score = torch.where(self._thinks, thinking.log_density(ids, values, log_p, noise).float(), score)
+        self._entering.copy_(self._embedded(thinking, chosen, self._thinks, ids, values, noise)[:, None])
+        self._thinks.logical_and_(token != thinking.end)
         return chosen, score
+
+    def _embedded(
+        self,
+        thinking: SoftThinking,
+        tokens: Tensor,
+        soft: Tensor,
+        ids: Tensor,
+        values: Tensor,
+        noise: Tensor | None,
+    ) -> Tensor:
+        """(..., C): the mixtures where `soft` (...), else the tokens."""
+        assert self._table is not None
+        mixtures = thinking.inputs(self._table, ids, values, noise)
+        return torch.where(soft[..., None], mixtures, F.embedding(tokens, self._table))
 
     def end(self, sequences: Sequence[int]) -> None:
         """These have ended with what they drew last."""
         self.ended[list(sequences)] = True
         self._thinks.logical_and_(~self.ended)
 
-    def last_inputs(self, table: Tensor) -> dict[str, Tensor]:
-        """The last draw as `GPT.forward` takes it; the table is that of the embeddings."""
-        return self._inputs(table, self._next - 1)
+    def last_input(self) -> dict[str, Tensor]:
+        """The last draw as `GPT.forward` takes it."""
+        return {"tokens" if self._thinking is None else "embeddings": self._entering}
 
-    def inputs(self, table: Tensor, first: int, stop: int) -> dict[str, Tensor]:
+    def inputs(self, first: int, stop: int) -> dict[str, Tensor]:
         """Draws `first` to `stop` as `GPT.forward` takes them."""
-        return self._inputs(table, torch.arange(first, stop, device=self.tokens.device))
-
-    def _inputs(self, table: Tensor, columns: Tensor) -> dict[str, Tensor]:
-        tokens = self.tokens.index_select(1, columns).clamp(min=0)  # what follows an end is seen by nobody
+        tokens = self.tokens[:, first:stop].clamp(min=0)  # what follows an end is seen by nobody
         if self._thinking is None:
             return {"tokens": tokens}
-        ids, values, soft = (x.index_select(1, columns) for x in (self.ids, self.values, self.soft))
-        noise = None if self.noise is None else self.noise.index_select(1, columns)
-        mixtures = self._thinking.inputs(table, ids, values, noise)
-        return {"embeddings": torch.where(soft[..., None], mixtures, F.embedding(tokens, table))}
+        soft, ids, values = (x[:, first:stop] for x in (self.soft, self.ids, self.values))
+        noise = None if self.noise is None else self.noise[:, first:stop]
+        return {"embeddings": self._embedded(self._thinking, tokens, soft, ids, values, noise)}

@@ -71,8 +71,9 @@ def next_token(
     """
     if temperature == 0:
         return logits.argmax(-1)
-    # The largest becomes 0: divided by a temperature that is next to nothing, it would be infinite.
-    logits = (logits - logits.amax(-1, keepdim=True)) / temperature
+    if temperature != 1:
+        # The largest becomes 0: divided by a temperature that is next to nothing, it would be infinite.
+        logits = (logits - logits.amax(-1, keepdim=True)) / temperature
     if top_k is not None and top_k < logits.shape[-1]:
         kth = logits.topk(top_k).values[:, -1:]
         logits = logits.masked_fill(logits < kth, -torch.inf)

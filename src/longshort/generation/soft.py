@@ -248,7 +248,11 @@ class ThinkingRecord:
 
 
 def _softmax(x: Tensor, temperature: float) -> Tensor:
-    """At any temperature: the largest is 0 first, and what it is divided by neither 0 nor infinite in the dtype."""
+    if temperature == 1:
+        return x.softmax(-1)
+    if 1e-6 <= temperature <= 1e6:
+        return (x / temperature).softmax(-1)
+    # At any temperature: the largest is 0 first, and what it is divided by neither 0 nor infinite in the dtype.
     limits = torch.finfo(x.dtype)
     return ((x - x.amax(-1, keepdim=True)) / min(max(temperature, limits.tiny), limits.max)).softmax(-1)
 
