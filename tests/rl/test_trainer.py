@@ -4,9 +4,13 @@ import math
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from longshort import generate
+from longshort.cli import app
 from longshort.data.problems import Chains
-from longshort.rl import FORMS, reinforce
+from longshort.rl import FORMS, drawn, open_task, reinforce
+from longshort.rl.evaluation import evaluate_rewards, is_of_rl
 from longshort.rl.rewards import VerifierError
 from longshort.rl.trainer import RLTrainer
 from longshort.train import ConfigError, TrainConfig, TrainingStopped, load_model, train
@@ -15,7 +19,7 @@ from longshort.train.distributed import World
 from longshort.train.progress import Silent
 
 from ..train.tiny import differences, records
-from .tiny import tiny_rl
+from .tiny import TINY_OPTIONS, tiny_rl
 
 ALGORITHMS = [
     ["grpo"],
@@ -304,3 +308,43 @@ def test_a_start_that_does_not_fit_is_named(start, message, tmp_path):
     reinforce(tiny_rl(tmp_path / "run", "run.steps=3"))
     with pytest.raises(ValueError, match=message):
         reinforce(tiny_rl(tmp_path / "next", f"rl.start={tmp_path / start}", width=32))
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    """The folder of a finished run."""
+    return reinforce(tiny_rl(tmp_path_factory.mktemp("runs") / "run")).out
+
+
+def test_its_checkpoint_generates_and_is_exported_with_the_stop_token(learned, tmp_path):
+    pytest.importorskip("transformers")
+    from transformers import AutoModelForCausalLM
+
+    import longshort.hf  # noqa: F401
+    from longshort.hf.export import export_checkpoint
+
+    prompt = drawn(open_task("chains", TINY_OPTIONS), "test", 0, 0).prompt
+    ours = [int(token) for token in generate(load_model(learned)[0], [prompt], max_new_tokens=4, temperature=0.0)]
+    model = AutoModelForCausalLM.from_pretrained(export_checkpoint(learned, tmp_path / "exported"))
+    theirs = model.generate(torch.tensor([prompt]), max_new_tokens=4, do_sample=False)
+    assert theirs[0, len(prompt) :].tolist() == ours[: len(theirs[0]) - len(prompt)]
+    assert model.config.eos_token_id == open_task("chains", TINY_OPTIONS).stop
+
+
+def test_evaluation_draws_answers_and_says_how_many_are_right(learned):
+    result = evaluate_rewards(learned, split="test", problems=6, samples=4)
+    assert (result["task"], result["examples"], result["samples"]) == ("chains", 6, 4)
+    assert list(result["pass"]) == [1, 2, 4] and result["pass"][1] == pytest.approx(result["reward"])
+    assert evaluate_rewards(learned, split="test", problems=6, samples=4) == result
+    assert is_of_rl(learned)
+
+
+def test_the_verbs_take_a_run_of_reinforcement_learning(learned, tmp_path):
+    done = CliRunner().invoke(app, ["evaluate", str(learned), "--limit", "3", "--samples", "2"])
+    assert done.exit_code == 0 and "pass@2" in done.output and "reward" in done.output
+    wrong = CliRunner().invoke(app, ["evaluate", str(learned), "--stride", "3"])
+    assert wrong.exit_code == 1 and "--stride is for text" in wrong.output
+    text = CliRunner().invoke(app, ["generate", str(learned)])
+    assert text.exit_code == 1 and "its tokens are those of the task chains, not text" in text.output
+    again = CliRunner().invoke(app, ["rl", str(tmp_path / "none.yaml")])
+    assert again.exit_code == 1 and "no such file" in again.output

@@ -4,6 +4,8 @@ from longshort.train import TrainConfig
 
 MODEL = {"context": 16, "n_layers": 1, "width": 16, "n_heads": 2, "n_global": 1, "window": 4, "positions": "rotary"}
 
+TINY_OPTIONS = {"modulus": 5, "operations": 2, "constants": 2}
+
 
 def tiny_rl(out, *overrides, **model):
     """Three supervised steps and three of reinforcement learning, with `section.key=value` changes."""
@@ -15,7 +17,7 @@ def tiny_rl(out, *overrides, **model):
             "schedule": {"warmup": 0},
             "rl": {
                 "task": "chains",
-                "task_options": {"modulus": 5, "operations": 2, "constants": 2},
+                "task_options": TINY_OPTIONS,
                 "supervised_steps": 3,
                 "prompts": 4,
                 "group": 4,

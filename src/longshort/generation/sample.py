@@ -45,6 +45,11 @@ def _single_token(tokenizer: Tokenizer, end: str) -> int:
 
 def checkpoint_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     """The tokenizer that the checkpoint was trained with."""
+    task = checkpoint.state.get("config", {}).get("rl", {}).get("task")
+    if task is not None:
+        raise CheckpointError(
+            f"{checkpoint.path}: its tokens are those of the task {task}, not text; longshort evaluate draws answers"
+        )
     wanted = {"fingerprint": checkpoint.state.get("vocabulary"), "checksum": checkpoint.state.get("tokenizer")}
     return load_tokenizer(tokenizer_folder(checkpoint.path), **wanted)
 

@@ -28,19 +28,23 @@ def _no_progress_bar() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def write_folder(model: GPT, tokenizer: Tokenizer, folder: Path | str) -> Path:
-    """Write what `AutoModelForCausalLM` and `AutoTokenizer` load; a folder that exists is an error."""
-    if tokenizer.vocab_size > model.config.vocab_size:
+def write_folder(model: GPT, tokenizer: Tokenizer | None, folder: Path | str, *, end: int | None = None) -> Path:
+    """Write what `AutoModelForCausalLM` and `AutoTokenizer` load; a folder that exists is an error.
+
+    Without a tokenizer, `end` is the token that ends a sequence.
+    """
+    if tokenizer is not None and tokenizer.vocab_size > model.config.vocab_size:
         raise ValueError(
             f"tokenizer must have no more tokens than the model, {model.config.vocab_size}, got {tokenizer.vocab_size}"
         )
-    folder, end = Path(folder), tokenizer.end_of_document
+    folder, end = Path(folder), end if tokenizer is None else tokenizer.end_of_document
     shell = LongShortForCausalLM.from_gpt(model, bos_token_id=end, eos_token_id=end, pad_token_id=end)
     with new_folder(folder) as draft:
         try:
             with _no_progress_bar():
                 shell.save_pretrained(draft)
-                fast_tokenizer(tokenizer, max_length=model.config.context).save_pretrained(draft)
+                if tokenizer is not None:
+                    fast_tokenizer(tokenizer, max_length=model.config.context).save_pretrained(draft)
         except Exception as error:  # on a full disk safetensors raises its own, tokenizers a bare Exception
             if type(error) not in (SafetensorError, Exception):
                 raise

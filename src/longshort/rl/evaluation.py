@@ -12,9 +12,11 @@ import torch
 from longshort.data.problems import SPLITS, Problem
 from longshort.model import GPT
 from longshort.rl.answers import Answerer, sequences
+from longshort.rl.passes import pass_at_k
 from longshort.rl.problem_data import ProblemData
 from longshort.rl.rewards import Rewards, verified
 from longshort.train import ConfigError, TrainConfig, load_model
+from longshort.train.checkpoint import load_checkpoint
 from longshort.train.distributed import choose_device
 from longshort.train.precision import autocast
 
@@ -77,6 +79,11 @@ def solution_loss(model: GPT, data: ProblemData, problems: list[Problem], precis
     return float(total / counted)
 
 
+def is_of_rl(checkpoint: Path) -> bool:
+    """Whether a checkpoint, or the newest of a run, is of reinforcement learning."""
+    return load_checkpoint(checkpoint).state.get("config", {}).get("rl", {}).get("task") is not None
+
+
 def evaluate_rewards(
     checkpoint: Path,
     *,
@@ -86,7 +93,10 @@ def evaluate_rewards(
     device: str = "auto",
     progress: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Any]:
-    """The rewards of a checkpoint of reinforcement learning on problems of a split, drawn as in its run."""
+    """The rewards of a checkpoint of reinforcement learning on problems of a split, drawn as in its run.
+
+    `pass` holds Pass@k for k = 1, 2, 4, ..., a reward of 1 or more being right; `text` is the first answer.
+    """
     if split not in SPLITS:
         raise ConfigError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     model, loaded = load_model(checkpoint, choose_device(device))
@@ -96,8 +106,9 @@ def evaluate_rewards(
     answerer = Answerer(model, data.task, config, loaded.state.get("sigma"))
     found = answered(answerer, chosen, samples or rl.eval_samples, progress)
     where = {"checkpoint": str(loaded.path), "step": loaded.step, "task": rl.task, "split": split}
-    scores = {"loss": solution_loss(model, data, chosen, config.run.precision), "reward": found.reward}
-    if found.samples > 1:
-        scores["best_reward"] = found.best_reward
+    scores: dict[str, Any] = {"loss": solution_loss(model, data, chosen, config.run.precision), "reward": found.reward}
+    right = (found.rewards.values.view(-1, found.samples) >= 1).sum(1).tolist()
+    tries = [2**i for i in range(found.samples.bit_length()) if 2**i <= found.samples]
+    scores["pass"] = {k: sum(pass_at_k(right, found.samples, k)) / len(right) for k in tries}
     numbers = {"examples": len(chosen), "samples": found.samples, "failed": found.rewards.failed}
     return {**where, **numbers, **scores, "text": found.text}

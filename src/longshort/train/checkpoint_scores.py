@@ -117,10 +117,12 @@ def evaluation_table(result: dict[str, Any]) -> Table:
     if "task" not in result:
         return position_table(result)
     table = Table(title=f"{result['split']} of {result['task']}: {result['examples']:,} examples")
-    scores = {name: result[name] for name in ("loss", "accuracy", "exact") if name in result}
+    scores: dict[str, float] = {n: result[n] for n in ("loss", "reward", "accuracy", "exact") if n in result}
+    scores |= {f"pass@{k}": value for k, value in result.get("pass", {}).items()}
     for name in scores:
         table.add_column(name, justify="right")
-    table.add_row(*(f"{value:.4f}" if name == "loss" else f"{value:.2%}" for name, value in scores.items()))
+    plain = ("loss", "reward")
+    table.add_row(*(f"{value:.4f}" if name in plain else f"{value:.2%}" for name, value in scores.items()))
     return table
 
 
