@@ -129,6 +129,31 @@ def decoding(
 
 
 @app.command()
+def rollouts(
+    context: typer.Context,
+    device: Device = "cpu",
+    parts: Annotated[str | None, typer.Option(help="Some of short,long,batch (default: all).")] = None,
+    rounds: Rounds = None,
+    minutes: Annotated[float, typer.Option(help="Start no new piece after this long.")] = 9.0,
+    threads: Threads = None,
+    out: Out = None,
+) -> None:
+    """Rollouts, soft and discrete, against transformers' `generate`; long ones with LS heads and with plain heads.
+
+    On a CPU the sizes are tiny: that shows that it runs.
+
+    Example: python -m benchmarks rollouts --device cuda
+    """
+    from benchmarks import rollouts as subject
+
+    with one_line_errors():
+        record = _recorder(context, out, threads, minutes=minutes)
+        asked = None if parts is None else parts.split(",")
+        results = subject.run(record, device=device, parts=asked, rounds=5 if rounds is None else rounds)
+    typer.echo(record.page.tables(results))
+
+
+@app.command()
 def training(
     context: typer.Context,
     only: Annotated[str | None, typer.Option(help="Only these settings, e.g. paper-6m:2048,gpt2-small:8192.")] = None,

@@ -164,6 +164,20 @@ def test_towards_tau_0_the_exact_score_has_the_categorical_gradient_in_mean():
     assert means["code"].norm() < exact.norm() / 2  # the clamped mean is a smaller step
 
 
+def test_given_the_token_the_exact_score_has_the_gradient_of_its_log_probability_in_mean():
+    draws = 200_000
+    logits = torch.tensor([1.0, 0.5, 0.0, -0.5, -1.5], dtype=torch.float64)
+    thinking = SoftThinking(end=99, top_p=1.0)
+    ids, values = thinking.draw(logits.expand(draws, 5), generator=torch.Generator().manual_seed(0))
+    hidden = logits.expand(draws, 5).clone().requires_grad_()
+    scores = soft_log_probs(hidden, torch.eye(5, dtype=torch.float64), ids, values)
+    (gradients,) = torch.autograd.grad(scores.sum(), hidden)
+    for token, expected in enumerate(torch.eye(5, dtype=torch.float64) - logits.softmax(-1)):
+        given = gradients[thinking.token(ids, values) == token]
+        error = given.std(0) / len(given) ** 0.5
+        assert ((given.mean(0) - expected).abs() < 3.5 * error).all() and (expected.abs() > 5 * error).all()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
