@@ -17,6 +17,7 @@ NAMES = (
     *("explosion", "stabilizers", "lr-sensitivity", "heads-and-window", "degrees-of-freedom", "positions", "latency"),
     *("endurance", "scale", "label-noise", "corrupted-tokens", "loss-landscape"),
     *("long-range", "las-sweep", "las-gain", "las-books", "recall", "reach", "gumbel-score"),
+    "soft-thinking",
 )
 """Every experiment, in the order of the table of claims."""
 

@@ -64,6 +64,15 @@ def test_each_sample_is_judged_with_its_own_problem_across_batches(monkeypatch):
     assert Scripted.drawn == 21
 
 
+def test_a_sample_whose_verifier_raises_is_not_right():
+    class Broken(type(TASK)):
+        def reward(self, problem, tokens):
+            raise RuntimeError("no verdict")
+
+    task = Broken(modulus=7, operations=2, constants=2)
+    assert evaluate_problems(small(), task, None, PROBLEMS, 2) == [0] * 5
+
+
 @pytest.mark.parametrize("thinking", [None, SoftThinking(end=TASK.end_of_thinking, top_k=2)])
 def test_a_model_is_read_soft_and_hard(thinking):
     """One that knows the answers by heart gives them in either reading, and a new one does not."""

@@ -9,6 +9,8 @@ from typing import Any
 from longshort.data.problems import Problem, ProblemTask
 from longshort.generation import SoftThinking
 from longshort.model import GPT
+from longshort.rl.answers import sequences
+from longshort.rl.rewards import verified
 from longshort.rl.sampler import Sampler
 
 
@@ -44,7 +46,8 @@ def evaluate_problems(
     max_new_tokens: int | None = None,
     **options: Any,
 ) -> list[int]:
-    """How many of its samples are right, for each problem: those whose reward is 1 or more.
+    """How many of its samples are right, for each problem: those whose reward is 1 or more. A sample whose
+    verifier raises is not.
 
     Args:
         thinking: how the model thinks; None draws discrete tokens from the first.
@@ -75,7 +78,8 @@ def evaluate_problems(
     for first in range(0, len(asked), batch):
         part = asked[first : first + batch]
         filled = part + asked[: batch - len(part)]  # a sampler draws as many sequences every time
-        tokens = sampler.draw([problems[index].prompt for index in filled], seed=seed + first).tokens.tolist()
-        for index, written in zip(part, tokens, strict=False):
-            right[index] += task.reward(problems[index], [token for token in written if token >= 0]) >= 1
+        drawn = sampler.draw([problems[index].prompt for index in filled], seed=seed + first)
+        rewards = verified(task, [problems[index] for index in part], sequences(drawn)[: len(part)])
+        for index, reward in zip(part, rewards.values.tolist(), strict=True):
+            right[index] += reward >= 1
     return right

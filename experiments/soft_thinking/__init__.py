@@ -1,0 +1,276 @@
+"""Does thinking in mixtures of tokens add anything to reinforcement learning?
+
+SofT-GRPO (arXiv 2511.06411) reports a higher Pass@32 than GRPO at an equal Pass@1. But at its tau of 0.1 a mixture is
+nearly one token, the score of its paper is that of the token with added noise, and its rollouts are truncated while
+GRPO's are not. Here the parts are taken apart, on a task where a thought may hold several things at once (frontiers)
+and on one where it may not (chains). `settings` says what is trained, `cells` in which order, `cell` runs one training,
+`results` reads them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.engine import figures, measures, tables
+from experiments.engine.records import FAILS, HOLDS, NOT_RUN, UNDECIDED, Claim, Data, Experiment, Finding, verdict_of
+from experiments.engine.tables import percent
+from experiments.soft_thinking.cells import measure
+from experiments.soft_thinking.results import KS, READINGS, Difference, collect, difference
+from experiments.soft_thinking.settings import RATE_SEED, START, TASKS, TAU, VARIANTS
+from longshort.rl import FORMS
+
+NAME = "soft-thinking"
+LEAST_SEEDS = 3
+A, B = TASKS
+SOFT = ("soft-code", "soft-paper")
+LARGER = (f"{TAU}0.5", f"{TAU}1")
+COLLAPSED = 0.8
+NOISIER = 0.5
+
+
+def table(data: Data) -> str:
+    header = ("variant", "seeds", "lr", *(f"Pass@{k}, {reading}" for reading in READINGS for k in KS), "reward kept")
+    lines = [
+        (
+            row["variant"],
+            len(row["seeds"]),
+            f"{row['rate']:g}",
+            *(_mean(row["passes"][reading].get(str(k))) for reading in READINGS for k in KS),
+            _mean(row.get("kept")),
+        )
+        for row in data["rows"]
+    ]
+    return tables.markdown(header, lines)
+
+
+def _mean(values: Sequence[float] | None) -> str:
+    return percent(statistics.fmean(values)) if values else ""
+
+
+def more(data: Data) -> str:
+    """Every difference to GRPO, the choice of learning rates, and the signal to noise of each score."""
+    rows = [row for row in data["rows"] if row["method"] not in (START, "grpo")]
+    lines = []
+    for row in rows:
+        found = [difference(data, row["variant"], f"{row['task']}-grpo", k) for k in KS]
+        lines.append((row["variant"], *("" if one is None else str(one) for one in found)))
+    parts = [
+        "Difference to `grpo` in points, each variant read in its own way, paired by problem, with its 95 % interval "
+        f"over problems:\n\n{tables.markdown(('variant', *(f'Pass@{k}' for k in KS)), lines)}"
+    ]
+    tried = [(f"{r['task']}, {r['family']}", f"{r['rate']:g}", percent(r["right"])) for r in data["rates"]]
+    parts.append(
+        f"Learning rates tried on seed {RATE_SEED}, and the share of right samples on validation problems:\n\n"
+        f"{tables.markdown(('task and family', 'lr', 'right'), tried)}"
+    )
+    parts.append(
+        f"Signal to noise of the policy gradient of one sequence, by score, at the start:\n\n{_signal_table(data)}"
+    )
+    return "\n\n".join(parts)
+
+
+def _signal_table(data: Data) -> str:
+    lines = [
+        (f"{row['task']}, seed {seed}", *(_ratio(found[form]) for form in FORMS))
+        for row in data["rows"]
+        if row["method"] == START
+        for seed, found in zip(row["seeds"], row["signal"], strict=True)
+        if found is not None
+    ]
+    return tables.markdown(("task and seed", *FORMS), lines)
+
+
+def _ratio(value: float | None) -> str:
+    return "not seen" if value is None else f"{value:.3g}"
+
+
+def pass_1(data: Data) -> Finding | None:
+    found = {name: difference(data, f"{A}-{name}", f"{A}-grpo", 1) for name in SOFT}
+    return _judged(found, -1.0)
+
+
+def pass_32(data: Data) -> Finding | None:
+    """Against the better of the two GRPO variants, by its mean."""
+    rows = measures.by_name(data)
+    rivals = [name for name in (f"{A}-grpo", f"{A}-grpo-truncated") if name in rows]
+    if len(rivals) < 2 or "32" not in rows[rivals[0]]["passes"]["hard"]:
+        return None
+    better = max(rivals, key=lambda name: statistics.fmean(rows[name]["passes"]["hard"]["32"]))
+    found = {name: difference(data, f"{A}-{name}", better, 32) for name in SOFT}
+    return _judged(found, 1.0, f" against {better.removeprefix(f'{A}-')}")
+
+
+def truncation(data: Data) -> Finding | None:
+    found = {name: difference(data, f"{A}-{name}", f"{A}-grpo-truncated", 32) for name in SOFT}
+    return _judged(found, 1.0)
+
+
+def noisier(data: Data) -> Finding | None:
+    """In every seed, or in none."""
+    row = measures.by_name(data).get(f"{A}-{START}")
+    seeds = [] if row is None else [s for seed, s in zip(row["seeds"], row["signal"], strict=True) if seed != RATE_SEED]
+    found = [s for s in seeds if s is not None]
+    if not found:
+        return None
+    shares = [_share(s["paper"], s["categorical"]) for s in found]
+    ours = (
+        f"{', '.join('not seen' if share is None else f'{share:.2f}' for share in shares)} of the categorical score's"
+    )
+    cases = [None if share is None else share < NOISIER for share in shares]
+    verdict = HOLDS if all(cases) else FAILS if not any(cases) and None not in cases else UNDECIDED
+    return _by_number(Finding(ours=ours, verdict=verdict, seeds=(len(found),)))
+
+
+def _share(paper: float | None, categorical: float | None) -> float | None:
+    """None where there were too few rollouts to see the signal of the categorical score."""
+    return paper / categorical if paper is not None and categorical else None
+
+
+def tau(data: Data) -> Finding | None:
+    on_a = {f"{A} {name}": difference(data, f"{A}-{name}", f"{A}-soft-paper", 1) for name in LARGER}
+    on_b = {f"{B} {LARGER[1]}": difference(data, f"{B}-{LARGER[1]}", f"{B}-soft-paper", 1)}
+    if any(one is None for one in (*on_a.values(), *on_b.values())):
+        return None
+    cases = [one.is_at_least(2.0) for one in on_a.values() if one is not None]
+    helps_b = [one.is_at_least(1.0) for one in on_b.values() if one is not None]
+    cases += [None if case is None else not case for case in helps_b]
+    return _finding({**on_a, **on_b}, cases)
+
+
+def collapse(data: Data) -> Finding | None:
+    rows = measures.by_name(data)
+    found = {name: rows[f"{A}-{name}"]["kept"] for name in LARGER if f"{A}-{name}" in rows}
+    if len(found) < len(LARGER):
+        return None
+    cases = []
+    for kept in found.values():
+        down = [share < COLLAPSED for share in kept]
+        cases.append(True if all(down) else None if any(down) else False)
+    ours = "; ".join(f"{name} keeps {', '.join(percent(share) for share in kept)}" for name, kept in found.items())
+    seeds = tuple(len(kept) for kept in found.values())
+    return _by_number(Finding(ours=ours, verdict=verdict_of(cases), seeds=seeds))
+
+
+def _judged(found: dict[str, Difference | None], bound: float, words: str = "") -> Finding | None:
+    if any(one is None for one in found.values()):
+        return None
+    cases = [one.is_at_least(bound) for one in found.values() if one is not None]
+    return _finding(found, cases, words)
+
+
+def _finding(found: dict[str, Difference | None], cases: Sequence[bool | None], words: str = "") -> Finding:
+    known = {name: one for name, one in found.items() if one is not None}
+    ours = "; ".join(f"{name} {one}" for name, one in known.items()) + words
+    seeds = tuple(len(one.by_seed) for one in known.values())
+    return _by_number(Finding(ours=ours, verdict=verdict_of(cases), seeds=seeds))
+
+
+def _by_number(finding: Finding) -> Finding:
+    """Fewer than three seeds decide nothing."""
+    if min(finding.seeds) >= LEAST_SEEDS:
+        return finding
+    return Finding(ours=f"{finding.ours} ({LEAST_SEEDS} seeds decide)", verdict=NOT_RUN, seeds=finding.seeds)
+
+
+def figure(data: Data) -> Any:
+    from longshort.report.charts import drawing
+    from longshort.report.figures import frame
+
+    alt = drawing()
+    order = [row["variant"] for row in data["rows"]]
+    points = [
+        {"variant": row["variant"], "right": 100 * share, "reading": reading, "seed": str(seed), "k": f"Pass@{k}"}
+        for row in data["rows"]
+        for reading in READINGS
+        for k in row["passes"][reading]
+        for seed, share in zip(row["seeds"], row["passes"][reading][k], strict=True)
+    ]
+    x = alt.X("right:Q", title="% of test problems", scale=alt.Scale(zero=False))
+    y = alt.Y("variant:N", title=None, sort=order)
+    colour = alt.Color("reading:N", title="read", sort=list(READINGS))
+    dots = frame(points).mark_point(filled=True, size=40, opacity=0.8).encode(x=x, y=y, color=colour)
+    panels = dots.properties(width=170, height=18 * len(order)).facet(column=alt.Column("k:N", title=None))
+    rewards = [
+        {"series": curve["variant"], "detail": f"{curve['variant']} {curve['seed']}", "step": step, "reward": reward}
+        for curve in data["curves"]
+        if curve["variant"].startswith(A)
+        for step, reward in enumerate(curve["rewards"], 1)
+    ]
+    names = [f"{A}-{name}" for name in VARIANTS if any(point["series"] == f"{A}-{name}" for point in rewards)]
+    axes: dict[str, Any] = {"x": "step", "x_title": "step", "y": "reward", "y_title": f"reward in training, {A}"}
+    lines = figures.lines(rewards, names=names, width=520, height=240, **axes)
+    return alt.vconcat(panels, lines).resolve_scale(color="independent", strokeDash="independent")
+
+
+_SIDE = "every seed and the 95 % interval over problems must lie on one side of the bound, else it is undecided"
+_BOTH = "holds if for both forms (the code's and the paper's), partly if for one"
+EXPERIMENT = Experiment(
+    name=NAME,
+    question="Does thinking in mixtures of tokens add anything to reinforcement learning?",
+    method=(
+        "A GPT of 5M parameters (6 layers, width 256, 8 heads, learned positions) learns each task from its solutions "
+        "until 40 % of single samples are right, once per seed, and all variants of that seed start there. Then GRPO "
+        "over the full vocabulary; GRPO drawn from and scored on top-k 5 and top-p 0.95; SofT-GRPO as its authors' "
+        "code has it (clamped noise, mean over components) and as its paper has it (sum); the paper's form with tau "
+        "0.5 and 1 in place of 0.1; soft inputs with the categorical score of the largest weight; and Gaussian soft "
+        "tokens (arXiv 2509.19170). Groups of 8 for 64 problems per step, two updates per rollout, clip 0.2, KL "
+        "0.001, as published, for all. The learning rate is the best of three on validation problems, chosen on a "
+        "seed of its own for GRPO, SofT-GRPO (paper) and Gaussian; other variants take their family's. Every model is "
+        "read on the same 1,024 test problems with 32 samples each, soft (mixtures drawn as in its training; as in "
+        "the paper for GRPO) and hard (tokens), both at temperature 1 from the same truncation; Pass@k is the "
+        "unbiased estimate. A run that diverged solves nothing. Rules were fixed before the runs."
+    ),
+    cost="H200: about 20 minutes for three seeds, eight cells at a time; CPU --quick: a minute",
+    caption=(
+        "Pass@1, 8 and 32 on test problems, a dot for each seed, read soft and hard (above); reward over the steps of "
+        "reinforcement learning on frontiers (below)."
+    ),
+    claims={
+        "pass@1": Claim(
+            text="SofT-GRPO does not lose Pass@1",
+            paper="61.39 against 61.28 % (1.5B), 32.83 against 32.60 % (3B), 73.74 against 73.69 % (7B), one run each",
+            rule=f"on frontiers, Pass@1 read soft, less that of GRPO read hard, at least -1 point: {_SIDE}; {_BOTH}",
+            judge=pass_1,
+        ),
+        "pass@32": Claim(
+            text="SofT-GRPO has a higher Pass@32 than the better GRPO",
+            paper="85.18 against 82.39 % (1.5B), 57.06 against 55.32 % (3B), 90.18 against 88.12 % (7B), one run each",
+            rule=f"on frontiers, at least 1 point above the GRPO variant of higher mean Pass@32: {_SIDE}; {_BOTH}",
+            judge=pass_32,
+        ),
+        "truncation": Claim(
+            text="that gain is not the truncation's",
+            paper="GRPO was not truncated, SofT-GRPO was",
+            rule=f"on frontiers, Pass@32 at least 1 point above truncated GRPO: {_SIDE}; {_BOTH}",
+            judge=truncation,
+        ),
+        "noisier": Claim(
+            text="the Gumbel score is noisier than the categorical one",
+            paper="our simulations: signal to noise 4 to 12 times lower",
+            rule="signal to noise of the policy gradient with the paper's score below half of that with the "
+            "categorical one, on the same soft rollouts of the start, on frontiers: holds if in every seed",
+            judge=noisier,
+        ),
+        "tau": Claim(
+            text="a larger tau helps where a thought can hold several things, and not where it cannot",
+            paper="tau 0.25 collapsed",
+            rule=f"Pass@1 of tau 0.5 and of tau 1 at least 2 points above tau 0.1 on frontiers, and of tau 1 less than "
+            f"1 point above it on chains: {_SIDE}; holds if all three, partly if some",
+            judge=tau,
+        ),
+        "collapse": Claim(
+            text="training with a larger tau collapses",
+            paper="tau 0.25 collapsed",
+            rule="mean reward of the last tenth of the steps below 80 % of that of the best tenth, in every seed, for "
+            "tau 0.5 and tau 1 on frontiers: holds if for both, partly if for one",
+            judge=collapse,
+        ),
+    },
+    collect=collect,
+    table=table,
+    more=more,
+    figure=figure,
+    measure=measure,
+)
