@@ -94,3 +94,13 @@ def test_a_rollout_is_scored_as_on_the_cpu_and_twice_alike(model, form):
     there = GPT(model.config).eval()
     there.load_state_dict(model.state_dict())
     torch.testing.assert_close(scores.detach().cpu(), on_cpu.log_probs(there, form=form).detach(), atol=1e-3, rtol=1e-3)
+
+
+def test_gaussian_noise_is_drawn_in_the_captured_step_and_replayed(model):
+    thinking = SoftThinking(end=7, noise="gaussian", sigma=0.3)
+    options = {"max_new_tokens": 30, "seed": 0, "log_probs": True}
+    drawn, plain = (rollout(model, ROWS, thinking, cuda_graph=graph, **options) for graph in (True, False))
+    assert torch.equal(drawn.tokens, plain.tokens)
+    torch.testing.assert_close(drawn.noisy, plain.noisy)
+    assert (drawn.noisy[0].diff(dim=0).abs().amax(-1) > 0.05).all()  # new noise in every step
+    assert 0 <= drawn.gap(model) < 1e-3

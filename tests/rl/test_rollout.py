@@ -229,13 +229,16 @@ def test_gradients_reach_every_parameter_but_not_through_the_weights_of_a_mixtur
     assert not result.thinking.weights(result.ids, result.values).requires_grad
 
 
+def test_mixtures_without_noise_have_no_score():
+    model = build()
+    result = rollout(model, ROWS, SoftThinking(end=39, noise="none"), max_new_tokens=4)
+    with pytest.raises(ValueError, match="noise must be gumbel or gaussian for mixtures to have a score, got none"):
+        result.scores(model)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"fields": {"noise": "none"}},
-            "noise must be gumbel or gaussian in rollouts, for a density to exist, got none",
-        ),
         ({"temperature": 0.0}, "temperature must be above 0 in rollouts, got 0.0"),
         ({"max_new_tokens": 30}, "must fit in the context of 32, got 4 and 30"),
         ({"fields": {"end": 40}}, "end must be a token from 0 to 39, got 40"),

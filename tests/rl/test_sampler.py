@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from longshort.generation import SoftThinking
+from longshort import generate
+from longshort.generation import SoftThinking, ThinkingRecord
 from longshort.rl import Sampler, rollout
 
 from ..generation.drawn import build
@@ -20,19 +21,25 @@ def sampler(model, thinking=None, **options):
     return Sampler(model, thinking, **{"batch_size": 3, "max_prompt": 5, "max_new_tokens": 12} | options)
 
 
-@pytest.mark.parametrize("thinking", [None, SoftThinking(end=7, tau=0.5)])
-def test_it_draws_what_a_single_rollout_draws(model, thinking):
-    got = sampler(model, thinking).draw(PROMPTS, seed=3)
-    expected = rollout(model, PROMPTS, thinking, max_new_tokens=12, seed=3)
-    for name in ("prompts", "padding", "tokens", "soft", "ids", "values"):
-        assert torch.equal(getattr(got, name), getattr(expected, name)), name
-
-
-def test_gaussian_rollouts_keep_their_noisy_inputs(model):
-    thinking = SoftThinking(end=7, noise="gaussian", sigma=0.3)
-    got = sampler(model, thinking).draw(PROMPTS, seed=3)
-    expected = rollout(model, PROMPTS, thinking, max_new_tokens=12, seed=3)
-    assert torch.equal(got.tokens, expected.tokens) and torch.equal(got.noisy, expected.noisy)
+@pytest.mark.parametrize(
+    "thinking", [None, SoftThinking(end=7, tau=0.5), SoftThinking(end=7, noise="gaussian", sigma=0.3)]
+)
+@pytest.mark.parametrize("once", [True, False])
+def test_it_draws_what_is_generated(model, thinking, once):
+    record = None if thinking is None else ThinkingRecord()
+    options = {"max_new_tokens": 12, "thinking": thinking, "record": record, "seed": 3}
+    expected = torch.stack(list(generate(model, PROMPTS, **options)), dim=1)
+    if once:
+        got = rollout(model, PROMPTS, thinking, max_new_tokens=12, seed=3)
+    else:
+        got = sampler(model, thinking).draw(PROMPTS, seed=3)
+    assert torch.equal(got.tokens, expected)
+    assert got.prompts.tolist() == [[5, 6, 7, 8], [0, 0, 0, 3], [0, 0, 20, 10]] and got.padding.tolist() == [0, 3, 2]
+    if record is not None:
+        for name in ("soft", "ids", "values"):
+            assert torch.equal(getattr(got, name), getattr(record, name)), name
+        inputs = thinking.inputs(model.embedding.weight.detach(), record.ids, record.values, record.noise)
+        assert got.noisy is None if record.noise is None else torch.equal(got.noisy, inputs)
 
 
 def test_a_copy_in_another_dtype_draws_gaussian_noise_for_the_model(model):

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longshort.generation import SoftThinking, ThinkingRecord, generate, mixed
-from longshort.generation.engine import Prompt
+from longshort.generation import SoftThinking
 from longshort.model import GPT
 from longshort.rl.log_probs import Form, Scores, gaussian_log_probs, soft_log_probs, token_log_probs, token_scores
 
@@ -51,6 +50,7 @@ class Rollout:
         """The rollout of some of its sequences, as one minibatch takes it.
 
         >>> from longshort import GPTConfig
+        >>> from longshort.rl import rollout
         >>> drawn = rollout(GPT(GPTConfig.preset("tiny")), [[1], [2], [3]], None, max_new_tokens=4)
         >>> drawn.part(slice(0, 2)).tokens.shape
         torch.Size([2, 4])
@@ -66,8 +66,7 @@ class Rollout:
         """
         drawn = model.embedding(self.tokens[:, :-1].clamp(min=0))
         if self.thinking is not None and self.noisy is None:
-            weights = self.thinking.weights(self.ids, self.values)
-            mixtures = mixed(model.embedding.weight, self.ids[:, :-1], weights[:, :-1])
+            mixtures = self.thinking.inputs(model.embedding.weight, self.ids[:, :-1], self.values[:, :-1])
             drawn = torch.where(self.soft[:, :-1, None], mixtures, drawn)
         elif self.thinking is not None and self.noisy is not None:
             noisy = self.soft & (self.tokens != self.thinking.end)
@@ -97,6 +96,7 @@ class Rollout:
         the draw, before top_k and top_p, for mixtures too.
 
         >>> from longshort import GPTConfig
+        >>> from longshort.rl import rollout
         >>> model = GPT(GPTConfig.preset("tiny"))
         >>> drawn = rollout(model, [[1, 2, 3], [4]], None, max_new_tokens=6)
         >>> log_probs, entropy = drawn.scores(model, entropy=True)
@@ -134,6 +134,8 @@ class Rollout:
     ) -> tuple[Tensor, Scores]:
         """Where the mixtures are in (B * T), and their scores."""
         assert self.thinking is not None
+        if self.thinking.noise == "none":
+            raise ValueError("noise must be gumbel or gaussian for mixtures to have a score, got none")
         weight, places = model.head_weight, self.soft.flatten().nonzero()[:, 0]
         tokens = self.tokens.flatten()[places]
         drawn = (hidden[places], weight, self.ids.flatten(0, 1)[places], self.values.flatten(0, 1)[places])
@@ -185,59 +187,3 @@ def kl_estimate(drawn: Tensor, other: Tensor) -> Tensor:
     """
     log_ratio = other - drawn
     return log_ratio.expm1() - log_ratio
-
-
-def rollout(
-    model: GPT,
-    prompts: Prompt,
-    thinking: SoftThinking | None = None,
-    *,
-    max_new_tokens: int = 128,
-    temperature: float = 1.0,
-    **options: Any,
-) -> Rollout:
-    """Think and write after each prompt, or only write if `thinking` is None; `options` are those of `generate`.
-
-    >>> from longshort import GPTConfig
-    >>> model = GPT(GPTConfig.preset("tiny"))
-    >>> drawn = rollout(model, [[1, 2, 3], [4]], SoftThinking(end=10), max_new_tokens=6, seed=0)
-    >>> drawn.tokens.shape, drawn.log_probs(model).shape
-    (torch.Size([2, 6]), torch.Size([2, 6]))
-    """
-    if thinking is not None and thinking.noise == "none":
-        raise ValueError("noise must be gumbel or gaussian in rollouts, for a density to exist, got none")
-    if not temperature > 0:
-        raise ValueError(f"temperature must be above 0 in rollouts, got {temperature}")
-    record = None if thinking is None else ThinkingRecord()
-    drawn = generate(
-        model,
-        prompts,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        thinking=thinking,
-        record=record,
-        **options,
-    )
-    rows = [torch.as_tensor(prompt).tolist() for prompt in prompts]
-    longest, context = max(map(len, rows)), model.config.context
-    if longest + max_new_tokens > context + 1:
-        raise ValueError(
-            f"prompts and max_new_tokens must fit in the context of {context}, got {longest} and {max_new_tokens}"
-        )
-    tokens = torch.stack(list(drawn), dim=1)
-    device = tokens.device
-    noisy = None
-    if thinking is not None and record is not None and record.noise is not None:
-        noisy = thinking.inputs(model.embedding.weight.detach(), record.ids, record.values, record.noise)
-    none = torch.empty(*tokens.shape, 0, device=device)
-    return Rollout(
-        prompts=torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=device),
-        padding=torch.tensor([longest - len(row) for row in rows], device=device),
-        tokens=tokens,
-        thinking=thinking,
-        soft=torch.zeros_like(tokens, dtype=torch.bool) if record is None else record.soft,
-        ids=none.long() if record is None else record.ids,
-        values=none if record is None else record.values,
-        temperature=temperature,
-        noisy=noisy,
-    )

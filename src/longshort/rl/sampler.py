@@ -8,6 +8,7 @@ Shapes: B sequences, P columns of the prompts padded on the left, T new tokens, 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -152,3 +153,19 @@ class Sampler:
 def _empty_copy(model: GPT, dtype: torch.dtype | None) -> GPT:
     with torch.random.fork_rng(devices=[]):  # its weights are overwritten: leave the seeds alone
         return GPT(model.config).to(device=model.embedding.weight.device, dtype=dtype).eval().requires_grad_(False)
+
+
+def rollout(
+    model: GPT, prompts: Prompt, thinking: SoftThinking | None = None, *, seed: int | None = None, **options: Any
+) -> Rollout:
+    """One rollout, by a `Sampler` of its own; `options` are the sampler's.
+
+    >>> from longshort import GPTConfig
+    >>> model = GPT(GPTConfig.preset("tiny"))
+    >>> drawn = rollout(model, [[1, 2, 3], [4]], SoftThinking(end=10), max_new_tokens=6, seed=0)
+    >>> drawn.tokens.shape, drawn.log_probs(model).shape
+    (torch.Size([2, 6]), torch.Size([2, 6]))
+    """
+    rows = prompt_rows(prompts, model.config.vocab_size)
+    sampler = Sampler(model, thinking, batch_size=len(rows), max_prompt=max(map(len, rows)), **options)
+    return sampler.draw(rows, seed=seed)
