@@ -87,13 +87,15 @@ def test_it_trains_in_every_form(make, form, build):
 def test_the_ratio_is_one_before_the_first_update_and_not_after_it(make, build, monkeypatch):
     given, loss = [], GRPOTrainer._compute_loss
     monkeypatch.setattr(GRPOTrainer, "_compute_loss", lambda self, m, x: (given.append(x), loss(self, m, x))[1])
-    trainer = build(make(), kind=Watched, num_iterations=2, max_steps=2, pad_to_multiple_of=16)
+    batches = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "pad_to_multiple_of": 16}
+    trainer = build(make(), kind=Watched, num_iterations=2, max_steps=2, **batches)
     trainer.train()
-    old, first, second = trainer.scored
-    assert old.shape == first.shape == (4, 16)
-    assert "old_per_token_logps" not in given[0]  # TRL then divides by what it has just computed
-    torch.testing.assert_close(given[1]["old_per_token_logps"], first, rtol=1e-4, atol=1e-4)
-    assert (second - first).abs().max() > 1e-3
+    old, *scored = trainer.scored
+    assert [len(part) for part in (old, *scored)] == [4, 2, 2, 2, 2] and old.shape[1] == 16
+    for before, after in ((0, 2), (1, 3)):
+        assert "old_per_token_logps" not in given[before]  # TRL then divides by what it has just computed
+        torch.testing.assert_close(given[after]["old_per_token_logps"], scored[before], rtol=1e-4, atol=1e-4)
+        assert (scored[after] - scored[before]).abs().max() > 1e-3
 
 
 def test_without_mixtures_it_is_trls_own(build, tokenizer):
@@ -134,7 +136,14 @@ def test_a_reference_and_cut_completions_are_scored(build, tmp_path):
     trainer.train()
     kl = [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
     assert kl[0] == pytest.approx(0, abs=1e-5)
+
+
+def test_an_evaluation_between_two_updates_leaves_the_rollout_as_it_is(build):
+    trainer = build(ours())
+    trainer.train()
+    drawn = trainer._drawn_at
     assert trainer.evaluate(Dataset.from_dict({"prompt": PROMPTS[:4]}))["eval_thinking/mean_length"] > 0
+    assert trainer._drawn_at == drawn == trainer.state.global_step - 1
 
 
 @pytest.mark.parametrize("make", [ours, llama])
