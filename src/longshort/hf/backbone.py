@@ -32,7 +32,7 @@ class Backbone(nn.Module):
     """
 
     def __init__(self, model: GPT, config: LongShortConfig, run: Callable[..., Any]) -> None:
-        """`run` is `LongShortForCausalLM.run`, bound to the model that this comes from."""
+        """`run` calls the `GPT` as the model does that this comes from."""
         super().__init__()
         self.model, self.config, self.training = model, config, model.training
         self._run = run

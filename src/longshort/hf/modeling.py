@@ -73,7 +73,7 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
     @property
     def base_model(self) -> Backbone:
         """The model without its head; `base_model_prefix` still names the `GPT`, whose weights it shares."""
-        return Backbone(self.model, self.config, self.run)
+        return Backbone(self.model, self.config, self._run_gpt)
 
     def forward(
         self,
@@ -119,7 +119,7 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
         if labels is not None and labels.shape != shape:
             raise ValueError(f"labels must have shape {tuple(shape)}, got {tuple(labels.shape)}")
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        output, states, cache = self.run(
+        output, states, cache = self._run_gpt(
             input_ids,
             attention_mask,
             position_ids,
@@ -144,7 +144,7 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
         as_dict = self.config.return_dict if return_dict is None else return_dict
         return result if as_dict else result.to_tuple()
 
-    def run(
+    def _run_gpt(
         self,
         input_ids: Tensor | None,
         attention_mask: Tensor | None,
