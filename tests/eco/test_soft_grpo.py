@@ -157,7 +157,7 @@ def test_an_adapter_learns_and_the_model_stays(make, build):
 
 def test_the_end_mark_is_a_token_of_the_tokenizer(tokenizer):
     assert end_mark(tokenizer, "\n") == END
-    with pytest.raises(ValueError, match="text must be one token of the tokenizer, got '</think>'"):
+    with pytest.raises(ValueError, match="text must be one token of the tokenizer, got '</think>', which is 8 of them"):
         end_mark(tokenizer, "</think>")
 
 

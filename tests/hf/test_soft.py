@@ -1,5 +1,7 @@
 """Soft thinking with models of transformers: what is drawn, and that replay gives what drawing gave."""
 
+import importlib
+import sys
 from dataclasses import replace
 
 import pytest
@@ -114,3 +116,10 @@ def test_a_model_without_a_cache_is_refused():
     model = shell(vocab_size=24, attention_chunk=8, n_global=None, window=None)
     with pytest.raises(ValueError, match="chunk must be None for decoding with a cache"):
         drawn(model)
+
+
+def test_without_trl_its_trainer_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "trl", None)
+    monkeypatch.delitem(sys.modules, "longshort.hf.trl", raising=False)
+    with pytest.raises(ImportError, match=r"pip install 'longshort\[trl\]'"):
+        importlib.import_module("longshort.hf.trl")

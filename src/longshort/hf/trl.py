@@ -180,9 +180,10 @@ def end_mark(tokenizer: Any, text: str) -> int:
     """The token that `SoftThinking.end` needs: this text must be a single token of the tokenizer."""
     tokens = tokenizer.encode(text, add_special_tokens=False)
     if len(tokens) != 1 or tokens[0] == tokenizer.unk_token_id:
+        came = "is unknown to it" if tokenizer.unk_token_id in tokens else f"is {len(tokens)} of them"
         raise ValueError(
-            f"text must be one token of the tokenizer, got {text!r}, which is {len(tokens)} or unknown to it: add it "
-            "with tokenizer.add_tokens and model.resize_token_embeddings"
+            f"text must be one token of the tokenizer, got {text!r}, which {came}: take another, or add it with "
+            "tokenizer.add_tokens and model.resize_token_embeddings"
         )
     return tokens[0]
 
