@@ -67,6 +67,7 @@ def soft_rollout(
         stops=stops,
         vocabulary=vocabulary,
         device=device,
+        table=embedding.weight.detach(),
     )
     seen = torch.zeros(len(prompts), vocabulary, dtype=torch.bool, device=device)
     draws.note_prompt(seen.scatter_(1, prompts, mask > 0))
