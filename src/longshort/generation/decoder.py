@@ -65,11 +65,9 @@ class Decoder:
     @torch.no_grad()
     def start(self, prompts: Sequence[Tensor]) -> None:
         """Take these prompts, one for each sequence; the next step draws what follows them."""
-        device, longest = self._draws.tokens.device, max(map(len, prompts))
-        padding = [longest - len(prompt) for prompt in prompts]
-        rows = [torch.nn.functional.pad(row.long(), (pad, 0)) for row, pad in zip(prompts, padding, strict=True)]
-        self._prompt = torch.stack(rows).to(device)
-        self._padding = torch.tensor(padding, device=device)[:, None]
+        prompt, padding = left_padded(prompts)
+        device = self._draws.tokens.device
+        self._prompt, self._padding = prompt.to(device), padding.to(device)[:, None]
         self._drawn = 0
         if self._cache is not None:
             self._cache.reset()
@@ -128,6 +126,20 @@ class Decoder:
             return {"tokens": torch.cat((prompt, drawn["tokens"]), dim=1)}
         before = self._model.embedding(prompt)
         return {"embeddings": torch.cat((before, drawn["embeddings"]), dim=1)}
+
+
+def left_padded(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Sequences of different lengths as (B, P), zeros before them, and the number (B,) of these zeros.
+
+    >>> left_padded([torch.tensor([5, 6]), torch.tensor([7])])
+    (tensor([[5, 6],
+            [0, 7]]), tensor([0, 1]))
+    """
+    device, longest = rows[0].device, max(map(len, rows))
+    padding = torch.tensor([longest - len(row) for row in rows], device=device)
+    padded = torch.zeros(len(rows), longest, dtype=torch.long, device=device)
+    held = torch.arange(longest, device=device) >= padding[:, None]
+    return padded.masked_scatter_(held, torch.cat(list(rows)).long()), padding
 
 
 def decodes_by_steps(device: torch.device) -> bool:

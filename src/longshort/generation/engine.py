@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from numbers import Integral
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -199,14 +201,17 @@ def prompt_rows(prompt: Prompt, vocab_size: int) -> list[Tensor]:
         rows = list(prompt)
     elif isinstance(prompt, str) or any(isinstance(row, str) for row in prompt):
         raise ValueError(f"prompt must be tokens, got text, which a tokenizer encodes: {prompt!r}")
+    elif all(isinstance(row, list) for row in prompt):  # in one piece: a rollout has thousands of prompts
+        tokens = torch.as_tensor(np.asarray(list(chain.from_iterable(prompt))))
+        rows = list(tokens.split([len(row) for row in prompt]))
     else:
         rows = [torch.as_tensor(row) for row in prompt]
     if not rows or any(row.ndim != 1 or not len(row) for row in rows):
         raise ValueError(f"prompt must be rows of at least one token each, got {[tuple(row.shape) for row in rows]}")
-    for row in rows:
-        if row.is_floating_point() or row.dtype == torch.bool:
-            raise ValueError(f"prompt must be integers, got {row.dtype}")
-        least, most = (int(bound) for bound in row.long().aminmax())
-        if least < 0 or most >= vocab_size:
-            raise ValueError(f"prompt must be from 0 to {vocab_size - 1}, got values from {least} to {most}")
+    for dtype in dict.fromkeys(row.dtype for row in rows):
+        if dtype.is_floating_point or dtype == torch.bool:
+            raise ValueError(f"prompt must be integers, got {dtype}")
+    least, most = (int(bound) for bound in torch.cat(rows).long().aminmax())
+    if least < 0 or most >= vocab_size:
+        raise ValueError(f"prompt must be from 0 to {vocab_size - 1}, got values from {least} to {most}")
     return rows

@@ -11,10 +11,9 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
 from longshort.generation import Sampling, SoftThinking
-from longshort.generation.decoder import Decoder
+from longshort.generation.decoder import Decoder, left_padded
 from longshort.generation.draws import Draws
 from longshort.generation.engine import Prompt, check_thinking, prompt_rows, stop_tokens
 from longshort.model import GPT
@@ -120,11 +119,10 @@ class Sampler:
         if drawn.noise is not None and self._thinking is not None:
             table = self._model.embedding.weight.detach()
             noisy = self._thinking.inputs(table, ids, values, drawn.noise[:, :steps])
-        padding = [longest - len(row) for row in rows]
-        padded = [F.pad(row.long(), (pad, 0)) for row, pad in zip(rows, padding, strict=True)]
+        padded, padding = left_padded(rows)
         return Rollout(
-            prompts=torch.stack(padded).to(self._device),
-            padding=torch.tensor(padding, device=self._device),
+            prompts=padded.to(self._device),
+            padding=padding.to(self._device),
             tokens=drawn.tokens[:, :steps].clone(),
             thinking=self._thinking,
             soft=soft,
