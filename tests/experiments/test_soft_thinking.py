@@ -65,6 +65,21 @@ def test_supervised_training_ends_at_the_goal(monkeypatch):
     assert killed == [signal.SIGTERM] and reporter.reached
 
 
+def test_a_start_that_has_reached_its_goal_is_not_trained_further(tmp_path, monkeypatch, in_this_process):
+    monkeypatch.setattr(cell, "GOAL", 0.0)
+    plan = Plan(Options(out=tmp_path, variants=("chains-grpo",), device="cpu", quick=True))
+    cells.write_json(tmp_path / "sizes.json", {"quick": True})
+    start = plan.starts()[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(cell, "_looked_into", lambda *_: 1 / 0)  # as if it had been killed after its training
+        with pytest.raises(ZeroDivisionError):
+            cells.run_all([start.config])
+    monkeypatch.setattr(cell, "reinforce", None)
+    cells.run_all([start.config])
+    assert start.is_done and cells.read_json(start.out / "cell.json")["step"] == 3
+    assert sorted(path.name for path in start.out.iterdir() if path.is_dir()) == ["weights"]
+
+
 def test_every_variant_starts_with_the_weights_of_its_seed_and_takes_its_familys_rate(tmp_path, monkeypatch):
     rates = {"grpo": 1.0, "soft-paper": 2.0, "gaussian": 3.0}
     monkeypatch.setattr(Plan, "_chosen", lambda self, task, family: rates[family])
