@@ -227,6 +227,30 @@ def test_differences_are_paired_by_problem_and_seed():
     assert same.low == same.high == 0 and same.by_seed == (0, 0, 0)
 
 
+def test_a_single_seed_below_the_bound_keeps_a_claim_open():
+    """The mean is 3 points ahead, and problems agree, but one of the seeds is behind."""
+    data = made_up(frontiers_grpo=(10, 10, 10), frontiers_grpo_truncated=(12, 12, 9))
+    found = difference(data, "frontiers-grpo-truncated", "frontiers-grpo", 1)
+    assert found.low > 1 and found.is_at_least(1.0) is None
+
+
+def test_a_variant_is_read_as_it_was_trained():
+    data = made_up(frontiers_grpo=(10, 10, 10), frontiers_soft_paper=(10, 10, 10))
+    for row in data["rows"]:
+        row["counts"] = {"soft": [written([32] * PROBLEMS)] * 3, "hard": [written([0] * PROBLEMS)] * 3}
+    assert difference(data, "frontiers-soft-paper", "frontiers-grpo", 1).mean == 100
+
+
+def test_the_learning_rate_that_solves_most_is_chosen_and_one_that_diverged_is_not(tmp_path):
+    plan = Plan(Options(out=tmp_path, variants=("chains-grpo",), device="cpu", quick=True))
+    low, high = plan.rate_cells()
+    cells.write_json(low.out / "cell.json", {"diverged": False, "readings": {"hard": written([0, 1, 2, 1])}})
+    cells.write_json(high.out / "cell.json", {"diverged": False, "readings": {"hard": written([2, 1, 2, 1])}})
+    assert [one.config.optimizer.lr for one in plan.variant_cells()] == [high.config.optimizer.lr]
+    cells.write_json(high.out / "cell.json", {"diverged": True})
+    assert [one.config.optimizer.lr for one in plan.variant_cells()] == [low.config.optimizer.lr]
+
+
 def test_a_run_that_diverged_solves_nothing():
     data = made_up(frontiers_grpo=(10, 10, 10), frontiers_grpo_truncated=(31, 31, 31))
     data["rows"][0]["counts"]["hard"][1] = None
