@@ -5,6 +5,7 @@ RUN/config.json` runs it in a process of its own; all that is kept of it goes to
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,10 +22,11 @@ from longshort.generation import SoftThinking
 from longshort.model import GPT
 from longshort.rl import FORMS, Sampler, evaluate_problems, group_advantages, reinforce, score_signal
 from longshort.rl.answers import sequences, thinking_of
+from longshort.rl.reference import REFERENCE
 from longshort.rl.rewards import verified
 from longshort.runs import METRICS, read_log
 from longshort.train import TrainConfig, TrainingStopped, load_model
-from longshort.train.checkpoint import load_checkpoint, save_checkpoint
+from longshort.train.checkpoint import CHECKPOINTS, load_checkpoint, save_checkpoint
 from longshort.train.distributed import choose_device
 from longshort.train.processes import named_config
 from longshort.train.progress import Silent
@@ -89,16 +91,25 @@ def run_cell(config: TrainConfig) -> None:
         found = {"diverged": False, "step": step} | _looked_into(config, out, kind)
     curve = [round(record["reward"], 4) for record in read_log(out) if record["kind"] == "train" and "reward" in record]
     write_json(out / CELL, found | {"settings": kept_settings(config), "rewards": curve, "log": _header(out)})
+    for folder in (CHECKPOINTS, REFERENCE):  # nothing reads them any more, and dozens of cells fill a disk
+        shutil.rmtree(out / folder, ignore_errors=True)
 
 
 def _trained(config: TrainConfig, out: Path, kind: str) -> int | None:
     """The step at which the training ended; None if it was stopped before. A start that is there already is kept."""
-    if kind == START and (out / METRICS).is_file() and any(map(is_enough, read_log(out))):
-        return load_checkpoint(out).step
+    reached = _reached(out) if kind == START else None
+    if reached is not None and (there := load_checkpoint(out).step) >= reached:
+        return there
     reporter = UntilGoal() if kind == START else Silent()
     result = reinforce(config, reporter)
     ended = result.status == "finished" or (isinstance(reporter, UntilGoal) and reporter.reached)
     return result.step if ended else None
+
+
+def _reached(out: Path) -> int | None:
+    """The step of the first evaluation that was enough."""
+    records = read_log(out) if (out / METRICS).is_file() else []
+    return next((int(record["step"]) for record in records if is_enough(record)), None)
 
 
 def _header(out: Path) -> dict[str, Any]:

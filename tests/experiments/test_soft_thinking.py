@@ -65,6 +65,21 @@ def test_supervised_training_ends_at_the_goal(monkeypatch):
     assert killed == [signal.SIGTERM] and reporter.reached
 
 
+def test_a_start_that_has_reached_its_goal_is_not_trained_further(tmp_path, monkeypatch, in_this_process):
+    monkeypatch.setattr(cell, "GOAL", 0.0)
+    plan = Plan(Options(out=tmp_path, variants=("chains-grpo",), device="cpu", quick=True))
+    cells.write_json(tmp_path / "sizes.json", {"quick": True})
+    start = plan.starts()[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(cell, "_looked_into", lambda *_: 1 / 0)  # as if it had been killed after its training
+        with pytest.raises(ZeroDivisionError):
+            cells.run_all([start.config])
+    monkeypatch.setattr(cell, "reinforce", None)
+    cells.run_all([start.config])
+    assert start.is_done and cells.read_json(start.out / "cell.json")["step"] == 3
+    assert sorted(path.name for path in start.out.iterdir() if path.is_dir()) == ["weights"]
+
+
 def test_every_variant_starts_with_the_weights_of_its_seed_and_takes_its_familys_rate(tmp_path, monkeypatch):
     rates = {"grpo": 1.0, "soft-paper": 2.0, "gaussian": 3.0}
     monkeypatch.setattr(Plan, "_chosen", lambda self, task, family: rates[family])
@@ -210,6 +225,30 @@ def test_differences_are_paired_by_problem_and_seed():
     assert found.mean == 0 and found.low == pytest.approx(-13.9, abs=0.1) and found.is_at_least(0.0) is None
     same = difference(data, "frontiers-grpo", "frontiers-grpo", 1)
     assert same.low == same.high == 0 and same.by_seed == (0, 0, 0)
+
+
+def test_a_single_seed_below_the_bound_keeps_a_claim_open():
+    """The mean is 3 points ahead, and problems agree, but one of the seeds is behind."""
+    data = made_up(frontiers_grpo=(10, 10, 10), frontiers_grpo_truncated=(12, 12, 9))
+    found = difference(data, "frontiers-grpo-truncated", "frontiers-grpo", 1)
+    assert found.low > 1 and found.is_at_least(1.0) is None
+
+
+def test_a_variant_is_read_as_it_was_trained():
+    data = made_up(frontiers_grpo=(10, 10, 10), frontiers_soft_paper=(10, 10, 10))
+    for row in data["rows"]:
+        row["counts"] = {"soft": [written([32] * PROBLEMS)] * 3, "hard": [written([0] * PROBLEMS)] * 3}
+    assert difference(data, "frontiers-soft-paper", "frontiers-grpo", 1).mean == 100
+
+
+def test_the_learning_rate_that_solves_most_is_chosen_and_one_that_diverged_is_not(tmp_path):
+    plan = Plan(Options(out=tmp_path, variants=("chains-grpo",), device="cpu", quick=True))
+    low, high = plan.rate_cells()
+    cells.write_json(low.out / "cell.json", {"diverged": False, "readings": {"hard": written([0, 1, 2, 1])}})
+    cells.write_json(high.out / "cell.json", {"diverged": False, "readings": {"hard": written([2, 1, 2, 1])}})
+    assert [one.config.optimizer.lr for one in plan.variant_cells()] == [high.config.optimizer.lr]
+    cells.write_json(high.out / "cell.json", {"diverged": True})
+    assert [one.config.optimizer.lr for one in plan.variant_cells()] == [low.config.optimizer.lr]
 
 
 def test_a_run_that_diverged_solves_nothing():
