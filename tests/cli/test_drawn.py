@@ -36,6 +36,8 @@ from longshort.train import TrainConfig, processes, train
 
 EXAMPLES = int(os.environ.get("LONGSHORT_EXAMPLES", "25"))
 MODEL = {"context": 8, "n_layers": 1, "width": 8, "n_heads": 2, "n_global": 1, "window": 2}
+RL = {"task": "chains", "task_options": {"modulus": 3, "operations": 1, "constants": 1}, "prompts": 2, "group": 2}
+RL |= {"eval_problems": 2}
 RUN = {"steps": 1, "device": "cpu", "eval_batches": 1, "out": "new"}
 ROOM = 4 * 2**30
 """Bytes that a command may take: what no machine has must not be asked for, either."""
@@ -75,7 +77,7 @@ WORDS += [
     "x" * 300,
     "[" * 3000,
 ]
-ENDLESS = ("run.steps", "run.eval_batches", "task.")
+ENDLESS = ("run.steps", "run.eval_batches", "task.", "rl.")
 """Where a large number is right, and takes for ever."""
 PLACES = ["", ".", "..", "empty", "empty.txt", "binary", "text.txt", "deep.json", "deep.yaml", "list.json", "tokens"]
 PLACES += ["run", "run/checkpoints", "notes", "good.yaml", "twice.yaml", "evil.pt", "broken.safetensors", "gpt2"]
@@ -108,6 +110,7 @@ def world(tmp_path_factory):
     prepare(here / "text.txt", here / "tokens", split=(0.6, 0.2, 0.2))
     good = {"model": MODEL, "data": {"path": "tokens", "batch_size": 2}, "run": RUN}
     (here / "good.yaml").write_text(yaml.safe_dump(good))
+    (here / "rl.yaml").write_text(yaml.safe_dump({"model": MODEL, "data": {"batch_size": 2}, "rl": RL, "run": RUN}))
     values = good | {"data": {"path": str(here / "tokens"), "batch_size": 2}, "run": RUN | {"out": str(here / "run")}}
     train(TrainConfig.from_dict(values))
     return here
@@ -264,6 +267,7 @@ COMMANDS = {
         st.sampled_from([[], [], ["--preset"]]),
     ),
     "train": st.tuples(configs, st.lists(overrides(), max_size=5)),
+    "rl": st.tuples(st.one_of(st.just("rl.yaml"), configs), st.lists(overrides(), max_size=5)),
     "compare": st.tuples(
         configs,
         st.lists(overrides(), max_size=2),
@@ -293,6 +297,7 @@ COMMANDS = {
             length=numbers,
             stride=numbers,
             limit=SMALL,
+            samples=SMALL,
             bucket=numbers,
             device=DEVICES,
             out=news,
@@ -356,7 +361,12 @@ def test_a_command_works_or_ends_in_one_line(verb, world, monkeypatch):
 
 def test_a_drawn_command_can_work(world, monkeypatch):
     """Or the test above would hold of a program that refuses everything."""
-    for arguments in (["train", "good.yaml"], ["generate", "run", "--tokens", "2"], ["evaluate", "run"]):
+    for arguments in (
+        ["train", "good.yaml"],
+        ["rl", "rl.yaml"],
+        ["generate", "run", "--tokens", "2"],
+        ["evaluate", "run"],
+    ):
         assert try_command(world, monkeypatch, arguments).exit_code == 0
 
 

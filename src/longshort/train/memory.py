@@ -32,6 +32,8 @@ REMEDY_OF_RL = (
     "a larger run.accumulate, run.checkpoint_activations=true, a smaller rl.prompts, rl.group or rl.max_new_tokens, or "
     "a smaller model needs less"
 )
+_PROBLEM = 256
+"""Bytes that a problem needs at least, as Python objects."""
 _OVER_THE_LEAST = 3
 """A run's activations are about this many times those that are counted; used for suggestions only."""
 
@@ -61,10 +63,9 @@ class Need:
 def need_of(config: TrainConfig, world: World) -> Need:
     """The least that a run needs on the device of each of its processes."""
     if config.rl.task is not None:  # what a rollout needs depends on what is drawn
-        reference = 4 * least_parameters(config.model) if config.rl.kl else 0
-        return Need(
-            state=16 * least_parameters(config.model) + reference, tokens=0, activations=0, rows=0, micro_rows=0
-        )
+        weights, problems = 4 * least_parameters(config.model), max(config.data.batch_size, config.rl.prompts)
+        state = (5 if config.rl.kl else 4) * weights
+        return Need(state=state, tokens=_PROBLEM, activations=0, rows=problems, micro_rows=0)
     rows = config.data.batch_size // world.size
     bf16 = config.run.precision == "bf16" or (config.run.precision == "auto" and world.device.type == "cuda")
     return Need(
@@ -129,7 +130,8 @@ def check_memory(config: TrainConfig, world: World) -> None:
         if left is not None and part.total > left and config.rl.task is not None:
             raise ConfigError(
                 f"this run needs at least {_size(part.total)} of memory on {device} for the weights, their gradients, "
-                f"AdamW and the reference, but {_size(left)} is free; a smaller model would fit"
+                f"AdamW, the reference and problems, but {_size(left)} is free; a smaller model, data.batch_size or "
+                "rl.prompts would fit"
             )
         if left is not None and part.total > left:
             raise ConfigError(
