@@ -51,7 +51,7 @@ def test_train_names_the_configurations_where_the_name_is_none(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     shown = run("train", "mine.yaml")
     assert shown.exit_code == 1
-    assert shown.stderr.startswith("error: mine.yaml: no such file; ") and "recall, tiny" in shown.stderr
+    assert shown.stderr.startswith("error: mine.yaml: no such file; ") and "rl-tiny, tiny" in shown.stderr
 
 
 def test_compare_help_has_a_line_for_each_variant():

@@ -1,5 +1,6 @@
-"""The page on soft thinking does what it says, and its table holds what is drawn."""
+"""The pages on soft thinking and reinforcement learning do what they say, and their tables hold what was drawn."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import torch
 
 from longshort.generation import AUTHORS_CLAMP, SoftThinking
 
-PAGE = (Path(__file__).parents[2] / "docs" / "ideas" / "soft-thinking.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "ideas" / "soft-thinking.md").read_text(encoding="utf-8")
 DRAWS = 200_000
 
 
@@ -37,3 +39,21 @@ def test_at_tau_a_tenth_a_mixture_is_nearly_one_token():
     ids, values = thinking.draw(torch.zeros(DRAWS, 2), generator=torch.Generator().manual_seed(0))
     share = (thinking.weights(ids, values).amax(-1) < 0.9).double().mean().item()
     assert round(100 * share) == int(told)
+
+
+def test_python_of_the_page_on_reinforcement_learning_runs():
+    page = (DOCS / "howto" / "reinforcement-learning.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    scope = {"__name__": "example"}
+    exec(compile(example, "docs/howto/reinforcement-learning.md", "exec"), scope)
+    assert scope["result"].status == "finished" and len(scope["rewards"]) == 2
+    assert 0 <= scope["scores"]["reward"] <= 1
+
+
+def test_the_first_example_learned_what_the_page_says():
+    page = (DOCS / "howto" / "reinforcement-learning.md").read_text(encoding="utf-8")
+    data = json.loads((DOCS / "results" / "rl-tiny.json").read_text(encoding="utf-8"))
+    rewards = data["runs"][0]["reward_by_step"]
+    rows = re.findall(r"^\| (\d+) \|.*?\| ([\d.]+) \|$", page, re.M)
+    assert len(rows) >= 3 and all(float(reward) == round(rewards[step], 2) for step, reward in rows)
+    assert float(rows[0][1]) < 0.5 and float(rows[-1][1]) > 0.9

@@ -14,7 +14,9 @@ def test_the_preset_and_the_configuration_tiny_are_one_model():
     assert TrainConfig.load("tiny").model == GPTConfig.preset("tiny")
 
 
-@pytest.mark.parametrize(("name", "size"), [("listops", 16), ("recall", 32), ("paper-6m", 10_000), ("tiny", 257)])
+@pytest.mark.parametrize(
+    ("name", "size"), [("listops", 16), ("recall", 32), ("paper-6m", 10_000), ("rl-tiny", 17), ("tiny", 257)]
+)
 def test_shipped_configurations_have_the_vocabulary_of_their_data(name, size):
     assert TrainConfig.load(name).model.vocab_size == size
 
@@ -41,7 +43,9 @@ def test_a_file_wins_over_a_name_and_a_folder_does_not(tmp_path, monkeypatch):
 
 def test_what_is_neither_a_file_nor_a_name_gets_the_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"^mine: no such file; .*: gpt2-small, listops, paper-6m, recall, tiny$"):
+    with pytest.raises(
+        ConfigError, match=r"^mine: no such file; .*: gpt2-small, listops, paper-6m, recall, rl-tiny, tiny$"
+    ):
         TrainConfig.load("mine")
     with pytest.raises(ConfigError, match=r"^\./tiny: no such file; .* give its name: tiny$"):
         TrainConfig.load("./tiny")

@@ -230,13 +230,13 @@ class RLTrainer(Loop):
         if rewards.sample is not None:
             metrics["failed"] = rewards.failed
             evidence = {"prompt": problems[rewards.sample // rl.group].prompt, "tokens": samples[rewards.sample]}
-            self._record_failure(rewards, evidence)
+            self._record_failure(progress.step + 1, rewards, evidence)
             check_failures(rewards, rl.failed_share)
         return drawn, rewards, metrics
 
-    def _record_failure(self, rewards: Rewards, evidence: dict[str, Any]) -> None:
+    def _record_failure(self, step: int, rewards: Rewards, evidence: dict[str, Any]) -> None:
         values = {"count": rewards.failed, "of": len(rewards.values), "error": rewards.error}
-        self._record("failure", step=self.progress.step + 1, **values, **evidence)
+        self._record("failure", step=step, **values, **evidence)
 
     def _slices(self) -> list[list[slice]]:
         """The sequences of each micro-batch of each update.
@@ -354,7 +354,7 @@ class RLTrainer(Loop):
             values["best_reward"] = found.best_reward
         if found.rewards.sample is not None:
             evidence = {"prompt": problems[found.rewards.sample // rl.eval_samples].prompt}
-            self._record_failure(found.rewards, evidence)
+            self._record_failure(progress.step, found.rewards, evidence)
         counts = {"seconds": progress.seconds, "tokens": progress.tokens}
         self._record("eval", step=progress.step, split="validation", **counts, **values)
         self._record("sample", step=progress.step, text=found.text)
