@@ -37,6 +37,14 @@ def collect(folder: Path) -> Data:
         "provenance": _made(folder, [cell[3] for cell in found]),
         "problems": sizes.problems,
         "samples": sizes.samples,
+        "missed": {
+            task: [
+                seed
+                for name, variant, seed, cell in read
+                if name == task and variant == START and cell["step"] >= sizes.supervised_steps
+            ]
+            for task in TASKS
+        },
         "rows": [
             _row(name, [cell for cell in read if f"{cell[0]}-{cell[1]}" == name], sizes.samples) for name in names
         ],
@@ -46,7 +54,7 @@ def collect(folder: Path) -> Data:
             if variant != START
         ],
         "rates": [
-            {"task": task, "family": variant.split("-", 1)[1].rpartition("-")[0], "rate": _rate(cell)}
+            {"task": task, "family": _family(variant, _rate(cell)), "rate": _rate(cell)}
             | {"right": right_share(cell, sizes)}
             for task, variant, _, cell in found
             if variant.startswith(f"{RATE}-")
@@ -66,6 +74,14 @@ def _made(folder: Path, cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "seeds": sorted(seeds),
         "diverged": [cell["settings"]["run"]["variant"] for cell in cells if cell["diverged"]],
     }
+
+
+def _family(variant: str, rate: float) -> str:
+    """
+    >>> _family("rate-soft-paper-3e-05", 3e-5)
+    'soft-paper'
+    """
+    return variant.removeprefix(f"{RATE}-").removesuffix(f"-{rate:g}")
 
 
 def _rate(cell: dict[str, Any]) -> float:
@@ -99,6 +115,24 @@ def _row(name: str, cells: Sequence[tuple[str, str, int, dict[str, Any]]], sampl
 
 def _passes(counts: str | None, samples: int, k: int) -> list[float]:
     return [0.0] if counts is None else pass_at_k(counted(counts), samples, k)
+
+
+def judged(data: Data) -> Data:
+    """The data without the seeds whose supervised start missed the goal, which are shown and not judged."""
+    rows = []
+    for row in data["rows"]:
+        missed = data.get("missed", {}).get(row["task"], [])
+        kept = [i for i, seed in enumerate(row["seeds"]) if seed not in missed]
+        if kept:
+            rows.append({key: _only(value, kept, len(row["seeds"])) for key, value in row.items()})
+    return data | {"rows": rows}
+
+
+def _only(value: Any, kept: Sequence[int], seeds: int) -> Any:
+    """Of lists with an entry for each seed, these entries."""
+    if isinstance(value, dict):
+        return {key: _only(one, kept, seeds) for key, one in value.items()}
+    return [value[i] for i in kept] if isinstance(value, list) and len(value) == seeds else value
 
 
 def kept_share(rewards: Sequence[float]) -> float:

@@ -268,3 +268,10 @@ def test_settings_of_a_finished_cell_do_not_depend_on_where_it_ran(tmp_path):
     moved = replace(config, run=replace(config.run, out=str(tmp_path), device="cpu"))
     assert cell.kept_settings(config) == cell.kept_settings(moved)
     assert cell.kept_settings(config) != cell.kept_settings(replace(config, run=replace(config.run, steps=3)))
+
+
+def test_a_seed_whose_start_missed_the_goal_is_not_judged():
+    levels = {"frontiers_soft_code": (10, 10, 10, 1), "frontiers_soft_paper": (10, 10, 10, 1)}
+    data = made_up(frontiers_grpo=(10, 10, 10, 10), **levels)
+    assert verdict("pass@1", data) == UNDECIDED
+    assert verdict("pass@1", data | {"missed": {"frontiers": [3]}}) == HOLDS
