@@ -57,3 +57,6 @@ def test_the_first_example_learned_what_the_page_says():
     rows = re.findall(r"^\| (\d+) \|.*?\| ([\d.]+) \|$", page, re.M)
     assert len(rows) >= 3 and all(float(reward) == round(rewards[step], 2) for step, reward in rows)
     assert float(rows[0][1]) < 0.5 and float(rows[-1][1]) > 0.9
+    others = re.findall(r"from (0\.\d\d) to (0\.\d\d)", page)
+    for told, run in zip(others, data["runs"][1:], strict=True):
+        assert tuple(float(x) for x in told) == tuple(round(run["reward_by_step"][step], 2) for step in ("120", "250"))
