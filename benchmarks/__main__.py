@@ -211,10 +211,19 @@ def memory(
 
 
 def _pages() -> list[Any]:
-    from benchmarks import attention_page, decode_step, decoding_page, deterministic, forms, memory, training
+    from benchmarks import (
+        attention_page,
+        decode_step,
+        decoding_page,
+        deterministic,
+        forms,
+        memory,
+        rollouts_page,
+        training,
+    )
 
     attention = (attention_page.CPU_PAGE, attention_page.GPU_PAGE, *forms.PAGES.values())
-    decoding = (*decoding_page.PAGES.values(), decode_step.PAGE)
+    decoding = (*decoding_page.PAGES.values(), decode_step.PAGE, rollouts_page.PAGE)
     return [*attention, *decoding, training.PAGE, training.STATISTICS_PAGE, deterministic.PAGE, memory.PAGE]
 
 
