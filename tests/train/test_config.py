@@ -347,3 +347,8 @@ def test_older_spellings_of_the_loss_are_taken_from_files_and_the_command_line(t
 def test_two_spellings_that_differ_are_an_error(model, message):
     with pytest.raises(ConfigError, match=message):
         TrainConfig.from_dict({"model": {"preset": "tiny"} | model, "loss": {"z_loss": 1e-3}})
+
+
+def test_configurations_can_be_gathered_in_a_set():
+    options = [{"modulus": 5}, {"modulus": 5}, {"modulus": 7}]
+    assert len({TrainConfig.from_dict(TINY | {"rl": {"task": "chains", "task_options": one}}) for one in options}) == 2

@@ -20,7 +20,7 @@ class RLConfig:
 
     task: str | None = None
     """Task to learn: frontiers, chains, or path/to/file.py:ClassName; no reinforcement learning if None."""
-    task_options: dict[str, Any] = field(default_factory=dict)
+    task_options: dict[str, Any] = field(default_factory=dict, hash=False)
     """Options of the task, as in {operations: 3}; rl.task_options.operations=3 sets one of them."""
     task_seed: int = 0
     """Seed of the validation and test problems; the training problems are drawn from it and run.seed."""
