@@ -2,11 +2,15 @@
 
 They are opaque so that torch.compile neither traces the blocks nor recompiles when the length crosses a window.
 Statistics are outputs, never hooks, which compile would drop. Backends are imported when first called.
+
+Eager calls with plain tensors do not go through torch.library, which would cost them more than the launch of a kernel:
+see `Direct`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -18,15 +22,58 @@ from longshort.ops.options import SCHEMA, Options
 HOMES = {"blocked": "longshort.ops.blocked", "triton": "longshort.ops.triton"}
 """Modules with forward(q, k, v, options, segments, stats) and backward(grad, q, k, v, out, lse, options, segments)."""
 _library = torch.library.Library("longshort", "DEF")
+_PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
 
 
 def run(
     backend: str, q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, stats: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """out, lse, and the extremes of the logits ((0,) each unless `stats`)."""
+    if not torch.compiler.is_compiling() and _is_plain(q, k, v, segments):
+        home = _home(backend)
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            return Direct.apply(home, q, k, v, options, segments, stats)
+        return home.forward(q, k, v, options, segments, stats)
     forward = torch.ops.longshort.blocked_forward if backend == "blocked" else torch.ops.longshort.triton_forward
     result: tuple[Tensor, Tensor, Tensor, Tensor] = forward(q, k, v, *options, segments, stats)
     return result
+
+
+@cache
+def _home(backend: str) -> Any:
+    return import_module(HOMES[backend])
+
+
+def _is_plain(q: Tensor, *others: Tensor | None) -> bool:
+    """Whether nothing but autograd has to know of the call: no subclass of tensors, no mode, no transform."""
+    if q.is_meta or torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
+        return False
+    return type(q) in _PLAIN and all(type(x) in _PLAIN for x in others)
+
+
+class Direct(torch.autograd.Function):
+    """The op as eager mode runs it: what the library's ops compute, with less between the caller and the kernels."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, home: Any, q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, stats: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        out, lse, logit_max, logit_min = home.forward(q, k, v, options, segments, stats)
+        ctx.mark_non_differentiable(lse, logit_max, logit_min)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, out, lse, segments)
+        ctx.home, ctx.options = home, options
+        return out, lse, logit_max, logit_min
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad = grads[0]
+        if torch.is_grad_enabled():
+            _refuse()
+        if grad is None:
+            return (None,) * 7
+        q, k, v, out, lse, segments = ctx.saved_tensors
+        return (None, *ctx.home.backward(grad, q, k, v, out, lse, ctx.options, segments), None, None, None)
 
 
 def _forward(home: str) -> Callable[..., Any]:
@@ -60,12 +107,15 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
     q, k, v, *options, segments, _ = inputs
     out, lse, logit_max, logit_min = output
     ctx.mark_non_differentiable(lse, logit_max, logit_min)
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, out, lse, segments)
     ctx.options = options
 
 
 def _derivative(backend: str) -> Callable[..., tuple[Tensor | None, ...]]:
-    def differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    def differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * (len(ctx.options) + 5)
         q, k, v, out, lse, segments = ctx.saved_tensors
         backward = getattr(torch.ops.longshort, f"{backend}_backward")
         grads = backward(grad, q, k, v, out, lse, *ctx.options, segments)
@@ -74,7 +124,7 @@ def _derivative(backend: str) -> Callable[..., tuple[Tensor | None, ...]]:
     return differentiate
 
 
-def _refuse(ctx: Any, *grads: Any) -> None:
+def _refuse(*_: Any) -> None:
     raise RuntimeError('attention has no double backward in this backend; backend="reference" has one')
 
 
@@ -97,5 +147,5 @@ def _register(backend: str, home: str) -> None:
     torch.library.register_autograd(f"longshort::{backward}", _refuse, lib=_library)
 
 
-for _backend, _home in HOMES.items():
-    _register(_backend, _home)
+for _backend, _module in HOMES.items():
+    _register(_backend, _module)

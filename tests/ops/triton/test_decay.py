@@ -81,7 +81,7 @@ def test_factor_is_split_where_scores_are_logits_times_a_positive_number(name):
     decays, options, expected = FLAGS[name]
     q = torch.zeros(1, 3, 4, 16)
     options = Options(windows=(GLOBAL,) * 3, decays=decays, **options)
-    assert launch._arguments(q, q, options, None).flags["FADE"] == expected
+    assert launch._Call.of(layout_of(q, q, q), options, "ieee", first=0).flags["FADE"] == expected
 
 
 def check(decays, windows=(None, 7, 70), n_queries=100, slopes=None, **fields):

@@ -93,11 +93,11 @@ def test_only_a_lone_long_head_is_cut_in_two(reach, change, parts):
 
 
 def test_shapes_in_use_end_with_the_block():
-    q = torch.empty(1, 1, 64, 16)
-    before = tile_shape("forward", q, (GLOBAL,))
+    call = ("forward", torch.float32, 16, (GLOBAL,), 64, torch.device("cpu"))
+    before = tile_shape(*call)
     with use({"forward": TileShape(16, 16, 1, 4)}):
-        assert tile_shape("forward", q, (GLOBAL,)) == TileShape(16, 16, 1, 4) != before
-    assert tile_shape("forward", q, (GLOBAL,)) == before
+        assert tile_shape(*call) == TileShape(16, 16, 1, 4) != before
+    assert tile_shape(*call) == before
 
 
 OPTIONS = {

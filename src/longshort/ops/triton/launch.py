@@ -1,61 +1,56 @@
-"""From tensors to kernel launches: which heads go together, grids, and the arguments that all kernels share."""
+"""From tensors to kernel launches: which heads go together, grids, and the arguments that all kernels share.
+
+What depends on layouts and options alone is prepared once (`_forward_launches`, `_backward_launches`); a call allocates
+its results and launches.
+"""
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from longshort.ops.options import Options
 from longshort.ops.padding import dense_rows, without_padding
-from longshort.ops.triton import segment_ranges
+from longshort.ops.triton import segment_ranges, tiles
 from longshort.ops.triton.backward_kernels import add_parts_kernel, grad_kv_kernel, grad_q_kernel
 from longshort.ops.triton.device import capability, precision_of, processors, table, width_of
 from longshort.ops.triton.forward_kernel import forward_kernel, join_parts_kernel, reduce_extremes_kernel
+from longshort.ops.triton.prepared import Launch, Layout, layout_of
 from longshort.ops.triton.scores import FADES
 from longshort.ops.triton.tiles import LONG, TileShape, parts_for, tile_shape
 
 _PAD = 128
 """No tile has more rows; the numbers that rows pass between kernels are padded by as many as a tile may read."""
+_PREPARED = 1024
+"""Most calls, different in layouts or options, that are kept prepared."""
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, stats: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Implements longshort::triton_forward."""
-    batch, n_heads, n_queries, head_dim = q.shape
-    out, lse = torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:3], dtype=torch.float32)
-    high, low = (q.new_empty(n_heads if stats else 0, dtype=torch.float32) for _ in range(2))
+    out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
+    high, low = (q.new_empty(q.shape[1] if stats else 0, dtype=torch.float32) for _ in range(2))
     if out.numel() == 0:
         return out, lse, high.fill_(-torch.inf), low.fill_(torch.inf)
     q, k, v = (_addressable(x) for x in without_padding(segments, q, k, v))
-    given = _arguments(q, k, options, segments)
-    shape = tile_shape("forward", q, given.windows)
-    if stats:
-        shape = shape._replace(registers=None)  # statistics need a few more
-    cut = _cut(shape, given, 1, batch, n_queries, shape.rows, k.shape[2], shape.columns, q.device)
-    extremes = q.new_empty((2, batch, n_heads, cut.tiles) if stats else (0,), dtype=torch.float32)
-    partial = q.new_empty((cut.slots, cut.parts, n_queries, width_of(head_dim)), dtype=torch.float32)
-    numbers = q.new_empty((4, cut.slots, cut.parts, n_queries), dtype=torch.float32)
-    tma = _descriptors_serve(q, k, v)
-    forward_kernel[cut.grid](
-        *_tiled((q, k, v), (shape.rows, shape.columns, shape.columns), tma),
-        *(out, lse, extremes, partial, numbers, cut.heads, *given.tables),
-        *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *given.scalars, cut.n_long, cut.parts),
-        **{"STATS": stats, "TMA": tma, "SPLIT": cut.parts > 1, **given.flags, **_tiling(shape)},
-    )
-    if cut.parts > 1:
-        join_parts_kernel[(cut.tiles, batch * cut.n_long)](
-            *(out, lse, extremes, partial, numbers, cut.heads, *out.stride()[:3], given.scalars[0]),
-            *(batch, n_heads, n_queries, cut.n_long, cut.parts),
-            **{name: given.flags[name] for name in ("D", "WIDTH", "FOLD")},
-            **{"STATS": stats, "M": shape.rows, "num_warps": 4},
-        )
-    if stats:
-        reduce_extremes_kernel[(n_heads,)](extremes, high, low, batch, n_heads, cut.tiles, BLOCK=1024, num_warps=4)
+    ids = () if segments is None else (segments.to(torch.int64).contiguous(),)
+    ready = _forward_launches(layout_of(q, k, v, *ids), options, precision_of(q), stats, tiles.given())
+    cut = ready.cut
+    # What a launch does not use, another tensor stands in for.
+    extremes = lse.new_empty(2, *q.shape[:2], cut.tiles) if stats else lse
+    partial = numbers = lse
+    if ready.join is not None:
+        partial = lse.new_empty(cut.slots, cut.parts, q.shape[2], width_of(q.shape[3]))
+        numbers = lse.new_empty(4, cut.slots, cut.parts, q.shape[2])
+    ready.walk(q, k, v, out, lse, extremes, partial, numbers, cut.heads, *_tables(ready, ids))
+    if ready.join is not None:
+        ready.join(out, lse, extremes, partial, numbers, cut.heads)
+    if ready.reduce is not None:
+        ready.reduce(extremes, high, low)
     return out, lse, high, low
 
 
@@ -70,86 +65,161 @@ def backward(
     segments: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Implements longshort::triton_backward."""
-    grad_q, grad_k, grad_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    grad_q, grad_k, grad_v = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     if grad.numel() == 0:
         return grad_q.zero_(), grad_k.zero_(), grad_v.zero_()
     q, k, v = (_addressable(x) for x in without_padding(segments, q, k, v))
     grad = _addressable(dense_rows(grad))
+    ids: tuple[Tensor, ...] = ()
     if segments is not None:
         grad = grad.masked_fill((segments[:, k.shape[2] - q.shape[2] :] < 0)[:, None, :, None], 0)
-    given = _arguments(q, k, options, segments)
-    # In two-sided attention its registers cost more than it saves (benchmarks/results/las-h200.json).
-    given.flags["FADE"] &= options.causal
-    padded = _tiles_in(q.shape[2] + _PAD - 1, _PAD) * _PAD
-    numbers = torch.empty((2, *lse.shape[:2], padded), dtype=torch.float32, device=q.device)
-    _query_gradients(given, grad, q, k, v, out, lse, numbers, grad_q)
-    _key_value_gradients(given, grad, q, k, v, numbers, grad_k, grad_v)
+        ids = (segments.to(torch.int64).contiguous(),)
+    ready = _backward_launches(layout_of(grad, q, k, v, out, lse, *ids), options, precision_of(q), tiles.given())
+    tables = _tables(ready, ids)
+    numbers = lse.new_empty(2, *ready.padded)
+    partial = _partial(ready.q_cut, q, lse)
+    ready.q_walk(grad, q, k, v, out, lse, numbers, grad_q, partial, ready.q_cut.heads, *tables)
+    if ready.q_sum is not None:
+        ready.q_sum(partial, grad_q, ready.q_cut.heads)
+    partial_k, partial_v = _partial(ready.kv_cut, k, lse), _partial(ready.kv_cut, v, lse)
+    ready.kv_walk(
+        *(grad, q, k, v, *numbers.unbind(), grad_k, grad_v, partial_k, partial_v, ready.kv_cut.heads, *tables)
+    )
+    if ready.k_sum is not None and ready.v_sum is not None:
+        ready.k_sum(partial_k, grad_k, ready.kv_cut.heads)
+        ready.v_sum(partial_v, grad_v, ready.kv_cut.heads)
     return grad_q, grad_k, grad_v
 
 
-def _query_gradients(
-    given: _Arguments,
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    numbers: Tensor,
-    grad_q: Tensor,
-) -> None:
-    """Fill grad_q and the two numbers per row that the other kernel reads."""
-    batch, _, n_queries, head_dim = q.shape
-    shape = tile_shape("grad_q", q, given.windows)
-    cut = _cut(shape, given, 1, batch, n_queries, shape.rows, k.shape[2], shape.columns, q.device)
-    partial = q.new_empty((cut.slots, cut.parts, n_queries, width_of(head_dim)), dtype=torch.float32)
-    tma = _descriptors_serve(grad, q, k, v)
-    grad_q_kernel[cut.grid](
-        *_tiled((grad, q, k, v), (shape.rows, shape.rows, shape.columns, shape.columns), tma),
-        *(out, lse, numbers, grad_q, partial, cut.heads, *given.tables),
-        *(*grad.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3]),
-        *(*given.scalars, cut.n_long, cut.parts, numbers.shape[3]),
-        **{"TMA": tma, "SPLIT": cut.parts > 1, "PAD": _PAD, **given.flags, **_tiling(shape)},
-    )
-    _add_parts(partial, grad_q, cut, given.scalars[0])
-
-
-def _key_value_gradients(
-    given: _Arguments,
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    numbers: Tensor,
-    grad_k: Tensor,
-    grad_v: Tensor,
-) -> None:
-    """Fill grad_k and grad_v."""
-    (batch, n_heads, n_queries, head_dim), (_, n_kv, n_keys, _) = q.shape, k.shape
-    shape = tile_shape("grad_kv", q, given.windows)
-    cut = _cut(shape, given, n_heads // n_kv, batch, n_keys, shape.columns, n_queries, shape.rows, q.device)
-    size = (cut.slots, cut.parts, n_keys, width_of(head_dim))
-    partial_k, partial_v = (q.new_empty(size, dtype=torch.float32) for _ in range(2))
-    tma = _descriptors_serve(grad, q, k, v)
-    grad_kv_kernel[cut.grid](
-        *_tiled((grad, q, k, v), (shape.rows, shape.rows, shape.columns, shape.columns), tma),
-        *_tiled(tuple(numbers), (shape.rows, shape.rows), tma),
-        *(grad_k, grad_v, partial_k, partial_v, cut.heads, *given.tables),
-        *(*grad.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *grad_k.stride()[:3]),
-        *(*given.scalars, cut.n_long, cut.parts, numbers.shape[3]),
-        **{"TMA": tma, "SPLIT": cut.parts > 1, **given.flags, **_tiling(shape)},
-    )
-    _add_parts(partial_k, grad_k, cut, given.scalars[0])
-    _add_parts(partial_v, grad_v, cut, 1.0)
-
-
-def _add_parts(partial: Tensor, grad: Tensor, cut: _Cut, factor: float) -> None:
+def _partial(cut: _Cut, like: Tensor, unused: Tensor) -> Tensor:
+    """Room for the sums of the parts of walks."""
     if cut.parts == 1:
-        return
-    length, head_dim = grad.shape[2:]
-    add_parts_kernel[(_tiles_in(length, 32), partial.shape[0])](
-        *(partial, grad, cut.heads, *grad.stride()[:3], factor, cut.n_long, cut.parts, length),
-        **{"D": head_dim, "WIDTH": width_of(head_dim), "ROWS": 32, "num_warps": 4},
+        return unused
+    return like.new_empty((cut.slots, cut.parts, like.shape[2], width_of(like.shape[3])), dtype=torch.float32)
+
+
+class _Forward(NamedTuple):
+    """The launches of a forward call."""
+
+    walk: Launch
+    join: Launch | None
+    """Joins the parts of long walks, if they are cut."""
+    reduce: Launch | None
+    """Reduces the extremes of the logits, if asked for."""
+    cut: _Cut
+    tables: tuple[Tensor, ...]
+    skip: bool
+
+
+@lru_cache(maxsize=_PREPARED)
+def _forward_launches(layout: Layout, options: Options, precision: str, stats: bool, given: tiles.Given) -> _Forward:
+    call = _Call.of(layout, options, precision, first=0)
+    batch, n_heads, n_queries, _ = call.q_shape
+    shape = tile_shape("forward", layout[1], call.head_dim, options.windows, n_queries, call.device)
+    if stats:
+        shape = shape._replace(registers=None)  # statistics need a few more
+    cut = call.cut(shape, 1, n_queries, shape.rows, call.n_keys, shape.columns)
+    out = _dense(call.q_shape)
+    walk = Launch(
+        forward_kernel,
+        cut.grid,
+        (*call.strides, *out[:3], *call.scalars, cut.n_long, cut.parts),
+        {"STATS": stats, "TMA": call.tma, "SPLIT": cut.parts > 1, **call.flags, **_tiling(shape)},
+        rows=(shape.rows, shape.columns, shape.columns) if call.tma else (),
+        again=call.aligned,
+    )
+    join = reduce = None
+    if cut.parts > 1:
+        join = Launch(
+            join_parts_kernel,
+            (cut.tiles, batch * cut.n_long, 1),
+            (*out[:3], call.scalars[0], batch, n_heads, n_queries, cut.n_long, cut.parts),
+            {
+                **{name: call.flags[name] for name in ("D", "WIDTH", "FOLD")},
+                **{"STATS": stats, "M": shape.rows, "num_warps": 4},
+            },
+        )
+    if stats:
+        sizes = (batch, n_heads, cut.tiles)
+        reduce = Launch(reduce_extremes_kernel, (n_heads, 1, 1), sizes, {"BLOCK": 1024, "num_warps": 4})
+    return _Forward(walk, join, reduce, cut, call.tables, call.flags["SKIP"])
+
+
+class _Backward(NamedTuple):
+    """The launches of a backward call: query gradients and the two numbers per row that the other kernel reads, then
+    key and value gradients; and the sums over the parts of long walks, if they are cut."""
+
+    q_walk: Launch
+    q_sum: Launch | None
+    kv_walk: Launch
+    k_sum: Launch | None
+    v_sum: Launch | None
+    q_cut: _Cut
+    kv_cut: _Cut
+    padded: tuple[int, int, int]
+    """Shape of each of the numbers."""
+    tables: tuple[Tensor, ...]
+    skip: bool
+
+
+@lru_cache(maxsize=_PREPARED)
+def _backward_launches(layout: Layout, options: Options, precision: str, given: tiles.Given) -> _Backward:
+    call = _Call.of(layout, options, precision, first=1)
+    # In two-sided attention its registers cost more than it saves (benchmarks/results/las-h200.json).
+    call.flags["FADE"] &= options.causal
+    (batch, n_heads, n_queries, head_dim), n_keys = call.q_shape, call.n_keys
+    padded = _tiles_in(n_queries + _PAD - 1, _PAD) * _PAD
+    grad, out = layout[0][0][1], layout[0][4][1]
+    chosen = (layout[1], head_dim, options.windows, n_queries, call.device)
+
+    shape = tile_shape("grad_q", *chosen)
+    q_cut = call.cut(shape, 1, n_queries, shape.rows, n_keys, shape.columns)
+    q_walk = Launch(
+        grad_q_kernel,
+        q_cut.grid,
+        (*grad[:3], *call.strides, *out[:3], *call.scalars, q_cut.n_long, q_cut.parts, padded),
+        {"TMA": call.tma, "SPLIT": q_cut.parts > 1, "PAD": _PAD, **call.flags, **_tiling(shape)},
+        rows=(shape.rows, shape.rows, shape.columns, shape.columns) if call.tma else (),
+        again=call.aligned,
+    )
+
+    shape = tile_shape("grad_kv", *chosen)
+    kv_cut = call.cut(shape, call.flags["GROUP"], n_keys, shape.columns, n_queries, shape.rows)
+    kv_shape = (batch, n_heads // call.flags["GROUP"], n_keys, head_dim)
+    rows = (shape.rows, shape.rows, shape.columns, shape.columns, shape.rows, shape.rows)
+    kv_walk = Launch(
+        grad_kv_kernel,
+        kv_cut.grid,
+        (*grad[:3], *call.strides, *_dense(kv_shape)[:3], *call.scalars, kv_cut.n_long, kv_cut.parts, padded),
+        {"TMA": call.tma, "SPLIT": kv_cut.parts > 1, **call.flags, **_tiling(shape)},
+        rows=rows if call.tma else (),
+        again=call.aligned,
+    )
+    scale = call.scalars[0]
+    return _Backward(
+        q_walk,
+        _sum_of_parts(q_cut, call.q_shape, scale),
+        kv_walk,
+        _sum_of_parts(kv_cut, kv_shape, scale),
+        _sum_of_parts(kv_cut, kv_shape, 1.0),
+        q_cut,
+        kv_cut,
+        (batch, n_heads, padded),
+        call.tables,
+        call.flags["SKIP"],
+    )
+
+
+def _sum_of_parts(cut: _Cut, shape: tuple[int, ...], factor: float) -> Launch | None:
+    """For gradients of this shape, times a factor."""
+    if cut.parts == 1:
+        return None
+    length, head_dim = shape[2:]
+    return Launch(
+        add_parts_kernel,
+        (_tiles_in(length, 32), cut.slots, 1),
+        (*_dense(shape)[:3], factor, cut.n_long, cut.parts, length),
+        {"D": head_dim, "WIDTH": width_of(head_dim), "ROWS": 32, "num_warps": 4},
     )
 
 
@@ -169,28 +239,83 @@ class _Cut(NamedTuple):
     """Sequences, tiles, heads; each part of a long head counts as a head."""
 
 
-def _cut(
-    shape: TileShape,
-    given: _Arguments,
-    group: int,
-    batch: int,
-    owned: int,
-    own: int,
-    passed: int,
-    other: int,
-    device: torch.device,
-) -> _Cut:
-    """`owned` positions in tiles of `own`, each walking over `passed` positions in tiles of `other`."""
-    by_reach = _by_reach(given.windows, group, device)
-    tiles, steps = _tiles_in(owned, own), _tiles_in(passed, other)
-    parts = 1
-    if by_reach.n_long:
-        sizes = {"batch": batch, "tiles": tiles, "steps": steps, "other": other, "head_dim": given.flags["D"]}
-        parts = shape.parts or parts_for(
-            by_reach.reach, **sizes, causal=given.flags["CAUSAL"], processors=processors(device)
+class _Call(NamedTuple):
+    """What the kernels of a call share, in the order of their arguments."""
+
+    q_shape: tuple[int, ...]
+    n_keys: int
+    device: torch.device
+    windows: tuple[int, ...]
+    """One for each query head."""
+    strides: tuple[int, ...]
+    """Of q, k and v, three each."""
+    tables: tuple[Tensor, ...]
+    """Windows, decays and slopes; another table stands in for one that is not used."""
+    scalars: tuple[float, ...]
+    flags: dict[str, Any]
+    aligned: bool
+    tma: bool
+
+    @classmethod
+    def of(cls, layout: Layout, options: Options, precision: str, *, first: int) -> _Call:
+        """From the layout of a call's tensors: q, k and v are those from `first` on, and segments the last, if any."""
+        tensors, dtype, device, aligned = layout
+        (q_shape, q), (k_shape, k), (_, v) = tensors[first : first + 3]
+        segments = len(tensors) > (6 if first else 3)
+        batch, n_heads, n_queries, head_dim = q_shape
+        n_keys, softcap = k_shape[2], options.softcap
+        scale = head_dim**-0.5 if options.scale is None else options.scale
+        reach = table(options.windows, torch.int32, device)
+        rates = [
+            table(rate, torch.float32, device) if rate is not None and any(rate) else None
+            for rate in (options.decays, options.slopes)
+        ]
+        linear = scale > 0 and softcap is None and rates[1] is None
+        flags = {
+            **{"GROUP": n_heads // k_shape[1], "D": head_dim, "WIDTH": width_of(head_dim)},
+            **{"CAUSAL": options.causal, "DECAY": rates[0] is not None, "SLOPE": rates[1] is not None},
+            **{"SOFTCAP": softcap is not None, "SEGMENTS": segments},
+            "SKIP": segments and n_keys > segment_ranges.SHORT.value and max(options.windows) >= LONG,
+            "FOLD": linear and rates[0] is None,
+            "FADE": linear and 0 < max(options.decays or [0.0]) <= FADES,
+            "PRECISION": precision,
+        }
+        return cls(
+            q_shape=q_shape,
+            n_keys=n_keys,
+            device=device,
+            windows=options.windows,
+            strides=(*q[:3], *k[:3], *v[:3]),
+            tables=(reach, *(reach if rate is None else rate for rate in rates)),
+            scalars=(scale, 1.0 if softcap is None else softcap, batch, n_heads, n_queries, n_keys),
+            flags=flags,
+            aligned=aligned,
+            tma=aligned and _descriptors_serve([strides for _, strides in tensors[: first + 3]], dtype, device),
         )
-    grid = (batch, tiles, len(by_reach.reach) + (parts - 1) * by_reach.n_long)
-    return _Cut(by_reach.heads, by_reach.n_long, tiles, parts, batch * by_reach.n_long * (parts > 1), grid)
+
+    def cut(self, shape: TileShape, group: int, owned: int, own: int, passed: int, other: int) -> _Cut:
+        """`owned` positions in tiles of `own`, each walking over `passed` positions in tiles of `other`."""
+        batch, by_reach = self.q_shape[0], _by_reach(self.windows, group, self.device)
+        count, steps = _tiles_in(owned, own), _tiles_in(passed, other)
+        parts = 1
+        if by_reach.n_long:
+            sizes = {"batch": batch, "tiles": count, "steps": steps, "other": other, "head_dim": self.flags["D"]}
+            parts = shape.parts or parts_for(
+                by_reach.reach, **sizes, causal=self.flags["CAUSAL"], processors=processors(self.device)
+            )
+        grid = (batch, count, len(by_reach.reach) + (parts - 1) * by_reach.n_long)
+        return _Cut(by_reach.heads, by_reach.n_long, count, parts, batch * by_reach.n_long * (parts > 1), grid)
+
+    @property
+    def head_dim(self) -> int:
+        return self.q_shape[3]
+
+
+def _tables(ready: _Forward | _Backward, ids: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The tables of a call, those of its segments included."""
+    if not ids:
+        return (*ready.tables, ready.tables[0], ready.tables[0])
+    return (*ready.tables, *ids, _ranges(ids[0]) if ready.skip else ids[0])
 
 
 def _tiling(shape: TileShape) -> dict[str, Any]:
@@ -200,23 +325,17 @@ def _tiling(shape: TileShape) -> dict[str, Any]:
     }
 
 
-def _tiled(tensors: tuple[Tensor, ...], rows: tuple[int, ...], tma: bool) -> list[Any]:
-    """The tensors, or descriptors with which Hopper's copy engine fetches tiles of `rows` positions."""
-    if not tma:
-        return list(tensors)
-    return [
-        TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, n, width_of(x.shape[3])])
-        if x.ndim == 4
-        else TensorDescriptor(x, [x.numel()], [1], [n])  # numbers of rows
-        for x, n in zip(tensors, rows, strict=True)
-    ]
+def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor of four dimensions."""
+    _, heads, length, dim = shape
+    return heads * length * dim, length * dim, dim, 1
 
 
-def _descriptors_serve(*tensors: Tensor) -> bool:
-    """The copy engine, which exists from Hopper on, needs addresses and strides in multiples of 16 bytes."""
-    if tensors[0].device.type == "cuda" and capability(tensors[0].device) < (9, 0):
+def _descriptors_serve(strides: list[tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> bool:
+    """The copy engine, which exists from Hopper on, needs strides in multiples of 16 bytes, as it does addresses."""
+    if device.type == "cuda" and capability(device) < (9, 0):
         return False
-    return all(x.data_ptr() % 16 == 0 and all(s * x.itemsize % 16 == 0 for s in x.stride()[:3]) for x in tensors)
+    return all(s * dtype.itemsize % 16 == 0 for each in strides for s in each[:3])
 
 
 def _addressable(x: Tensor) -> Tensor:
@@ -225,7 +344,7 @@ def _addressable(x: Tensor) -> Tensor:
 
 
 def _tiles_in(length: int, size: int) -> int:
-    return -(-length // size)  # Triton's own function takes microseconds
+    return -(-length // size)
 
 
 class _ByReach(NamedTuple):
@@ -254,41 +373,3 @@ def _ranges(segments: Tensor) -> Tensor:
         segments, ranges, length, blocks, BLOCKS=per_program, num_warps=4
     )
     return ranges
-
-
-class _Arguments(NamedTuple):
-    """What all kernels share, in the order of their arguments."""
-
-    tables: tuple[Tensor, ...]
-    scalars: tuple[float, ...]
-    flags: dict[str, Any]
-    windows: tuple[int, ...]
-    """One for each query head."""
-
-
-def _arguments(q: Tensor, k: Tensor, options: Options, segments: Tensor | None) -> _Arguments:
-    """The arguments of a call; another table stands in for one that is not used."""
-    (batch, n_heads, n_queries, head_dim), n_keys = q.shape, k.shape[2]
-    scale, softcap = options.scale_for(q), options.softcap
-    reach = table(options.windows, torch.int32, q.device)
-    rates = [
-        table(rate, torch.float32, q.device) if rate is not None and any(rate) else None
-        for rate in (options.decays, options.slopes)
-    ]
-    ids = reach if segments is None else segments.to(torch.int64).contiguous()
-    skip = segments is not None and n_keys > segment_ranges.SHORT.value and max(options.windows) >= LONG
-    linear = scale > 0 and softcap is None and rates[1] is None
-    flags = {
-        **{"GROUP": n_heads // k.shape[1], "D": head_dim, "WIDTH": width_of(head_dim)},
-        **{"CAUSAL": options.causal, "DECAY": rates[0] is not None, "SLOPE": rates[1] is not None},
-        **{"SOFTCAP": softcap is not None, "SEGMENTS": segments is not None, "SKIP": skip},
-        "FOLD": linear and rates[0] is None,
-        "FADE": linear and 0 < max(options.decays or [0.0]) <= FADES,
-        "PRECISION": precision_of(q),
-    }
-    return _Arguments(
-        (reach, *(reach if rate is None else rate for rate in rates), ids, _ranges(ids) if skip else ids),
-        (scale, 1.0 if softcap is None else softcap, batch, n_heads, n_queries, n_keys),
-        flags,
-        options.windows,
-    )

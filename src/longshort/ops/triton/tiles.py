@@ -41,6 +41,8 @@ class TileShape(NamedTuple):
 
 _given: dict[str, TileShape] = {}
 
+Given = tuple[tuple[str, TileShape], ...]
+
 
 @contextmanager
 def use(shapes: dict[str, TileShape]) -> Iterator[None]:
@@ -54,17 +56,17 @@ def use(shapes: dict[str, TileShape]) -> Iterator[None]:
         _given.update(before)
 
 
-def tile_shape(kernel: str, q: torch.Tensor, windows: tuple[int, ...]) -> TileShape:
-    """The shape for a call with these queries and windows."""
-    if kernel in _given:
-        return _given[kernel]
-    return _looked_up(kernel, q.dtype, q.shape[3], windows, q.shape[2], q.device)
+def given() -> Given:
+    """What `use` gives at present: part of what a prepared launch depends on."""
+    return tuple(_given.items()) if _given else ()
 
 
-@lru_cache(maxsize=1024)
-def _looked_up(
+def tile_shape(
     kernel: str, dtype: torch.dtype, head_dim: int, windows: tuple[int, ...], length: int, device: torch.device
 ) -> TileShape:
+    """The shape for a call with so many queries and these windows."""
+    if kernel in _given:
+        return _given[kernel]
     window, local = max((w for w in windows if w < GLOBAL), default=0), max(windows) < LONG
     rows = [] if device.type != "cuda" or dtype == torch.float32 else _table(torch.cuda.get_device_name(device))
     return choose(rows, kernel, head_dim, window, local, length) or untuned(kernel, dtype, head_dim)
