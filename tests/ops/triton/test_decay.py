@@ -15,6 +15,7 @@ tl = triton.language
 
 from longshort.ops.options import GLOBAL, Options  # noqa: E402
 from longshort.ops.triton import launch  # noqa: E402
+from longshort.ops.triton.prepared import layout_of  # noqa: E402
 from longshort.ops.triton.scores import FADES, fading, scores  # noqa: E402
 from longshort.ops.triton.tiles import KERNELS, TileShape, use  # noqa: E402
 from longshort.ops.triton.walks import on_side  # noqa: E402
