@@ -20,7 +20,8 @@ from torch import Tensor
 from longshort.ops.options import SCHEMA, Options
 
 HOMES = {"blocked": "longshort.ops.blocked", "triton": "longshort.ops.triton"}
-"""Modules with forward(q, k, v, options, segments, stats) and backward(grad, q, k, v, out, lse, options, segments)."""
+"""Modules with forward(q, k, v, options, segments, stats) and backward(grad, q, k, v, out, lse, options, segments).
+Without `stats` the extremes that forward returns may be None."""
 _library = torch.library.Library("longshort", "DEF")
 _PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
 
@@ -28,7 +29,7 @@ _PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
 def run(
     backend: str, q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, stats: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """out, lse, and the extremes of the logits ((0,) each unless `stats`)."""
+    """out, lse, and the extremes of the logits, of no meaning unless `stats`."""
     if not torch.compiler.is_compiling() and _is_plain(q, k, v, segments):
         home = _home(backend)
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
@@ -59,7 +60,7 @@ class Direct(torch.autograd.Function):
         ctx: Any, home: Any, q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, stats: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         out, lse, logit_max, logit_min = home.forward(q, k, v, options, segments, stats)
-        ctx.mark_non_differentiable(lse, logit_max, logit_min)
+        ctx.mark_non_differentiable(*(x for x in (lse, logit_max, logit_min) if x is not None))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse, segments)
         ctx.home, ctx.options = home, options
@@ -79,7 +80,8 @@ class Direct(torch.autograd.Function):
 def _forward(home: str) -> Callable[..., Any]:
     def forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
         *options, segments, stats = rest
-        return import_module(home).forward(q, k, v, Options.received(*options), segments, stats)
+        out, lse, *extremes = import_module(home).forward(q, k, v, Options.received(*options), segments, stats)
+        return out, lse, *(lse.new_empty(0) if x is None else x for x in extremes)
 
     return forward
 

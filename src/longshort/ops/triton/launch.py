@@ -30,26 +30,28 @@ _PREPARED = 1024
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, stats: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Implements longshort::triton_forward."""
-    out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
-    high, low = (q.new_empty(q.shape[1] if stats else 0, dtype=torch.float32) for _ in range(2))
+    out, lse = torch.empty_like(q, memory_format=torch.contiguous_format), _numbers(*q.shape[:3], device=q.device)
+    high, low = (_numbers(q.shape[1], device=q.device) if stats else None for _ in range(2))
     if out.numel() == 0:
-        return out, lse, high.fill_(-torch.inf), low.fill_(torch.inf)
+        for numbers, nothing in ((high, -torch.inf), (low, torch.inf)):
+            if numbers is not None:
+                numbers.fill_(nothing)
+        return out, lse, high, low
     q, k, v = (_addressable(x) for x in without_padding(segments, q, k, v))
     ids = () if segments is None else (segments.to(torch.int64).contiguous(),)
     ready = _forward_launches(layout_of(q, k, v, *ids), options, precision_of(q), stats, tiles.given())
     cut = ready.cut
     # What a launch does not use, another tensor stands in for.
-    extremes = lse.new_empty(2, *q.shape[:2], cut.tiles) if stats else lse
-    partial = numbers = lse
+    extremes = _numbers(2, *q.shape[:2], cut.tiles, device=q.device) if stats else lse
+    partial, numbers = _partial(cut, q, lse), lse
     if ready.join is not None:
-        partial = lse.new_empty(cut.slots, cut.parts, q.shape[2], width_of(q.shape[3]))
-        numbers = lse.new_empty(4, cut.slots, cut.parts, q.shape[2])
+        numbers = _numbers(4, cut.slots, cut.parts, q.shape[2], device=q.device)
     ready.walk(q, k, v, out, lse, extremes, partial, numbers, cut.heads, *_tables(ready, ids))
     if ready.join is not None:
         ready.join(out, lse, extremes, partial, numbers, cut.heads)
-    if ready.reduce is not None:
+    if ready.reduce is not None and high is not None and low is not None:
         ready.reduce(extremes, high, low)
     return out, lse, high, low
 
@@ -65,7 +67,7 @@ def backward(
     segments: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Implements longshort::triton_backward."""
-    grad_q, grad_k, grad_v = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    grad_q, grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     if grad.numel() == 0:
         return grad_q.zero_(), grad_k.zero_(), grad_v.zero_()
     q, k, v = (_addressable(x) for x in without_padding(segments, q, k, v))
@@ -76,7 +78,7 @@ def backward(
         ids = (segments.to(torch.int64).contiguous(),)
     ready = _backward_launches(layout_of(grad, q, k, v, out, lse, *ids), options, precision_of(q), tiles.given())
     tables = _tables(ready, ids)
-    numbers = lse.new_empty(2, *ready.padded)
+    numbers = _numbers(2, *ready.padded, device=q.device)
     partial = _partial(ready.q_cut, q, lse)
     ready.q_walk(grad, q, k, v, out, lse, numbers, grad_q, partial, ready.q_cut.heads, *tables)
     if ready.q_sum is not None:
@@ -95,7 +97,11 @@ def _partial(cut: _Cut, like: Tensor, unused: Tensor) -> Tensor:
     """Room for the sums of the parts of walks."""
     if cut.parts == 1:
         return unused
-    return like.new_empty((cut.slots, cut.parts, like.shape[2], width_of(like.shape[3])), dtype=torch.float32)
+    return _numbers(cut.slots, cut.parts, like.shape[2], width_of(like.shape[3]), device=like.device)
+
+
+def _numbers(*shape: int, device: torch.device) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device=device)
 
 
 class _Forward(NamedTuple):

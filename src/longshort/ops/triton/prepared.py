@@ -56,7 +56,8 @@ class Launch:
     def __call__(self, *tensors: Tensor) -> None:
         if self._run is not None:
             tiled = [_Descriptor(x, *tile) for x, tile in zip(tensors, self._tiles, strict=False)]
-            self._run(*tiled, *tensors[len(tiled) :], *self._rest)
+            # Of an address alone, Triton does not ask the driver where it is.
+            self._run(*tiled, *[x.data_ptr() for x in tensors[len(tiled) :]], *self._rest)
             return
         tiles = [_tile(x, rows) for x, rows in zip(tensors, self._rows, strict=False)]
         given = [TensorDescriptor(x, *tile) for x, tile in zip(tensors, tiles, strict=False)]
