@@ -262,10 +262,11 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_padding_the_head_changes_neither_loss_nor_gradients(n_classes: int, exponent: float) -> None:
     hidden, weight, targets = case(v=n_classes, dtype=torch.float32)
     targets[[0, 9]] = -100
-    shown = {"z_weight": 0.3, "exponent": exponent, "chunk": 10}
-    doubles = [x.detach().double().requires_grad_() for x in (hidden, weight)]
-    loss = linear_cross_entropy(hidden, weight, targets, **shown)  # type: ignore[arg-type]
-    expected = linear_cross_entropy(*doubles, targets, **shown)  # type: ignore[arg-type]
+    doubles = hidden.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
+    loss, expected = (
+        linear_cross_entropy(*inputs, targets, z_weight=0.3, exponent=exponent, chunk=10)
+        for inputs in ((hidden, weight), doubles)
+    )
     torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
     grads = torch.autograd.grad(loss, (hidden, weight))
     assert [grad.shape for grad in grads] == [hidden.shape, weight.shape]
