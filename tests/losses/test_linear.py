@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from longshort.losses import linear_cross_entropy
+from longshort.losses import linear, linear_cross_entropy
 
 # Torch's own word, once a process, on a CPU without bf16 instructions.
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
@@ -205,6 +205,91 @@ def test_compiled_loss_equals_eager(dynamic: bool) -> None:
         torch.testing.assert_close(
             torch.autograd.grad(loss, (hidden, weight)), torch.autograd.grad(expected, (hidden, weight))
         )
+
+
+def head_of(n_classes: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(n_classes, 1, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "n_classes", "dtype", "expected"),
+    [
+        (32768, 50304, torch.bfloat16, 8192),
+        (32768, 50304, torch.float32, 4736),
+        (33000, 50304, torch.bfloat16, 8320),
+        (100, 50304, torch.bfloat16, 128),
+        (0, 384, torch.bfloat16, 128),
+        (1 << 20, 384, torch.bfloat16, 1 << 20),
+        (32768, 1 << 27, torch.bfloat16, 128),
+    ],
+)
+def test_chunks_of_the_kernel_are_whole_tiles_of_equal_number(
+    n_tokens: int, n_classes: int, dtype: torch.dtype, expected: int
+) -> None:
+    assert linear._fitting(n_tokens, head_of(n_classes, dtype), True) == expected
+
+
+def test_no_chunk_of_the_kernel_is_above_a_gibibyte_or_needlessly_small() -> None:
+    for n_tokens in range(1, 200_000, 997):
+        for n_classes in (384, 32000, 50304, 262144):
+            chunk = linear._fitting(n_tokens, head_of(n_classes), True)
+            n_chunks = -(-n_tokens // chunk)
+            assert chunk * n_classes * 2 <= 2**30
+            assert n_chunks * chunk - n_tokens < 128 * n_chunks
+            assert n_chunks == 1 or 2 * chunk * n_classes * 2 > 2**30
+
+
+def test_default_chunk_elsewhere_is_64_mebibytes_of_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert linear._fitting(32768, head_of(50304), False) == 333
+    monkeypatch.setattr(linear, "_CHUNK_BYTES", 6 * 4 * 37)
+    hidden, weight, targets = case(dtype=torch.float32)
+    results = [linear_cross_entropy(hidden, weight, targets, chunk=chunk) for chunk in (None, 6, 5)]
+    grads = [torch.autograd.grad(loss, weight)[0] for loss in results]
+    assert torch.equal(results[0], results[1]) and torch.equal(grads[0], grads[1])
+    assert not torch.equal(grads[0], grads[2])
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel and the padding that goes with it, by Triton's interpreter where there is no GPU."""
+    pytest.importorskip("triton", reason="the package triton is not installed")
+    monkeypatch.setattr(linear, "_has_kernel", lambda device: True)
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("exponent", [1.0, 0.5])
+@pytest.mark.parametrize("n_classes", [257, 131, 64, 3])
+def test_padding_the_head_changes_neither_loss_nor_gradients(n_classes: int, exponent: float) -> None:
+    hidden, weight, targets = case(v=n_classes, dtype=torch.float32)
+    targets[[0, 9]] = -100
+    doubles = hidden.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
+    loss, expected = (
+        linear_cross_entropy(*inputs, targets, z_weight=0.3, exponent=exponent, chunk=10)
+        for inputs in ((hidden, weight), doubles)
+    )
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
+    grads = torch.autograd.grad(loss, (hidden, weight))
+    assert [grad.shape for grad in grads] == [hidden.shape, weight.shape]
+    for grad, exact in zip(grads, torch.autograd.grad(expected, doubles), strict=True):
+        torch.testing.assert_close(grad.double(), exact, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:(overflow|invalid):RuntimeWarning")  # numpy's, in the interpreter
+@pytest.mark.usefixtures("kernel")
+def test_padding_brings_no_nan_from_an_ignored_row() -> None:
+    hidden, weight, targets = case(dtype=torch.float32)
+    targets[3] = -100
+    with torch.no_grad():
+        hidden[3] = torch.nan
+    (grad,) = torch.autograd.grad(linear_cross_entropy(hidden, weight, targets), hidden)
+    assert grad[3].eq(0).all() and grad.isfinite().all()
+
+
+@pytest.mark.usefixtures("kernel")
+def test_a_target_in_the_padding_is_no_class() -> None:
+    hidden, weight, targets = case(dtype=torch.float32)
+    targets[3] = 37
+    assert linear_cross_entropy(hidden, weight, targets).isnan()
 
 
 @pytest.mark.parametrize(

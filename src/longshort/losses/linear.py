@@ -11,16 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
+from math import ceil
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from longshort.losses.head import TILE, padded_head, product_dtype
 from longshort.losses.transform import check_exponent, slope_of, transformed
 
 _TRITON = find_spec("triton") is not None
 _CHUNK_BYTES = 64 * 2**20
 """Budget for one chunk of fp32 logits. Smaller chunks spend their time adding up the (V, d) weight gradient."""
+_FUSED_CHUNK_BYTES = 2**30
+"""Budget for one chunk where the kernel overwrites the logits with their gradient. A GPU wants thousands of rows."""
 
 
 def linear_cross_entropy(
@@ -46,7 +50,8 @@ def linear_cross_entropy(
         hidden: (N, d).
         weight: (V, d).
         targets: (N,) int64 class indices; a token whose target is `ignore_index` is left out.
-        chunk: number of tokens whose logits exist at a time; as many as fill about 64 MB if None.
+        chunk: number of tokens whose logits exist at a time; if None, as many as fill at most 1 GiB on a GPU and 64 MiB
+            (in fp32) elsewhere.
 
     >>> hidden, weight = torch.randn(10, 8), torch.randn(100, 8)
     >>> targets = torch.randint(100, (10,))
@@ -56,7 +61,7 @@ def linear_cross_entropy(
     """
     _check(hidden, weight, targets, z_weight, chunk)
     check_exponent("exponent", exponent, "linear_below", linear_below)
-    dtype = _product_dtype(hidden, weight)
+    dtype = product_dtype(hidden, weight)
     recording = torch.is_grad_enabled()
     loss, _, _, _ = torch.ops.longshort.linear_cross_entropy(
         hidden,
@@ -66,7 +71,7 @@ def linear_cross_entropy(
         float(z_weight),
         float(exponent),
         float(linear_below),
-        max(1, _CHUNK_BYTES // (4 * weight.shape[0])) if chunk is None else chunk,
+        chunk or 0,
         dtype,
         recording and hidden.requires_grad,
         recording and weight.requires_grad,
@@ -74,8 +79,9 @@ def linear_cross_entropy(
     return loss
 
 
-# define and impl cost half the CPU time of custom_op. The gradient outputs are those of the summed loss, not the mean:
-# fp16 would lose them, since a loss scale arrives only in backward, where both it and 1 / count are applied.
+# define and impl cost half the CPU time of custom_op. A chunk of 0 lets the op choose. The gradient outputs are of the
+# summed loss, not of the mean: fp16 would lose them, since a loss scale arrives only in backward, where both it and
+# 1 / count are applied.
 torch.library.define(
     "longshort::linear_cross_entropy",
     "(Tensor hidden, Tensor weight, Tensor targets, int ignore_index, float z_weight, float exponent, "
@@ -99,29 +105,49 @@ def _forward(
     grad_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     total_dtype = torch.promote_types(dtype, torch.float32)
-    chunk_loss = _fused() if hidden.device.type == "cuda" and _TRITON and dtype != torch.float64 else _chunk_loss
+    fused = _has_kernel(hidden.device) and dtype != torch.float64
+    chunk_loss = _fused() if fused else _chunk_loss
     count = (targets != ignore_index).sum().clamp_min(1)
     total = torch.zeros((), dtype=total_dtype, device=hidden.device)
     d_hidden = hidden.new_empty(hidden.shape if grad_hidden else (0,))
-    d_weight = torch.zeros(weight.shape if grad_weight else (0,), dtype=total_dtype, device=weight.device)
     with torch.autocast(hidden.device.type, enabled=False):
-        head = weight.to(dtype)
+        n_classes = weight.shape[0]
+        head = padded_head(weight, dtype) if fused else weight.to(dtype)
+        d_head = torch.zeros(head.shape if grad_weight else (0,), dtype=total_dtype, device=weight.device)
+        chunk = chunk or _fitting(hidden.shape[0], head, fused)
         for start in range(0, hidden.shape[0], chunk):
             rows = slice(start, start + chunk)
             features = hidden[rows].to(dtype)
             logits = features @ head.mT
+            scores = logits[:, :n_classes]
             loss, residual = chunk_loss(
-                logits, targets[rows], ignore_index, z_weight, grad_hidden or grad_weight, exponent, linear_below
+                scores, targets[rows], ignore_index, z_weight, grad_hidden or grad_weight, exponent, linear_below
             )
             total += loss
             if residual is not None:
                 residual = residual.to(dtype)
+                if len(head) > n_classes:  # `logits` now holds the gradient, and the products stay aligned
+                    residual = logits
+                    residual[:, n_classes:] = 0
                 if grad_hidden:
                     d_hidden[rows] = residual @ head
                 if grad_weight:
-                    _accumulate(d_weight, residual, features)
-            del logits, residual  # before the next chunk's logits are allocated
-    return total / count, d_hidden, d_weight.to(weight.dtype), count
+                    _add_product(d_head, residual.mT, features)
+            del logits, scores, residual  # before the next chunk's logits are allocated
+    return total / count, d_hidden, d_head[:n_classes].to(weight.dtype), count
+
+
+def _has_kernel(device: torch.device) -> bool:
+    return device.type == "cuda" and _TRITON
+
+
+def _fitting(n_tokens: int, head: Tensor, fused: bool) -> int:
+    """Number of tokens per chunk; for the kernel, of whole tiles and such that the last chunk is not a small one."""
+    if not fused:
+        return max(1, _CHUNK_BYTES // (4 * len(head)))
+    most = max(1, _FUSED_CHUNK_BYTES // (TILE * len(head) * head.element_size()))
+    tiles = max(1, ceil(n_tokens / TILE))
+    return ceil(tiles / ceil(tiles / most)) * TILE
 
 
 def _fused() -> Callable[..., tuple[Tensor, Tensor | None]]:
@@ -162,11 +188,14 @@ def _chunk_loss(
     return loss, residual.masked_fill_(~kept[:, None], 0)
 
 
-def _accumulate(d_weight: Tensor, residual: Tensor, features: Tensor) -> None:
-    if residual.dtype == d_weight.dtype:
-        d_weight.addmm_(residual.mT, features)
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a @ b; on a GPU the product adds to it itself, so that half precision is not rounded on the way."""
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
+    elif total.is_cuda:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     else:
-        d_weight += residual.mT @ features
+        total += a @ b
 
 
 @torch.library.register_fake("longshort::linear_cross_entropy")
@@ -215,14 +244,6 @@ def _backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, .
 
 
 torch.library.register_autograd("longshort::linear_cross_entropy", _backward, setup_context=_save)
-
-
-def _product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
-    if torch.is_autocast_enabled(hidden.device.type) and torch.float64 not in (hidden.dtype, weight.dtype):
-        return torch.get_autocast_dtype(hidden.device.type)
-    if hidden.dtype != weight.dtype:
-        raise ValueError(f"weight must have the dtype of hidden, {hidden.dtype}, got {weight.dtype}")
-    return hidden.dtype
 
 
 def _check(hidden: Tensor, weight: Tensor, targets: Tensor, z_weight: float, chunk: int | None) -> None:

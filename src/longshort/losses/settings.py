@@ -35,7 +35,7 @@ class LossSettings:
     z_loss: float = 0.0
     """Weight of the mean squared log-sum-exp of the output logits in the training loss; evaluation leaves it out."""
     chunk: int | None = None
-    """Number of tokens whose output logits the loss holds at a time; as many as fill about 64 MB if None."""
+    """Number of tokens whose output logits the loss holds at a time; see `linear_cross_entropy` for None."""
 
     def __post_init__(self) -> None:
         check_exponent("exponent", self.exponent, "linear_below", self.linear_below)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from longshort.losses.head import head_scores
 from longshort.model.config import GPTConfig
 from longshort.nn import (
     MLP,
@@ -272,7 +273,7 @@ class GPT(nn.Module):
 
     def scores(self, hidden: Tensor) -> Tensor:
         """(..., V): the head's output for hidden states (..., width); the logits, unless `config.loss` damps them."""
-        return F.linear(hidden, self.head_weight.to(hidden.device)) if self.head is None else self.head(hidden)
+        return head_scores(hidden, self.head_weight.to(hidden.device)) if self.head is None else self.head(hidden)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         scores, loss = self.scores(hidden), self.config.loss
