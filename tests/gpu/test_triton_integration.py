@@ -1,5 +1,6 @@
 """The Triton kernels inside what calls them: auto, autocast and the modules, torch.compile, opcheck and CUDA graphs."""
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -232,3 +233,29 @@ def test_torchs_graphed_callable_trains_as_eager_does():
         grads = (torch.autograd.grad(out, x, grad) for out, x in zip(outs, ((q, k, v), fresh), strict=True))
         assert torch.equal(*outs)
         assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_a_prepared_launch_runs_in_a_thread_that_has_not_used_cuda():
+    q, k, v = (torch.randn(1, 4, 128, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    expected, found = attention(q, k, v, PLAN).out, []
+    thread = threading.Thread(target=lambda: found.append(attention(q, k, v, PLAN).out))
+    thread.start()
+    thread.join()
+    assert len(found) == 1 and torch.equal(found[0], expected)
+
+
+@pytest.mark.parametrize("offset", [1, 8])
+def test_launches_of_one_layout_serve_other_addresses(offset):
+    """Addresses that are not multiples of 16 bytes must not reach a kernel that was compiled for those that are."""
+    aligned = torch.randn(3, 1, 4, 128, 64, device="cuda", dtype=torch.bfloat16)
+    room = torch.empty(aligned.numel() + offset, device="cuda", dtype=torch.bfloat16)
+    shifted = room[offset:].view_as(aligned).copy_(aligned)
+    results = []
+    for tensors in (aligned, shifted, aligned.clone(), shifted):
+        q, k, v = (x.detach().requires_grad_() for x in tensors)
+        out = attention(q, k, v, PLAN).out
+        results.append([out, *torch.autograd.grad(out.float().square().sum(), (q, k, v))])
+    for other in results[1:]:
+        for x, y in zip(results[0], other, strict=True):
+            torch.testing.assert_close(x, y, rtol=2e-2, atol=2e-2)
+    assert all(torch.equal(x, y) for x, y in zip(results[0], results[2], strict=True))

@@ -31,10 +31,9 @@ def run(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """out, lse, and the extremes of the logits, of no meaning unless `stats`."""
     if not torch.compiler.is_compiling() and _is_plain(q, k, v, segments):
-        home = _home(backend)
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            return Direct.apply(home, q, k, v, options, segments, stats)
-        return home.forward(q, k, v, options, segments, stats)
+            return Direct.apply(backend, q, k, v, options, segments, stats)
+        return _home(backend).forward(q, k, v, options, segments, stats)
     forward = torch.ops.longshort.blocked_forward if backend == "blocked" else torch.ops.longshort.triton_forward
     result: tuple[Tensor, Tensor, Tensor, Tensor] = forward(q, k, v, *options, segments, stats)
     return result
@@ -57,24 +56,26 @@ class Direct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, home: Any, q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, stats: bool
+        ctx: Any, backend: str, q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, stats: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        out, lse, logit_max, logit_min = home.forward(q, k, v, options, segments, stats)
+        out, lse, logit_max, logit_min = _home(backend).forward(q, k, v, options, segments, stats)
         ctx.mark_non_differentiable(*(x for x in (lse, logit_max, logit_min) if x is not None))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse, segments)
-        ctx.home, ctx.options = home, options
+        ctx.backend, ctx.options = backend, options
         return out, lse, logit_max, logit_min
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        grad = grads[0]
-        if torch.is_grad_enabled():
-            _refuse()
-        if grad is None:
+        if grads[0] is None:
             return (None,) * 7
         q, k, v, out, lse, segments = ctx.saved_tensors
-        return (None, *ctx.home.backward(grad, q, k, v, out, lse, ctx.options, segments), None, None, None)
+        tensors = (grads[0], q, k, v, out, lse)
+        if torch.is_grad_enabled():  # the library's op refuses a second derivative once it is asked for
+            found = getattr(torch.ops.longshort, f"{ctx.backend}_backward")(*tensors, *ctx.options, segments)
+        else:
+            found = _home(ctx.backend).backward(*tensors, ctx.options, segments)
+        return (None, *found, None, None, None)
 
 
 def _forward(home: str) -> Callable[..., Any]:
@@ -126,7 +127,7 @@ def _derivative(backend: str) -> Callable[..., tuple[Tensor | None, ...]]:
     return differentiate
 
 
-def _refuse(*_: Any) -> None:
+def _refuse(ctx: Any, *grads: Any) -> None:
     raise RuntimeError('attention has no double backward in this backend; backend="reference" has one')
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from longshort.ops.triton.device import width_of
+
+_thread = threading.local()
 
 Layout = tuple[tuple[tuple[tuple[int, ...], tuple[int, ...]], ...], torch.dtype, torch.device, bool]
 """Shapes and strides of tensors, dtype and device of the first, and whether all addresses are multiples of 16 bytes."""
@@ -54,6 +57,7 @@ class Launch:
         self._rest: tuple[Any, ...] = ()
 
     def __call__(self, *tensors: Tensor) -> None:
+        _enter_context(tensors[0])
         if self._run is not None:
             tiled = [_Descriptor(x, *tile) for x, tile in zip(tensors, self._tiles, strict=False)]
             # Of an address alone, Triton does not ask the driver where it is.
@@ -66,6 +70,13 @@ class Launch:
             names = [name for name in self._kernel.arg_names if name in self._constants]
             self._rest, self._tiles = (*self._scalars, *(self._constants[name] for name in names)), tiles
             self._run = compiled[self._grid]
+
+
+def _enter_context(x: Tensor) -> None:
+    """Descriptors can be made only in a thread that has used CUDA before, which autograd's may not have."""
+    if x.is_cuda and not hasattr(_thread, "entered"):
+        torch.zeros(1, device=x.device)
+        _thread.entered = True
 
 
 def _tile(x: Tensor, rows: int) -> tuple[list[int], list[int], list[int]]:
