@@ -275,3 +275,10 @@ def test_a_seed_whose_start_missed_the_goal_is_not_judged():
     data = made_up(frontiers_grpo=(10, 10, 10, 10), **levels)
     assert verdict("pass@1", data) == UNDECIDED
     assert verdict("pass@1", data | {"missed": {"frontiers": [3]}}) == HOLDS
+
+
+def test_the_first_table_has_the_means_of_the_seeds_that_are_judged():
+    data = made_up(frontiers_grpo=(16, 16, 0)) | {"missed": {"frontiers": [2]}}
+    assert "| frontiers-grpo | 2 |" in EXPERIMENT.table(data) and "51.6 %" in EXPERIMENT.table(data)
+    none_judged = data | {"missed": {"frontiers": [0, 1, 2]}}
+    assert "| frontiers-grpo | 3 |" in EXPERIMENT.table(none_judged)
