@@ -65,9 +65,7 @@ def test_smoothing_and_chunks_are_set_as_any_other_field_of_the_model():
 
 @pytest.mark.parametrize("change", ["run.compile=false", "run.accumulate=2"])
 def test_cuda_graphs_that_are_asked_for_need_a_compiled_step_of_one_batch(change):
-    with pytest.raises(
-        ConfigError, match=r"run\.cuda_graphs=true must come with run\.compile and run\.accumulate=1, got"
-    ):
+    with pytest.raises(ConfigError, match=r"run\.cuda_graphs=true must come with"):
         TrainConfig.from_dict(TINY).with_overrides(["run.cuda_graphs=true", change])
     assert TrainConfig.from_dict(TINY).with_overrides(["run.cuda_graphs=auto", change]).run.cuda_graphs == "auto"
 

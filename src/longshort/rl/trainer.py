@@ -157,7 +157,8 @@ class RLTrainer(Loop):
         self._count_step()
         if action is None:
             values: dict[str, Any] = {"loss": loss, "norm": size, "rate": rate, "logits": logits}
-            self._record_step(start, step=step, tokens=tokens.numel(), entropy=self._entropy(), **values)
+            values |= {"seconds": time.perf_counter() - start, "tokens": tokens.numel()}
+            self._record_step(step, entropy=self._entropy(), **values)
 
     def _apply(self, norm: Tensor) -> None:
         self._clip(norm)
@@ -223,7 +224,8 @@ class RLTrainer(Loop):
         tokens = metrics.pop("drawn_tokens")
         self._count_step()
         values: dict[str, Any] = {"loss": loss, "norm": norm, "rate": rate, "logits": logits, **metrics}
-        self._record_step(start, step=step, tokens=tokens, entropy=self._entropy(), **values)
+        values |= {"seconds": time.perf_counter() - start, "tokens": tokens}
+        self._record_step(step, entropy=self._entropy(), **values)
 
     def _roll_out(self, problems: list[Problem]) -> tuple[Rollout, Rewards, dict[str, Any]]:
         """Draw and verify; a verifier that raises is recorded, and ends the run if it does so too often."""

@@ -35,23 +35,23 @@ def choose_compilation(config: TrainConfig, world: World, model: Model) -> Compi
 
     The choice depends on the whole length of the run, so that a resumed run makes it again.
     """
-    run, on_gpu = config.run, world.device.type == "cuda" and config.rl.task is None
-    seconds = _gpu_seconds(config, world, model) if on_gpu else 0.0
-    total = run.steps * max(seconds, HOST_SECONDS)
-    reasons = []
-    compiles = run.compile
-    if compiles == "auto":
-        compiles = run.cuda_graphs is True or (on_gpu and total >= PAYS_FROM)
-        reasons.append(f"{run.steps:,} steps will take roughly {total:,.0f} s; compiling pays from {PAYS_FROM:.0f} s")
-    graphs = run.cuda_graphs
-    if graphs == "auto":
+    run = config.run
+    if world.device.type != "cuda" or config.rl.task is not None:
+        compiles = run.compile is True
+        return Compilation(compiles, run.compile_scope, compiles and run.cuda_graphs is True, "")
+    seconds, reasons = _gpu_seconds(config, world, model), []
+    compiles = run.compile is True
+    if run.compile == "auto":
+        total = run.steps * max(seconds, HOST_SECONDS)
+        compiles = total >= PAYS_FROM or run.cuda_graphs is True
+        reasons.append(f"{run.steps:,} steps take roughly {total:,.0f} s, and compiling pays from {PAYS_FROM:.0f} s")
+    graphs = run.cuda_graphs is True
+    if compiles and run.cuda_graphs == "auto":
         against = _against_graphs(config, world)
-        graphs = bool(compiles) and on_gpu and against is None and seconds < HOST_SECONDS
-        small = f"a step keeps the GPU busy for roughly {1e3 * seconds:.2g} ms"
-        if compiles:
-            reasons.append(f"CUDA graphs are for less than {1e3 * HOST_SECONDS:.0f} ms" if against is None else against)
-            reasons.append(small)
-    return Compilation(bool(compiles), run.compile_scope, bool(graphs), "; ".join(reasons) if on_gpu else "")
+        graphs = against is None and seconds < HOST_SECONDS
+        busy = f"{1e3 * seconds:.2g} ms of computing per step, and graphs are for less than {1e3 * HOST_SECONDS:.0f} ms"
+        reasons.append(against or f"roughly {busy}")
+    return Compilation(compiles, run.compile_scope, graphs, "; ".join(reasons))
 
 
 def announce_compilation(chosen: Compilation) -> str:
@@ -75,9 +75,9 @@ def _gpu_seconds(config: TrainConfig, world: World, model: Model) -> float:
 def _against_graphs(config: TrainConfig, world: World) -> str | None:
     """What keeps a step from being replayed, if anything; what is not tested on a GPU counts."""
     if world.size > 1:
-        return "CUDA graphs need a single process"
+        return "graphs need a single process"
     if config.run.accumulate > 1:
-        return "CUDA graphs need run.accumulate=1"
+        return "graphs need run.accumulate=1"
     if config.model.dropout or config.data.segments or config.run.checkpoint_activations:
-        return "CUDA graphs are not used with dropout, segments or recomputed activations"
+        return "no graphs with dropout, segments or recomputed activations"
     return None

@@ -7,7 +7,6 @@ the whole state.
 from __future__ import annotations
 
 import math
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -100,8 +99,6 @@ class Loop(ABC):
         self._peak = peak_flops(world.device)
         self._interrupted = False
         self._saved_at: int | None = None
-        self._recorded_at = 0.0
-        """When the newest step was recorded, by time.perf_counter."""
         self._given_up: str | None = None
         """Why the run must stop, if for a reason other than the number of non-finite steps."""
         self._log: RunLog
@@ -159,7 +156,7 @@ class Loop(ABC):
                     self._after_step(last=self.progress.step == steps)
                 self._interrupted = self.world.agree(self._interrupted)
             self._catch_up()
-            if self._interrupted and self._saved_at != self.progress.step:  # not if this step is already saved
+            if self._interrupted and self._given_up is None and self._saved_at != self.progress.step:
                 self._save()
             status, story = self._ending()
             self._record("end", step=self.progress.step, seconds=self.progress.seconds, status=status, **story)
@@ -213,9 +210,9 @@ class Loop(ABC):
 
     def _record_step(
         self,
-        start: float,
-        *,
         step: int,
+        *,
+        seconds: float,
         tokens: int,
         loss: float,
         norm: float,
@@ -225,13 +222,8 @@ class Loop(ABC):
         flops: float | None = None,
         **more: Any,
     ) -> None:
-        """Record a step that was counted, and whose time began at `start`; it took in so many tokens of `flops` each.
-
-        If it began before the step before it was recorded, its time counts from there.
-        """
-        progress, now = self.progress, time.perf_counter()
-        seconds = now - max(start, self._recorded_at)
-        self._recorded_at = now
+        """Record a step that was counted, which took in so many tokens of `flops` each."""
+        progress = self.progress
         progress.tokens, progress.seconds = progress.tokens + tokens, progress.seconds + seconds
         speed = tokens / seconds
         values: dict[str, Any] = {"loss": loss, "lr": rate, "grad_norm": norm, "tokens": progress.tokens}
@@ -257,7 +249,8 @@ class Loop(ABC):
         every, stability = self.config.telemetry.logits_every, self.config.stability
         if stability.qk_clip is not None or stability.guard != "off":
             return True
-        return bool(every) and ((self.progress.step + 1) % every == 0 or self.progress.step == 0)
+        first = self.progress.step == 0 and not self.compilation.compile  # compiling for statistics would delay step 2
+        return bool(every) and (first or (self.progress.step + 1) % every == 0)
 
     def _clip(self, norm: Tensor) -> None:
         """Clip the gradients; only steps that are taken enter the running means of the tensors' norms."""

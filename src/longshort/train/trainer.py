@@ -8,7 +8,6 @@ as any two runs agree there.
 from __future__ import annotations
 
 import math
-import time
 from contextlib import nullcontext
 from typing import Any
 
@@ -26,7 +25,7 @@ from longshort.train.config import ConfigError, TrainConfig
 from longshort.train.distributed import World
 from longshort.train.flops import flops_per_token
 from longshort.train.held_out import eagerly, validation_scores
-from longshort.train.late import Late, Numbers, Step
+from longshort.train.late import Late, Mark, Numbers, Ready, Step
 from longshort.train.loop import Loop, run_loop
 from longshort.train.precision import autocast
 from longshort.train.progress import Reporter
@@ -35,8 +34,6 @@ from longshort.train.text import TextData
 
 WORSE = 1.0
 """Nats above the best validation loss at which a warning is printed."""
-_WAITED_FOR = 2
-"""Steps at the start of a process that are read at once: they compile, and their time should be their own."""
 
 
 def train(config: TrainConfig, reporter: Reporter | None = None) -> RunResult:
@@ -70,7 +67,9 @@ class Trainer(Loop):
         self.batches = BatchesAhead(self._batch, pinned=world.device.type == "cuda")
         self.late = Late(world.device)
         self._waits = config.stability.guard == "skip" and _changes_more_than_weights(config)
-        self._launched = 0
+        self._met: set[bool] = set()
+        """Whether steps with and without statistics were met: the first of either may compile, which takes long, so it
+        is timed by itself."""
         self._flops = flops_per_token(self.model, config.length)
         if world.size > 1:
             self.parallel = DistributedDataParallel(self.parallel)
@@ -95,7 +94,12 @@ class Trainer(Loop):
         return self.stream.batch(number, rank=self.world.rank, world_size=self.world.size)
 
     def _step(self) -> None:
-        progress, config, start = self.progress, self.config, time.perf_counter()
+        with_stats = self._wants_logits()
+        compiles = with_stats not in self._met
+        if compiles and not self._catch_up():
+            return
+        self._met.add(with_stats)
+        progress, config, start = self.progress, self.config, Mark(self.world.device)
         while progress.batch in progress.dropped:
             progress.batch += 1
         batch = self.batches.take(progress.batch)
@@ -106,14 +110,13 @@ class Trainer(Loop):
             indices=batch.indices,
             start=start,
             rate=rate,
-            numbers=self._gradients(batch),
+            numbers=self._gradients(batch, with_stats),
         )
-        ready = self.late.exchange(step, wait=self._waits or self._launched < _WAITED_FOR)
-        self._launched += 1
-        action = None if ready is None else self._judged(*ready)
+        ready = self.late.exchange(step, wait=self._waits or compiles)
+        action = None if ready is None else self._judged(ready)
         if action == "rollback":
             return
-        if ready is None or ready[0] is not step:
+        if ready is None or ready.step is not step:
             self._apply(step.numbers, unless_a_spike=config.stability.guard == "skip")
         elif action is None:
             self._apply(step.numbers)
@@ -122,11 +125,10 @@ class Trainer(Loop):
         if self.late.holds:  # the GPU is at work on it
             self.batches.prepare(progress.batch)
         if ready is not None and action is None:
-            self._finish_step(*ready)
+            self._finish_step(ready)
 
-    def _gradients(self, batch: Batch) -> Numbers:
+    def _gradients(self, batch: Batch, with_stats: bool) -> Numbers:
         """Compute the gradients of the step, reading nothing from the device."""
-        with_stats = self._wants_logits()
         if self.compilation.cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()  # the last step's outputs may be overwritten
         loss = self._forward_backward(batch, with_stats)
@@ -137,8 +139,9 @@ class Trainer(Loop):
             layers=layer_norms(self.model.blocks) if self.config.telemetry.layer_gradients else None,
         )
 
-    def _judged(self, step: Step, numbers: Numbers) -> str | None:
+    def _judged(self, ready: Ready) -> str | None:
         """See `_judge`; a rollback is made here."""
+        step, numbers = ready.step, ready.numbers
         loss, norm = numbers.loss.item(), numbers.norm.item()
         self._count_nonfinite(step.number, loss, norm)
         action = self._judge(step.number, step.batch, loss, norm, numbers.logits, indices=step.indices)
@@ -157,12 +160,13 @@ class Trainer(Loop):
         if self.config.stability.qk_clip is not None and numbers.logits is not None:
             qk_clip(self.model, numbers.logits[0], threshold=self.config.stability.qk_clip)
 
-    def _finish_step(self, step: Step, numbers: Numbers) -> None:
+    def _finish_step(self, ready: Ready) -> None:
         """Record the step."""
+        step, numbers = ready.step, ready.numbers
         layers = {} if numbers.layers is None else {"layer_gradients": _by_number(numbers.layers)}
         self._record_step(
-            step.start,
-            step=step.number,
+            step.number,
+            seconds=ready.seconds(),
             tokens=self.config.data.batch_size * self.config.length,
             loss=numbers.loss.item(),
             norm=numbers.norm.item(),
@@ -175,9 +179,9 @@ class Trainer(Loop):
 
     def _catch_up(self) -> bool:
         ready = self.late.last()
-        action = None if ready is None else self._judged(*ready)
+        action = None if ready is None else self._judged(ready)
         if ready is not None and action is None:
-            self._finish_step(*ready)
+            self._finish_step(ready)
         return action != "rollback"
 
     def _forward_backward(self, batch: Batch, with_stats: bool) -> Tensor:
