@@ -59,6 +59,7 @@ QUICK_ON_TASKS: dict[str, dict[str, Any]] = {
 ON_CUDA: dict[str, Any] = {
     "model.backend": "triton",
     "model.loss_chunk": 1 << 13,
+    "run.matmul": "highest",
     "run.compile": True,
     "run.compile_scope": "block",
     "run.cuda_graphs": True,

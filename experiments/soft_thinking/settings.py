@@ -125,7 +125,11 @@ def _sections(task: str, sizes: Sizes) -> dict[str, dict[str, Any]]:
     options = dict(sizes.options.get(task, {}))
     opened = open_task(task, options)
     context = opened.max_prompt + opened.max_new_tokens
-    return {"model": {"context": context, **sizes.model}, "rl": {"task": task, "task_options": options}}
+    return {
+        "model": {"context": context, **sizes.model},
+        "run": {"matmul": "highest"},
+        "rl": {"task": task, "task_options": options},
+    }
 
 
 def _config(

@@ -63,6 +63,21 @@ def test_smoothing_and_chunks_are_set_as_any_other_field_of_the_model():
         TrainConfig.from_dict(TINY).with_overrides(["model.smoothing=0"])
 
 
+@pytest.mark.parametrize("change", ["run.compile=false", "run.accumulate=2"])
+def test_cuda_graphs_that_are_asked_for_need_a_compiled_step_of_one_batch(change):
+    with pytest.raises(ConfigError, match=r"run\.cuda_graphs=true must come with"):
+        TrainConfig.from_dict(TINY).with_overrides(["run.cuda_graphs=true", change])
+    assert TrainConfig.from_dict(TINY).with_overrides(["run.cuda_graphs=auto", change]).run.cuda_graphs == "auto"
+
+
+@pytest.mark.parametrize(("text", "value"), [("auto", "auto"), ("true", True), ("false", False)])
+def test_what_is_compiled_may_be_left_open(text, value):
+    assert TrainConfig.from_dict(TINY).run.compile == TrainConfig.from_dict(TINY).run.cuda_graphs == "auto"
+    config = TrainConfig.from_dict(TINY).with_overrides([f"run.compile={text}"])
+    assert config.run.compile is value or config.run.compile == value
+    assert TrainConfig.from_dict(config.to_dict()) == config
+
+
 def test_null_unsets_what_may_be_unset():
     config = TrainConfig.from_dict(TINY | {"stability": {"qk_clip": 100}})
     assert config.stability.qk_clip == 100.0
@@ -82,10 +97,10 @@ def test_null_unsets_what_may_be_unset():
         ("run.steps=true", "run.steps must be int, got True"),
         ("run.steps=", "run.steps must be int, got None"),
         ("run.compile=1", "run.compile must be bool, got 1"),
-        (
-            "run.cuda_graphs=true",
-            "run.cuda_graphs must come with run.compile=true and run.accumulate=1, got run.compile=false",
-        ),
+        ("run.compile=fast", "run.compile must be auto, true or false, got 'fast'"),
+        ("run.compile=null", "run.compile must be bool, got None"),
+        ("run.cuda_graphs=off", "run.cuda_graphs must be auto, true or false, got 'off'"),
+        ("run.matmul=tf32", "run.matmul must be one of auto, high, highest, got 'tf32'"),
         ("optimizer.lr=fast", "optimizer.lr must be float, got 'fast'"),
         ("optimizer.lr=true", "optimizer.lr must be float, got True"),
         ("optimizer.lr=[1]", "optimizer.lr must be float"),
@@ -136,7 +151,7 @@ MODEL_NUMBERS = [*numbers(GPTConfig, "model"), *numbers(LossSettings, "loss")]
 
 
 def test_every_number_of_every_section_has_its_range():
-    assert sorted(NUMBERS) == sorted(RANGES)
+    assert sorted([*NUMBERS, "run.compile", "run.cuda_graphs"]) == sorted(RANGES)
 
 
 @pytest.mark.parametrize("key", [*NUMBERS, *MODEL_NUMBERS])

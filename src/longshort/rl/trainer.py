@@ -145,16 +145,20 @@ class RLTrainer(Loop):
         logits = self.meter.read() if with_stats else None
         norm = gradient_norm(self.policy.parameters())
         loss, size = torch.stack((total, norm)).tolist()
-        self._count_nonfinite(loss, size)
-        action = self._judge(loss, size, logits)
-        if action == "skip":
-            progress.step, progress.batch = progress.step + 1, progress.batch + 1
-        elif action == "rollback":
-            self._roll_back()
-        else:
+        step = progress.step + 1
+        self._count_nonfinite(step, loss, size)
+        action = self._judge(step, progress.batch, loss, size, logits)
+        if action == "rollback":
+            self._roll_back(step, progress.batch)
+            return
+        if action is None:
             self._apply(norm)
             self._clip_logits(logits)
-            self._record_step(start, tokens=tokens.numel(), loss=loss, norm=size, rate=rate, logits=logits)
+        self._count_step()
+        if action is None:
+            values: dict[str, Any] = {"loss": loss, "norm": size, "rate": rate, "logits": logits}
+            values |= {"seconds": time.perf_counter() - start, "tokens": tokens.numel()}
+            self._record_step(step, entropy=self._entropy(), **values)
 
     def _apply(self, norm: Tensor) -> None:
         self._clip(norm)
@@ -179,12 +183,12 @@ class RLTrainer(Loop):
             measured = self._update(experience, update)
             action = self._judge_update(measured, logits, update)
             if action == "rollback":
-                self._roll_back()
+                self._roll_back(progress.step + 1, progress.batch)
                 return
             if action is None:
                 self._apply(measured[1])
-                self.optimizer.zero_grad(set_to_none=True)
                 made.append(measured)
+            self.optimizer.zero_grad(set_to_none=True)
         self._clip_logits(logits)
         numbers = torch.stack((entropy, gap, drawn.mask.sum(), drawn.mixed_share().to(entropy))).tolist()
         per_update = torch.stack(made or [measured]).tolist()  # the one time that the host waits for the updates
@@ -196,7 +200,7 @@ class RLTrainer(Loop):
         if self.config.stability.guard == "off":
             return None
         loss, norm = measured[:2].tolist()
-        return self._judge(loss, norm, logits, update=update)
+        return self._judge(self.progress.step + 1, self.progress.batch, loss, norm, logits, update=update)
 
     def _finish(
         self,
@@ -210,14 +214,18 @@ class RLTrainer(Loop):
         """Count the step and record it."""
         count, end = len(per_update), time.perf_counter()
         loss, norm = (sum(values[i] for values in per_update) / count for i in (0, 1))
-        self._count_nonfinite(loss, norm)
+        step = self.progress.step + 1
+        self._count_nonfinite(step, loss, norm)
         if self.progress.nonfinite and nonfinite_weight(self.policy.state_dict()) is not None:
             # Nothing can be drawn from such a model.
-            self._given_up = f"the run diverged at step {self.progress.step + 1}"
+            self._given_up = f"the run diverged at step {step}"
         metrics["rollouts_per_second"] = self.config.rl.prompts * self.config.rl.group / (end - start)
         metrics["rollout_share"] = (rolled_out - start) / (end - start)
         tokens = metrics.pop("drawn_tokens")
-        self._record_step(start, tokens=tokens, loss=loss, norm=norm, rate=rate, logits=logits, **metrics)
+        self._count_step()
+        values: dict[str, Any] = {"loss": loss, "norm": norm, "rate": rate, "logits": logits, **metrics}
+        values |= {"seconds": time.perf_counter() - start, "tokens": tokens}
+        self._record_step(step, entropy=self._entropy(), **values)
 
     def _roll_out(self, problems: list[Problem]) -> tuple[Rollout, Rewards, dict[str, Any]]:
         """Draw and verify; a verifier that raises is recorded, and ends the run if it does so too often."""

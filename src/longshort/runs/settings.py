@@ -8,6 +8,7 @@ from typing import Any
 MAY_CHANGE: dict[str, set[str]] = {
     "run": {
         *("out", "variant", "steps", "device", "compile", "compile_scope", "cuda_graphs", "checkpoint_activations"),
+        "matmul",
         *("eval_every", "eval_batches", "save_every", "save_best", "keep", "tensorboard", "wandb"),
     },
     "stability": {"nonfinite_cap"},

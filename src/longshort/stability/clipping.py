@@ -14,9 +14,9 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
 
-def layer_norms(blocks: Iterable[nn.Module]) -> dict[str, float]:
-    """Gradient norm of each block, by its number."""
-    return {str(index): gradient_norm(block.parameters()).item() for index, block in enumerate(blocks)}
+def layer_norms(blocks: Iterable[nn.Module]) -> Tensor:
+    """Gradient norm of each block, (blocks,)."""
+    return torch.stack([gradient_norm(block.parameters()) for block in blocks])
 
 
 def clip_by_global_norm(parameters: Iterable[nn.Parameter], norm: Tensor, limit: float) -> None:

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 _TO_SIGMA = 1.4826
 """Turns a median absolute deviation into a standard deviation, for normal noise."""
 
@@ -60,6 +62,14 @@ class SpikeGuard:
         self.in_a_row = 0
         self.accepted.append(loss)
         return Verdict(False, "", limit)
+
+    def spikes(self, loss: Tensor) -> Tensor:
+        """What `judge` will find of a loss (), as a tensor on its device: nothing is read from there or remembered."""
+        limit = self._limit()
+        bad = ~loss.isfinite()
+        if limit is not None and self.in_a_row < self.cap:
+            bad |= loss.double() > limit  # as the host compares
+        return bad
 
     def _limit(self) -> float | None:
         if len(self.accepted) < self.warmup:

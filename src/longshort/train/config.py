@@ -103,14 +103,19 @@ class RunConfig:
     an error."""
     accumulate: int = 1
     """Micro-batches per optimizer step; more of them need less memory."""
-    compile: bool = False
-    """Compile the model with torch.compile."""
+    matmul: str = "auto"
+    """Precision of fp32 matrix products on CUDA: high (TF32), highest (fp32), or auto (high in a run in bf16, highest
+    in a run in fp32)."""
+    compile: bool | str = "auto"
+    """Compile the model with torch.compile: true, false, or auto, which compiles on CUDA if the steps will take about
+    two minutes or more, and not on the CPU or for reinforcement learning."""
     compile_scope: str = "model"
     """model compiles the whole model, for the fastest step; block compiles one block and reuses its code for the
     others, for the fastest start."""
-    cuda_graphs: bool = False
-    """Replay the compiled step as CUDA graphs: for small models on one GPU, whose steps otherwise wait for Python.
-    Needs compile=true and accumulate=1."""
+    cuda_graphs: bool | str = "auto"
+    """Replay the compiled step as CUDA graphs: true, false, or auto, which does so for small models, whose steps
+    otherwise wait for Python: under about 20 ms of computing per step, in one process, without dropout, segments and
+    checkpoint_activations. Needs compile and accumulate=1."""
     checkpoint_activations: bool = False
     """Recompute each block in the backward pass instead of keeping its activations: slower, but needs less memory."""
     eval_every: int = 100
@@ -148,7 +153,8 @@ class StabilityConfig:
 
     guard: str = "off"
     """What to do on a loss spike: off (nothing), warn, skip (drop the step) or rollback (return to the last checkpoint
-    and drop that batch)."""
+    and drop that batch). On a GPU, losses are read one step late: rollback then also undoes the step after the spike,
+    and skip decides on the GPU, except with clip=tensor, qk_clip or sigma_reparam, where it waits for every loss."""
     guard_threshold: float = 8.0
     """A spike is this many robust standard deviations above the median of the accepted losses."""
     guard_window: int = 200
@@ -200,9 +206,9 @@ class TrainConfig:
                 f"stability.guard_warmup must be at most stability.guard_window={self.stability.guard_window}, or it "
                 f"never ends, got {self.stability.guard_warmup}"
             )
-        if run.cuda_graphs and not (run.compile and run.accumulate == 1):
+        if run.cuda_graphs is True and not (run.compile and run.accumulate == 1):
             got = f"run.compile={run.compile} and run.accumulate={run.accumulate}".lower()
-            raise ConfigError(f"run.cuda_graphs must come with run.compile=true and run.accumulate=1, got {got}")
+            raise ConfigError(f"run.cuda_graphs=true must come with run.compile and run.accumulate=1, got {got}")
         if data.batch_size % run.accumulate:
             raise ConfigError(
                 f"data.batch_size must be a multiple of run.accumulate={run.accumulate}, got {data.batch_size}"

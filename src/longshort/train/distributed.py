@@ -36,7 +36,7 @@ class World:
         """True on all ranks if it is true on any."""
         if self.size == 1:
             return flag
-        answer = torch.tensor(float(flag), device=self.device)
+        answer = torch.tensor(float(flag))  # on the host, so that nothing waits for the GPU
         dist.all_reduce(answer, op=dist.ReduceOp.MAX)
         return bool(answer.item())
 
@@ -48,14 +48,16 @@ class World:
 
 @contextmanager
 def joined(device: str) -> Iterator[World]:
-    """Join the processes that torchrun started (gloo on CPUs, NCCL on GPUs), and leave them at the end."""
+    """Join the processes that torchrun started, and leave them at the end: tensors on the host travel by gloo, those on
+    GPUs by NCCL.
+    """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
     chosen = choose_device(device, local if size > 1 else None)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if size > 1:
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+        dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
     try:
         yield World(rank, size, chosen)
     finally:

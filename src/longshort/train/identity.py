@@ -15,8 +15,10 @@ from torch import nn
 from longshort.runs import METRICS, RunLog, difference, read_log
 from longshort.runs.log import Sink, TensorBoardSink, WandbSink, rewind_log
 from longshort.train.checkpoint import CHECKPOINTS, Checkpoint, checkpoint_names, discard_after, prune_checkpoints
+from longshort.train.compilation import Compilation
 from longshort.train.config import ConfigError, TrainConfig
 from longshort.train.distributed import World
+from longshort.train.precision import matmul_precision
 from longshort.train.state import Progress
 from longshort.version import __version__
 
@@ -31,7 +33,7 @@ def open_log(config: TrainConfig, out: Path) -> RunLog:
     return RunLog(out, sinks)
 
 
-def run_description(config: TrainConfig, model: nn.Module, world: World) -> dict[str, Any]:
+def run_description(config: TrainConfig, model: nn.Module, world: World, compilation: Compilation) -> dict[str, Any]:
     """The fields of the record of kind "run"."""
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.machine()
     return {
@@ -42,6 +44,8 @@ def run_description(config: TrainConfig, model: nn.Module, world: World) -> dict
         "device": f"{world.device.type} ({device})",
         "world_size": world.size,
         "threads": torch.get_num_threads(),
+        "matmul_precision": matmul_precision(config.run.matmul, config.run.precision, world.device),
+        "compilation": compilation._asdict(),
         "versions": {"longshort": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "git": git_revision(),
         "parameters": sum(p.numel() for p in model.parameters()),

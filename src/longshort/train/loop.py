@@ -7,7 +7,6 @@ the whole state.
 from __future__ import annotations
 
 import math
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from longshort.runs.log import METRICS, RunLog
 from longshort.stability import LogitMeter, TensorClip, attention_entropy
@@ -24,6 +23,7 @@ from longshort.stability.clipping import clip_by_global_norm
 from longshort.stability.entropy import check_entropy
 from longshort.stability.qk_clip import check_qk_clip
 from longshort.train.checkpoint import CHECKPOINTS, Checkpoint, newest_checkpoint, prune_checkpoints, save_checkpoint
+from longshort.train.compilation import announce_compilation, choose_compilation
 from longshort.train.config import TrainConfig
 from longshort.train.determinism import equal_bits
 from longshort.train.distributed import World, joined
@@ -32,17 +32,15 @@ from longshort.train.flops import peak_flops
 from longshort.train.folder import run_folder
 from longshort.train.held_out import eagerly
 from longshort.train.identity import check_nothing_is_lost, check_same_run, open_log, rewind_run, run_description
+from longshort.train.late import Logits
 from longshort.train.memory import within_memory
 from longshort.train.models import Model, build_model, compiled
 from longshort.train.optimizer import OptimizerState, build_guard, build_optimizer
-from longshort.train.precision import autocast
+from longshort.train.precision import autocast, matmul_precision, matmuls
 from longshort.train.progress import Reporter, Silent
 from longshort.train.schedule import learning_rate
 from longshort.train.signals import told_to_stop
 from longshort.train.state import Progress, RunResult
-
-Logits = tuple[Tensor, Tensor]
-"""The largest and smallest attention logit of each head, (L, H) each."""
 
 
 class RunData(Protocol):
@@ -68,6 +66,8 @@ def run_loop(
         if config.run.deterministic:
             stack.enter_context(equal_bits())
         world = stack.enter_context(joined(config.run.device))
+        if world.device.type == "cuda":
+            stack.enter_context(matmuls(matmul_precision(config.run.matmul, config.run.precision, world.device)))
         stack.enter_context(within_memory(config, world))
         if world.is_writer:
             stack.enter_context(run_folder(Path(config.run.out)))
@@ -88,7 +88,11 @@ class Loop(ABC):
             check_qk_clip(self.model)
         if config.telemetry.entropy_every:
             check_entropy(self.model)
-        self.parallel = compiled(self.model, config.run)
+        self.compilation = choose_compilation(config, world, self.model)
+        self.parallel: nn.Module = self.model
+        if self.compilation.compile:
+            graphs = self.compilation.cuda_graphs
+            self.parallel = compiled(self.model, self.compilation.scope, cuda_graphs=graphs)
         self.meter = LogitMeter()
         self.progress = Progress()
         self._new_optimizer()
@@ -101,7 +105,9 @@ class Loop(ABC):
 
     @abstractmethod
     def _step(self) -> None:
-        """Take one step, count it in `progress` and record it; after a rollback, nothing of these."""
+        """Take one step, count it in `progress` and record it, at the latest in `_catch_up`; after a rollback, nothing
+        of these.
+        """
 
     @abstractmethod
     def _evaluate(self) -> bool:
@@ -119,6 +125,10 @@ class Loop(ABC):
     def _prepare(self, *, resumed: bool) -> None:
         """Do what must precede the first step of this process, after a resumed run was restored."""
 
+    def _catch_up(self) -> bool:
+        """Judge and record the steps that were taken and not recorded yet; False if that ended in a rollback."""
+        return True
+
     def _own_state(self) -> dict[str, Any]:
         """Numbers of the subclass for the checkpoint, ready for JSON."""
         return {}
@@ -134,6 +144,8 @@ class Loop(ABC):
     def run(self) -> RunResult:
         """Take the steps that are left."""
         steps = self.config.run.steps
+        if self.compilation.reason:
+            self.reporter.message(announce_compilation(self.compilation))
         resumed = self._resume()
         self._prepare(resumed=resumed)
         with self._logging(resumed), told_to_stop(self._interrupt):
@@ -143,7 +155,8 @@ class Loop(ABC):
                 if self.progress.step > before:  # after a rollback there is nothing new to evaluate or save
                     self._after_step(last=self.progress.step == steps)
                 self._interrupted = self.world.agree(self._interrupted)
-            if self._interrupted and self._saved_at != self.progress.step:  # not if this step is already saved
+            self._catch_up()
+            if self._interrupted and self._given_up is None and self._saved_at != self.progress.step:
                 self._save()
             status, story = self._ending()
             self._record("end", step=self.progress.step, seconds=self.progress.seconds, status=status, **story)
@@ -182,23 +195,35 @@ class Loop(ABC):
             group["lr"] = rate
         return rate
 
+    def _count_step(self) -> None:
+        """The step is taken or skipped: the next one begins with new gradients and the next batch."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.progress.step, self.progress.batch = self.progress.step + 1, self.progress.batch + 1
+
+    def _entropy(self) -> Tensor | None:
+        """The attention entropy (L, H) after the newest step, if it is due."""
+        every = self.config.telemetry.entropy_every
+        if not every or self.progress.step % every:
+            return None
+        with eagerly(), autocast(self.config.run.precision, self.world.device):
+            return attention_entropy(self.model, **self._one_sequence())
+
     def _record_step(
         self,
-        start: float,
+        step: int,
         *,
+        seconds: float,
         tokens: int,
         loss: float,
         norm: float,
         rate: float,
         logits: Logits | None,
+        entropy: Tensor | None,
         flops: float | None = None,
         **more: Any,
     ) -> None:
-        """Count the step, which began at `start` and took in so many tokens of `flops` each, and record it."""
+        """Record a step that was counted, which took in so many tokens of `flops` each."""
         progress = self.progress
-        self.optimizer.zero_grad(set_to_none=True)
-        progress.step, progress.batch = progress.step + 1, progress.batch + 1
-        seconds = time.perf_counter() - start
         progress.tokens, progress.seconds = progress.tokens + tokens, progress.seconds + seconds
         speed = tokens / seconds
         values: dict[str, Any] = {"loss": loss, "lr": rate, "grad_norm": norm, "tokens": progress.tokens}
@@ -207,26 +232,25 @@ class Loop(ABC):
         values |= more
         if logits is not None:
             values |= {"logit_max": logits[0], "logit_min": logits[1]}
-        every = self.config.telemetry.entropy_every
-        if every and progress.step % every == 0:
-            with eagerly(), autocast(self.config.run.precision, self.world.device):
-                values["entropy"] = attention_entropy(self.model, **self._one_sequence())
-        self._record("train", step=progress.step, **values)
+        if entropy is not None:
+            values["entropy"] = entropy
+        self._record("train", step=step, **values)
 
-    def _count_nonfinite(self, loss: float, norm: float) -> None:
+    def _count_nonfinite(self, step: int, loss: float, norm: float) -> None:
         progress, stability = self.progress, self.config.stability
         progress.nonfinite = 0 if math.isfinite(loss + norm) else progress.nonfinite + 1
         if progress.nonfinite == 1 and stability.guard in ("off", "warn"):
             what = f"the gradient norm is {norm}" if math.isfinite(loss) else f"the loss is {loss}"
             cap = stability.nonfinite_cap
             end = f"the run stops after {cap} consecutive such steps" if cap else "the run continues (nonfinite_cap=0)"
-            self.reporter.message(f"warning: step {progress.step + 1}: {what}; {end}")
+            self.reporter.message(f"warning: step {step}: {what}; {end}")
 
     def _wants_logits(self) -> bool:
         every, stability = self.config.telemetry.logits_every, self.config.stability
         if stability.qk_clip is not None or stability.guard != "off":
             return True
-        return bool(every) and ((self.progress.step + 1) % every == 0 or self.progress.step == 0)
+        first = self.progress.step == 0 and not self.compilation.compile  # compiling for statistics would delay step 2
+        return bool(every) and (first or (self.progress.step + 1) % every == 0)
 
     def _clip(self, norm: Tensor) -> None:
         """Clip the gradients; only steps that are taken enter the running means of the tensors' norms."""
@@ -235,27 +259,31 @@ class Loop(ABC):
         elif self.config.stability.clip == "global":
             clip_by_global_norm(self.model.parameters(), norm, self.config.stability.clip_norm)
 
-    def _judge(self, loss: float, norm: float, logits: Logits | None, **evidence: Any) -> str | None:
-        """Judge an update; skip or rollback if it must not be made. All ranks see the same numbers, so they agree."""
+    def _judge(
+        self, step: int, batch: int, loss: float, norm: float, logits: Logits | None, **evidence: Any
+    ) -> str | None:
+        """Judge an update of a step; skip or rollback if it must not be made. All ranks see the same numbers, so they
+        agree.
+        """
         progress, action = self.progress, self.config.stability.guard
-        if action == "off" or (progress.step < progress.judged_from and math.isfinite(loss + norm)):
+        if action == "off" or (step <= progress.judged_from and math.isfinite(loss + norm)):
             return None
         verdict = self.guard.judge(loss if math.isfinite(norm) else math.nan)
         if not verdict.spike:
             return None
         reason = verdict.reason if not math.isfinite(loss) or math.isfinite(norm) else f"the gradient norm is {norm}"
         found: dict[str, Any] = {"loss": loss, "reason": reason, "action": action, "threshold": verdict.threshold}
-        found |= {"batch": progress.batch, "grad_norm": norm} | evidence
+        found |= {"batch": batch, "grad_norm": norm} | evidence
         if logits is not None:
             found |= {"logit_max": logits[0], "logit_min": logits[1]}
-        self._record("spike", step=progress.step + 1, **found)
-        if action == "warn":
-            return None
-        self.optimizer.zero_grad(set_to_none=True)
-        return action
+        self._record("spike", step=step, **found)
+        return None if action == "warn" else action
 
-    def _roll_back(self) -> None:
-        dropped = [*self.progress.dropped, self.progress.batch]
+    def _roll_back(self, step: int, batch: int) -> None:
+        """Undo the step, and any after it, and drop its batch."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.progress.step, self.progress.batch = step - 1, batch
+        dropped = [*self.progress.dropped, batch]
         if len(dropped) > self.config.stability.guard_cap:
             self._given_up = (
                 f"stopped at step {self.progress.step}: {len(dropped)} rollbacks, and stability.guard_cap is "
@@ -273,10 +301,12 @@ class Loop(ABC):
 
     def _after_step(self, *, last: bool) -> None:
         run, step = self.config.run, self.progress.step
-        best = False
-        if last or (run.eval_every and step % run.eval_every == 0):
-            best = self._evaluate()
-        if last or (run.save_every and step % run.save_every == 0) or (best and run.save_best):
+        evaluates = last or (run.eval_every > 0 and step % run.eval_every == 0)
+        saves = last or (run.save_every > 0 and step % run.save_every == 0)
+        if (evaluates or saves) and not self._catch_up():
+            return
+        best = evaluates and self._evaluate()
+        if saves or (best and run.save_best):
             self._save()
 
     def _not_finite(self) -> str | None:
@@ -336,7 +366,7 @@ class Loop(ABC):
             rewind_run(self.config, self.progress, resumed=resumed, message=self.reporter.message)
             self._log = open_log(self.config, self.out)
             if self._log.is_empty:  # also if a resumed run lost its log: the description comes first
-                self._record("run", **run_description(self.config, self.model, self.world))
+                self._record("run", **run_description(self.config, self.model, self.world, self.compilation))
             self._run_data.keep_tokenizer(self.out)
         if resumed:
             self._record("resume", step=self.progress.step)

@@ -10,7 +10,7 @@ from torch import nn
 from longshort.data.tasks import classes_of
 from longshort.model import GPT, SequenceClassifier
 from longshort.train.checkpoint import Checkpoint, CheckpointError, load_checkpoint
-from longshort.train.config import RunConfig, TrainConfig
+from longshort.train.config import TrainConfig
 from longshort.train.divergence import nonfinite_weight
 
 Model = GPT | SequenceClassifier
@@ -26,14 +26,14 @@ def build_model(config: TrainConfig) -> Model:
     return SequenceClassifier(config.model, n_classes=n_classes, causal=task.causal, norm=task.norm)
 
 
-def compiled(model: Model, run: RunConfig) -> nn.Module:
-    """The model as it is, or compiled as a whole or block by block, as the configuration says."""
-    options = {"mode": "reduce-overhead"} if run.cuda_graphs else {}
-    if run.compile and run.compile_scope == "block":
+def compiled(model: Model, scope: str, *, cuda_graphs: bool) -> nn.Module:
+    """The model compiled as a whole or, with the scope "block", block by block."""
+    options = {"mode": "reduce-overhead"} if cuda_graphs else {}
+    if scope == "block":
         for block in model.blocks:
             block.compile(**options)
         return model
-    return torch.compile(model, **options) if run.compile else model  # type: ignore[call-overload]
+    return torch.compile(model, **options)  # type: ignore[call-overload]
 
 
 def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[GPT, Checkpoint]:

@@ -29,6 +29,7 @@ _POSITIVE = Range(
 _AT_LEAST_0 = Range(f"a number from 0 to {LARGEST_NUMBER:g}", lambda value: 0 <= value <= LARGEST_NUMBER)
 _SHARE = Range("a number from 0 to 1", lambda value: 0 <= value <= 1)
 _ABOVE_0_TO_1 = Range("a number above 0 and at most 1", lambda value: 0 < value <= 1)
+_AUTO_OR_BOOL = Range("auto, true or false", lambda value: value in ("auto", True, False))
 _SEED = Range("an integer of 64 bits, from -2^63 to 2^63 - 1", lambda value: -(2**63) <= value < 2**63)
 
 RANGES: dict[str, Range] = {
@@ -45,6 +46,8 @@ RANGES: dict[str, Range] = {
     "run.steps": _count(1),
     "run.seed": _SEED,
     "run.accumulate": _count(1),
+    "run.compile": _AUTO_OR_BOOL,
+    "run.cuda_graphs": _AUTO_OR_BOOL,
     "run.eval_every": _count(0),
     "run.eval_batches": _count(1),
     "run.save_every": _count(0),
@@ -95,6 +98,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "schedule.kind": ("constant", "cosine", "wsd"),
     "run.device": ("auto", "cpu", "cuda"),
     "run.precision": ("auto", "fp32", "bf16"),
+    "run.matmul": ("auto", "high", "highest"),
     "run.compile_scope": ("model", "block"),
     "stability.guard": ("off", "warn", "skip", "rollback"),
     "stability.clip": ("global", "tensor", "none"),

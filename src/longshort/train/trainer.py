@@ -8,7 +8,6 @@ as any two runs agree there.
 from __future__ import annotations
 
 import math
-import time
 from contextlib import nullcontext
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from longshort.data.ahead import BatchesAhead
 from longshort.data.stream import Batch
 from longshort.nn import update_sigma
 from longshort.stability import qk_clip
@@ -25,7 +25,8 @@ from longshort.train.config import ConfigError, TrainConfig
 from longshort.train.distributed import World
 from longshort.train.flops import flops_per_token
 from longshort.train.held_out import eagerly, validation_scores
-from longshort.train.loop import Logits, Loop, run_loop
+from longshort.train.late import Late, Mark, Numbers, Ready, Step
+from longshort.train.loop import Loop, run_loop
 from longshort.train.precision import autocast
 from longshort.train.progress import Reporter
 from longshort.train.state import RunResult
@@ -56,19 +57,25 @@ class Trainer(Loop):
                 f"data.batch_size must be a multiple of {world.size} processes times "
                 f"run.accumulate={config.run.accumulate}, got {config.data.batch_size}"
             )
-        if config.run.cuda_graphs and world.size > 1:
+        if config.run.cuda_graphs is True and world.size > 1:
             raise ConfigError(f"run.cuda_graphs must be false with several processes, got {world.size}")
         kind = TextData if config.task.name is None else TaskData
         self.data: TextData | TaskData = kind.open(config, message=reporter.message)
         self.stream = self.data.stream("train", seed=config.run.seed)
         self.validation = self.data.stream("validation", seed=0)
         super().__init__(config, world, reporter, self.data)
+        self.batches = BatchesAhead(self._batch, pinned=world.device.type == "cuda")
+        self.late = Late(world.device)
+        self._waits = config.stability.guard == "skip" and _changes_more_than_weights(config)
+        self._met: set[bool] = set()
+        """Whether steps with and without statistics were met: the first of either may compile, which takes long, so it
+        is timed by itself."""
         self._flops = flops_per_token(self.model, config.length)
         if world.size > 1:
             self.parallel = DistributedDataParallel(self.parallel)
 
     def _prepare(self, *, resumed: bool) -> None:
-        if self.config.run.cuda_graphs:
+        if self.compilation.cuda_graphs:
             self._fill_tables()
 
     def _fill_tables(self) -> None:
@@ -83,50 +90,106 @@ class Trainer(Loop):
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
 
+    def _batch(self, number: int) -> Batch:
+        return self.stream.batch(number, rank=self.world.rank, world_size=self.world.size)
+
     def _step(self) -> None:
-        progress, config = self.progress, self.config
-        start = time.perf_counter()
+        with_stats = self._wants_logits()
+        compiles = with_stats not in self._met
+        if compiles and not self._catch_up():
+            return
+        self._met.add(with_stats)
+        progress, config, start = self.progress, self.config, Mark(self.world.device)
         while progress.batch in progress.dropped:
             progress.batch += 1
-        batch = self.stream.batch(progress.batch, rank=self.world.rank, world_size=self.world.size)
+        batch = self.batches.take(progress.batch)
         rate = self._set_rate(progress.step, peak=config.optimizer.lr, steps=config.run.steps)
-        with_stats = self._wants_logits()
-        if config.run.cuda_graphs:
-            torch.compiler.cudagraph_mark_step_begin()  # the last step's outputs may be overwritten
-        loss = self._forward_backward(batch, with_stats).item()
-        layers = layer_norms(self.model.blocks) if config.telemetry.layer_gradients else {}
-        norm = gradient_norm(self.model.parameters())
-        logits = self.meter.read(across_ranks=self.world.size > 1) if with_stats else None
-        self._count_nonfinite(loss, norm.item())
-        action = self._judge(loss, norm.item(), logits, indices=batch.indices)
-        if action == "skip":
-            progress.step, progress.batch = progress.step + 1, progress.batch + 1
-        elif action == "rollback":
-            self._roll_back()
-        else:
-            self._clip(norm)
-            self.optimizer.step()
-            update_sigma(self.model)
-            if config.stability.qk_clip is not None and logits is not None:
-                qk_clip(self.model, logits[0], threshold=config.stability.qk_clip)
-            self._finish_step(start, loss, norm.item(), rate, logits, layers)
+        step = Step(
+            number=progress.step + 1,
+            batch=progress.batch,
+            indices=batch.indices,
+            start=start,
+            rate=rate,
+            numbers=self._gradients(batch, with_stats),
+        )
+        ready = self.late.exchange(step, wait=self._waits or compiles)
+        action = None if ready is None else self._judged(ready)
+        if action == "rollback":
+            return
+        if ready is None or ready.step is not step:
+            self._apply(step.numbers, unless_a_spike=config.stability.guard == "skip")
+        elif action is None:
+            self._apply(step.numbers)
+        self._count_step()
+        step.entropy = self._entropy()
+        if self.late.holds:  # the GPU is at work on it
+            self.batches.prepare(progress.batch)
+        if ready is not None and action is None:
+            self._finish_step(ready)
 
-    def _finish_step(
-        self, start: float, loss: float, norm: float, rate: float, logits: Logits | None, layers: dict[str, float]
-    ) -> None:
-        """Count the step and record it."""
-        tokens = self.config.data.batch_size * self.config.length
-        values: dict[str, Any] = {"loss": loss, "norm": norm, "rate": rate, "logits": logits, "flops": self._flops}
-        if layers:
-            values["layer_gradients"] = layers
-        self._record_step(start, tokens=tokens, **values)
+    def _gradients(self, batch: Batch, with_stats: bool) -> Numbers:
+        """Compute the gradients of the step, reading nothing from the device."""
+        if self.compilation.cuda_graphs:
+            torch.compiler.cudagraph_mark_step_begin()  # the last step's outputs may be overwritten
+        loss = self._forward_backward(batch, with_stats)
+        return Numbers(
+            loss=loss,
+            norm=gradient_norm(self.model.parameters()),
+            logits=self.meter.read(across_ranks=self.world.size > 1) if with_stats else None,
+            layers=layer_norms(self.model.blocks) if self.config.telemetry.layer_gradients else None,
+        )
+
+    def _judged(self, ready: Ready) -> str | None:
+        """See `_judge`; a rollback is made here."""
+        step, numbers = ready.step, ready.numbers
+        loss, norm = numbers.loss.item(), numbers.norm.item()
+        self._count_nonfinite(step.number, loss, norm)
+        action = self._judge(step.number, step.batch, loss, norm, numbers.logits, indices=step.indices)
+        if action == "rollback":
+            self.late.forget()
+            self._roll_back(step.number, step.batch)
+        return action
+
+    def _apply(self, numbers: Numbers, *, unless_a_spike: bool = False) -> None:
+        """Make the update; `unless_a_spike` lets the device judge the loss, just as the guard will judge it later."""
+        spike = self.guard.spikes(numbers.loss + 0 * numbers.norm) if unless_a_spike else None  # 0 * inf is NaN
+        self.optimizer.found_inf = None if spike is None else spike.float()  # type: ignore[attr-defined]
+        self._clip(numbers.norm)
+        self.optimizer.step()  # a fused one leaves everything as it is where found_inf is 1
+        update_sigma(self.model)
+        if self.config.stability.qk_clip is not None and numbers.logits is not None:
+            qk_clip(self.model, numbers.logits[0], threshold=self.config.stability.qk_clip)
+
+    def _finish_step(self, ready: Ready) -> None:
+        """Record the step."""
+        step, numbers = ready.step, ready.numbers
+        layers = {} if numbers.layers is None else {"layer_gradients": _by_number(numbers.layers)}
+        self._record_step(
+            step.number,
+            seconds=ready.seconds(),
+            tokens=self.config.data.batch_size * self.config.length,
+            loss=numbers.loss.item(),
+            norm=numbers.norm.item(),
+            rate=step.rate,
+            logits=numbers.logits,
+            entropy=step.entropy,
+            flops=self._flops,
+            **layers,
+        )
+
+    def _catch_up(self) -> bool:
+        ready = self.late.last()
+        action = None if ready is None else self._judged(ready)
+        if ready is not None and action is None:
+            self._finish_step(ready)
+        return action != "rollback"
 
     def _forward_backward(self, batch: Batch, with_stats: bool) -> Tensor:
         """Compute the gradients of the whole step; returns its mean loss over all ranks."""
         accumulate, device = self.config.run.accumulate, self.world.device
         seed = (self.config.run.seed << 40) + (self.progress.batch << 12) + self.world.rank
         torch.manual_seed(seed % 2**63)  # torch takes at most 63 bits
-        pieces = [None if x is None else x.to(device).chunk(accumulate) for x in batch[:3]]
+        pieces = [None if x is None else x.to(device, non_blocking=True).chunk(accumulate) for x in batch[:3]]
         total = torch.zeros((), device=device)
         for i in range(accumulate):
             tokens, targets, segments = (None if piece is None else piece[i] for piece in pieces)
@@ -172,3 +235,12 @@ class Trainer(Loop):
         batch, device = self.validation.batch(0), self.world.device
         inputs = {} if batch.segments is None else {"segments": batch.segments[:1].to(device)}
         return {"tokens": batch.tokens[:1].to(device)} | inputs
+
+
+def _changes_more_than_weights(config: TrainConfig) -> bool:
+    """Whether an update changes more than the optimizer does, which then cannot leave everything as it is."""
+    return config.stability.clip == "tensor" or config.stability.qk_clip is not None or config.model.sigma_reparam
+
+
+def _by_number(values: Tensor) -> dict[str, float]:
+    return {str(number): value for number, value in enumerate(values.tolist())}

@@ -86,9 +86,10 @@ def _reason(error: Exception) -> str:
 def typed(name: str, value: Any, kind: Any) -> Any:
     """The value as the annotated type, or an error; YAML reads 3e-4 as text, which counts as a number here."""
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
-        if value is None:
+        kinds = typing.get_args(kind)
+        if value is None and type(None) in kinds:
             return None
-        kind = next(k for k in typing.get_args(kind) if k is not type(None))
+        kind = type(value) if type(value) in kinds else next(k for k in kinds if k is not type(None))
     if typing.get_origin(kind) is dict:
         return mapping(name, value)
     if kind is float and not isinstance(value, bool):
