@@ -50,6 +50,9 @@ def attention(
     quick: Annotated[bool, typer.Option("--quick", help="Smallest shape, two rounds: not a measurement.")] = False,
     las: Annotated[bool, typer.Option("--las", help="Measure LaS's decay and smoothing by length instead.")] = False,
     slopes: Annotated[bool, typer.Option("--slopes", help="Measure ALiBi's slopes by length instead.")] = False,
+    others: Annotated[
+        bool, typer.Option("--others", help="Measure shapes that nobody tuned for, and other plans, instead (cuda).")
+    ] = False,
     tune: Annotated[
         bool, typer.Option("--tune", help="Search tile shapes for this GPU and write them to --out as a table.")
     ] = False,
@@ -61,7 +64,7 @@ def attention(
     Example: python -m benchmarks attention --quick
     """
     from benchmarks import attention as subject
-    from benchmarks import forms
+    from benchmarks import forms, other_shapes
     from benchmarks import shapes as known
 
     with one_line_errors():
@@ -69,15 +72,16 @@ def attention(
             _tune(shapes, out)
             return
         record = _recorder(context, out, threads)
-        if las or slopes:
+        if others:
+            picked = known.chosen(known.OTHER_SHAPES, shapes)
+            results = other_shapes.run(record, shapes=picked, rounds=3 if rounds is None else rounds)
+        elif las or slopes:
             kind = "las" if las else "slopes"
             results = forms.run(record, kind, device=device, repeats=forms.REPEATS if rounds is None else rounds)
         else:
             among = known.SHAPES.get(device, ())
-            picked = known.chosen(among, "0" if quick else shapes) if among else None
-            results = subject.run(
-                record, shapes=picked, device=device, rounds=2 if quick and rounds is None else rounds
-            )
+            few = known.chosen(among, "0" if quick else shapes) if among else None
+            results = subject.run(record, shapes=few, device=device, rounds=2 if quick and rounds is None else rounds)
     typer.echo(record.page.tables(results))
 
 
@@ -223,12 +227,13 @@ def _pages() -> list[Any]:
         deterministic,
         forms,
         memory,
+        other_shapes,
         rollouts_page,
         telemetry,
         training_page,
     )
 
-    attention = (attention_page.CPU_PAGE, attention_page.GPU_PAGE, *forms.PAGES.values())
+    attention = (attention_page.CPU_PAGE, attention_page.GPU_PAGE, other_shapes.PAGE, *forms.PAGES.values())
     decoding = (*decoding_page.PAGES.values(), decode_step.PAGE, rollouts_page.PAGE)
     return [*attention, *decoding, training_page.PAGE, telemetry.PAGE, deterministic.PAGE, memory.PAGE]
 

@@ -120,6 +120,7 @@ class StepClock:
     def __post_init__(self) -> None:
         self.times: dict[int, float] = {}
         self.rates: list[float] = []
+        self.said: list[str] = []
 
     def record(self, record: dict[str, Any], *, steps: int) -> None:
         if record["kind"] != "train" or record["step"] > self.last:
@@ -131,7 +132,8 @@ class StepClock:
         if step == self.last:
             signal.raise_signal(signal.SIGINT)
 
-    def message(self, text: str) -> None: ...
+    def message(self, text: str) -> None:
+        self.said.append(text)
 
     @property
     def seconds_per_step(self) -> float:
@@ -163,7 +165,7 @@ def trainer_against_bare_loop(
             del bare, sample
             free(device)
     row = {"tokens": str(setting), "layers": setting.sizes["n_layers"], "width": setting.sizes["width"]}
-    return [row | {"tokens_per_second": rates, "ratio": statistics.median(ratios)}]
+    return [row | {"tokens_per_second": rates, "ratio": statistics.median(ratios), "said": clock.said}]
 
 
 def measure_small(setting: Setting, *, device: str, rounds: int, steps: int) -> list[dict[str, Any]]:

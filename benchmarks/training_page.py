@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import other_shapes
 from benchmarks.harness import OURS, median_ratio
 from benchmarks.host import EAGER, INSIDE, SDPA
 from benchmarks.loss import CCE, LIGER
@@ -108,6 +109,8 @@ def _attention_goals(found: Goals, folder: Path) -> None:
         found.add(f"attention, {direction} / {FLEX}, mean", ratios.get("geometric_mean"), "<=", most, source)
         worst = max(ratios.get("by_shape", {}).values(), default=None)
         found.add(f"attention, {direction} / {FLEX}, worst", worst, "<=", 0.68, source)
+    others, where = _read(folder / "other-shapes.json")
+    found.found += [goal | {"source": where} for goal in other_shapes.goals(others)]
     cost = max(summary.get("statistics_cost", {}).values(), default=None)
     found.add("statistics, added to forward, worst", cost, "<=", 0.08, source)
     decode, source = _read(folder / "decode-attention.json")
@@ -201,7 +204,9 @@ def _trainer_table(rows: Rows) -> str:
     for row in rows:
         rates = (f"{statistics.median(row['tokens_per_second'][key]):,.0f}" for key in ("trainer", "own", "bare"))
         lines.append((row["tokens"], f"{row['layers']} x {row['width']}", *rates, f"{row['ratio']:.3f}"))
-    return markdown(("tokens", "model", "tokens/s, trainer", "in its log", "bare loop", "ratio"), lines)
+    said = [f"{row['tokens']}, it says: {text}" for row in rows for text in row["said"]]
+    header = ("tokens", "model", "tokens/s, trainer", "in its log", "bare loop", "ratio")
+    return "\n\n".join([markdown(header, lines), *said])
 
 
 def _start_table(rows: Rows) -> str:
