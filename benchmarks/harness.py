@@ -199,7 +199,7 @@ class Recorder:
     def _take_over(self, earlier: Results, fresh: Results) -> None:
         """Continue from the results in the file, if they are of the same kind."""
         different = [key for key, value in fresh.items() if key != "command" and earlier.get(key) != value]
-        commands = earlier["command"].split(_AND) if self.merge else [earlier["command"]]
+        commands = str(earlier.get("command")).split(_AND) if self.merge else [earlier.get("command")]
         kept = {key: _measured(value) for key, value in earlier.items()}
         if not different and UNFINISHED in earlier and commands[-1] == self.command:
             self.results = kept

@@ -101,7 +101,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _check(name: str, out: Tensor, expected: Tensor) -> None:
-    error = (out.float() - expected.float()).abs().max().item()
+    error = ((out.float() - expected.float()).abs() / expected.float().abs().clamp_min(1)).max().item()
     if not error <= _ERROR:
         raise WrongResult(f"{name} is wrong: error {error:.1e} > {_ERROR:.0e}")
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from benchmarks.harness import OURS, Entrant, WrongResult, take_turns
 from benchmarks.nanogpt import NanoGPT
-from benchmarks.timing import clocked, finish, warmed
+from benchmarks.timing import clocked, finish, free, warmed
 from longshort.model import GPT, GPTConfig
 from longshort.train.config import OptimizerConfig
 from longshort.train.optimizer import build_optimizer
@@ -126,6 +126,7 @@ def measure_steps(
     entrants = [Entrant(way.name, way.heads, required=way.name == OURS) for way in ways]
 
     def begin(way: Way, entrant: Entrant) -> None:
+        free(device)  # of what earlier entrants needed only to compile
         before = _allocated(device)
         trainee = make(way, setting, device=device, compiler=compiler)
         entrant.facts["first_loss"] = trainee.step().item()

@@ -26,7 +26,7 @@ from benchmarks.training_page import PAGE, goals
 PARTS = ("step", "vocabulary", "small", "host", "loss", "trainer", "start")
 _GPT2: dict[str, Any] = {"n_layers": 12, "width": 768, "n_heads": 12, "vocab_size": 50_304, "tie_embeddings": True}
 _PAPER: dict[str, Any] = {"n_layers": 6, "width": 192, "n_heads": 6, "vocab_size": 10_000}
-_TINY: dict[str, Any] = {"n_layers": 2, "width": 32, "n_heads": 2, "vocab_size": 128, "tie_embeddings": True}
+_TINY: dict[str, Any] = {"n_layers": 1, "width": 32, "n_heads": 2, "vocab_size": 128, "tie_embeddings": True}
 
 
 @dataclass(frozen=True, kw_only=True)

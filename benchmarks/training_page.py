@@ -195,8 +195,11 @@ def _host_table(rows: Rows) -> str:
 
 
 def _loss_table(rows: Rows) -> str:
-    lines = [(f"{r['tokens']:,}", f"{r['vocab_size']:,}", r["name"], _ms(r), _gib(r)) for r in rows]
-    return markdown(("tokens", "vocabulary", "by", "ms", "peak, GiB"), lines)
+    lines = [
+        (f"{r['tokens']:,}", f"{r['vocab_size']:,}", r["name"], _ms(r), _gib(r), f"{r['gradient_error']:.1e}")
+        for r in rows
+    ]
+    return markdown(("tokens", "vocabulary", "by", "ms", "peak, GiB", "error of gradients"), lines)
 
 
 def _trainer_table(rows: Rows) -> str:
@@ -256,7 +259,8 @@ to everything. Inside a compiled model: what one more layer of a stack of attent
     ),
     "loss": (
         "The loss by itself",
-        "Forward and backward of the head and its cross-entropy. The peak includes the gradients, not the inputs.",
+        """Forward and backward of the head and its cross-entropy. The peak includes the gradients, not the inputs.
+Errors are relative to the norm of the gradients of all logits at once.""",
         _loss_table,
     ),
     "trainer": (
