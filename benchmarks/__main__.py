@@ -35,7 +35,8 @@ def main(
 
         with one_line_errors():
             for page in _pages():
-                typer.echo(f"wrote {page.build()}")
+                built = page.build()
+                typer.echo(f"not measured yet: {page.command}" if built is None else f"wrote {built}")
             picture = decoding_page.draw_cache(pages.RESULTS / "decoding-cpu.json", pages.PAGES / "cache-memory.png")
             typer.echo(f"wrote {picture}")
 
@@ -49,6 +50,9 @@ def attention(
     quick: Annotated[bool, typer.Option("--quick", help="Smallest shape, two rounds: not a measurement.")] = False,
     las: Annotated[bool, typer.Option("--las", help="Measure LaS's decay and smoothing by length instead.")] = False,
     slopes: Annotated[bool, typer.Option("--slopes", help="Measure ALiBi's slopes by length instead.")] = False,
+    others: Annotated[
+        bool, typer.Option("--others", help="Measure shapes that nobody tuned for, and other plans, instead (cuda).")
+    ] = False,
     tune: Annotated[
         bool, typer.Option("--tune", help="Search tile shapes for this GPU and write them to --out as a table.")
     ] = False,
@@ -60,7 +64,7 @@ def attention(
     Example: python -m benchmarks attention --quick
     """
     from benchmarks import attention as subject
-    from benchmarks import forms
+    from benchmarks import forms, other_shapes
     from benchmarks import shapes as known
 
     with one_line_errors():
@@ -68,15 +72,16 @@ def attention(
             _tune(shapes, out)
             return
         record = _recorder(context, out, threads)
-        if las or slopes:
+        if others:
+            picked = known.chosen(known.OTHER_SHAPES, shapes)
+            results = other_shapes.run(record, shapes=picked, rounds=3 if rounds is None else rounds)
+        elif las or slopes:
             kind = "las" if las else "slopes"
             results = forms.run(record, kind, device=device, repeats=forms.REPEATS if rounds is None else rounds)
         else:
             among = known.SHAPES.get(device, ())
-            picked = known.chosen(among, "0" if quick else shapes) if among else None
-            results = subject.run(
-                record, shapes=picked, device=device, rounds=2 if quick and rounds is None else rounds
-            )
+            few = known.chosen(among, "0" if quick else shapes) if among else None
+            results = subject.run(record, shapes=few, device=device, rounds=2 if quick and rounds is None else rounds)
     typer.echo(record.page.tables(results))
 
 
@@ -156,38 +161,42 @@ def rollouts(
 @app.command()
 def training(
     context: typer.Context,
-    only: Annotated[str | None, typer.Option(help="Only these settings, e.g. paper-6m:2048,gpt2-small:8192.")] = None,
-    kernels: Annotated[str | None, typer.Option(help="Only these kernels, e.g. longshort-ls,cuDNN-plain.")] = None,
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile the model's blocks.")] = False,
+    parts: Annotated[
+        str | None,
+        typer.Option(help="Some of step,vocabulary,small,host,loss,trainer,start, or one piece, as step:4096."),
+    ] = None,
     statistics: Annotated[
-        bool, typer.Option("--statistics", help="Measure the cost of logit statistics per step instead; also on a CPU.")
+        bool, typer.Option("--statistics", help="Measure the cost of logit statistics per step instead.")
     ] = False,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Measure what run.deterministic=true gives and costs instead.")
     ] = False,
-    device: Annotated[str | None, typer.Option(help="cuda; with --statistics also cpu, the default there.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda; with --statistics cpu if not given. cpu is tiny.")] = None,
     rounds: Rounds = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps per round (2), or deterministic run (150).")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of a deterministic run (150).")] = None,
+    minutes: Annotated[float, typer.Option(help="Start no new piece after this long.")] = math.inf,
     threads: Threads = None,
     out: Out = None,
 ) -> None:
-    """Training throughput of one GPT with LS-attention and with plain attention, in several implementations.
+    """Whole training steps against a nanoGPT-style peer, host time, the trainer, its start, and the loss.
 
-    Example: python -m benchmarks training --only paper-6m:2048
+    Parts that are measured one at a time, at one commit, add to the same --out.
+
+    Example: python -m benchmarks training --parts step:4096,host
     """
     from benchmarks import deterministic as bits
+    from benchmarks import telemetry
     from benchmarks import training as subject
 
     with one_line_errors():
-        record = _recorder(context, out, threads)
+        record = _recorder(context, out, threads, minutes=minutes)
         if statistics:
-            results = subject.run_statistics(record, device=device or "cpu", rounds=15 if rounds is None else rounds)
+            results = telemetry.run(record, device=device or "cpu", rounds=15 if rounds is None else rounds)
         elif deterministic:
             results = bits.run(record, device=device or "cuda", steps=steps or 150, rounds=rounds or 2)
         else:
-            settings, chosen = _named("only", only, subject.SETTINGS), _named("kernels", kernels, subject.KERNELS)
-            options: dict[str, Any] = {"compiled": compiled, "rounds": rounds or 3, "steps": steps or 2}
-            results = subject.run(record, settings, kernels=chosen, device=device or "cuda", **options)
+            asked = None if parts is None else parts.split(",")
+            results = subject.run(record, device=device or "cuda", parts=asked, rounds=rounds or 5)
     typer.echo(record.page.tables(results))
 
 
@@ -218,13 +227,15 @@ def _pages() -> list[Any]:
         deterministic,
         forms,
         memory,
+        other_shapes,
         rollouts_page,
-        training,
+        telemetry,
+        training_page,
     )
 
-    attention = (attention_page.CPU_PAGE, attention_page.GPU_PAGE, *forms.PAGES.values())
+    attention = (attention_page.CPU_PAGE, attention_page.GPU_PAGE, other_shapes.PAGE, *forms.PAGES.values())
     decoding = (*decoding_page.PAGES.values(), decode_step.PAGE, rollouts_page.PAGE)
-    return [*attention, *decoding, training.PAGE, training.STATISTICS_PAGE, deterministic.PAGE, memory.PAGE]
+    return [*attention, *decoding, training_page.PAGE, telemetry.PAGE, deterministic.PAGE, memory.PAGE]
 
 
 def _recorder(context: typer.Context, out: Path | None, threads: int | None, **options: Any) -> Any:

@@ -81,7 +81,7 @@ def measure(
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[dict[str, Any]]:
     """The rows of one shape, ready for JSON."""
-    drawn = {work: _draw_several(shape, work, device) for work in sorted({i.work for i in implementations})}
+    drawn = {work: draw_several(shape, work, device) for work in sorted({i.work for i in implementations})}
     entrants = [Entrant(i.name, i.work, required=i.name.startswith(OURS)) for i in implementations]
     attends: dict[int, Attend] = {}
 
@@ -94,7 +94,7 @@ def measure(
 
     def set_clock(number: int, direction: str) -> None:
         entrant = entrants[number]
-        entrant.sample, entrant.facts["timing"] = _timer(attends[number], drawn[entrant.work], direction, device)
+        entrant.sample, entrant.facts["timing"] = timer(attends[number], drawn[entrant.work], direction, device)
 
     for number, entrant in enumerate(entrants):
         progress(f"{shape} checking {entrant.name} ({entrant.work})")
@@ -133,7 +133,8 @@ def _compared(ours: Entrant, entrants: Sequence[Entrant]) -> dict[str, Any]:
     return {"speedup": median_ratio(peer.milliseconds, ours.milliseconds), "against": peer.name}
 
 
-def _timer(attend: Attend, drawn: Sequence[Drawn], direction: str, device: str) -> tuple[timing.Sample, str]:
+def timer(attend: Attend, drawn: Sequence[Drawn], direction: str, device: str) -> tuple[timing.Sample, str]:
+    """A timer for one of `DIRECTIONS`, and its kind, as in `timing.repeated`."""
     *inputs, upstream = drawn[0]
     if device == "cpu":
 
@@ -175,19 +176,20 @@ def draw(shape: Shape, work: str, device: str, *, seed: int = 0) -> Drawn:
     It does not use the default generator, which a failed capture of a CUDA graph leaves unusable.
     """
     generator = torch.Generator(device).manual_seed(seed)
-    size = (shape.batch, shape.length, shape.plan(work).n_heads, shape.head_dim)
+    heads = shape.plan(work).n_heads
     layout = torch.preserve_format if device == "cuda" else torch.contiguous_format
 
-    def normal() -> Tensor:
+    def normal(heads: int) -> Tensor:
+        size = (shape.batch, shape.length, heads, shape.head_dim)
         x = torch.randn(size, generator=generator, device=device, dtype=DTYPES[device])
         # A separate tensor with these strides: compilers fail on leaves that are views.
         return x.transpose(1, 2).clone(memory_format=layout)
 
-    q, k, v, grad = (normal() for _ in range(4))
+    q, k, v, grad = (normal(count) for count in (heads, shape.kv_heads or heads, shape.kv_heads or heads, heads))
     return q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), grad
 
 
-def _draw_several(shape: Shape, work: str, device: str) -> list[Drawn]:
+def draw_several(shape: Shape, work: str, device: str) -> list[Drawn]:
     """Enough inputs to fill four times the cache of a GPU, within a limit where they are small."""
     first = draw(shape, work, device)
     size = sum(x.nbytes for x in first[:3])

@@ -32,6 +32,8 @@ DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 UNFINISHED = "unfinished"
 """Key of the finished pieces in results that are not complete yet."""
 LEFT_OUT = "left out: the time was up"
+_AND = "\n    "
+"""Between the commands of results that several commands gave."""
 
 
 class WrongResult(ValueError):
@@ -150,7 +152,8 @@ def median_ratio(times: Sequence[float], others: Sequence[float]) -> float:
 class Recorder:
     """Writes results to a file, with their page, after every piece; the same command resumes them.
 
-    Without `out` they are only returned. After `minutes`, no new piece is started.
+    Without `out` they are only returned. After `minutes`, no new piece is started. With `merge`, another command at the
+    same commit and on the same machine adds its pieces to the file, and replaces those that it measures again.
     """
 
     def __init__(
@@ -164,14 +167,20 @@ class Recorder:
         self.out, self.command, self.progress = out, command, progress
         self.deadline = time.monotonic() + 60 * minutes
         self.results: Results = {}
-        self.left_out = False
+        self.left_out = self.merge = False
 
     def begin(
-        self, page: Page, device: str, *, conclude: Callable[[Results], None] = lambda results: None, **about: Any
+        self,
+        page: Page,
+        device: str,
+        *,
+        conclude: Callable[[Results], None] = lambda results: None,
+        merge: bool = False,
+        **about: Any,
     ) -> Results:
         """Start a file of this kind, or resume the one that an interrupted run of the same command left."""
         require(device)
-        self.page, self.device, self.conclude = page, device, conclude
+        self.page, self.device, self.conclude, self.merge = page, device, conclude, merge
         dtype = str(DTYPES[device]).removeprefix("torch.")
         fresh: Results = {
             "machine": machine(device),
@@ -183,12 +192,24 @@ class Recorder:
         }
         self.results = fresh | {"seconds": 0.0, UNFINISHED: []}
         if self.out is not None and self.out.is_file():
-            earlier = json.loads(self.out.read_text(encoding="utf-8"))
-            if UNFINISHED in earlier and all(earlier.get(key) == value for key, value in fresh.items()):
-                self.results = {key: _measured(value) for key, value in earlier.items()}
-                self.progress(f"resuming {self.out}: {len(earlier[UNFINISHED])} pieces are done")
+            self._take_over(json.loads(self.out.read_text(encoding="utf-8")), fresh)
         self.start = time.monotonic() - self.results["seconds"]
         return self.results
+
+    def _take_over(self, earlier: Results, fresh: Results) -> None:
+        """Continue from the results in the file, if they are of the same kind."""
+        different = [key for key, value in fresh.items() if key != "command" and earlier.get(key) != value]
+        commands = str(earlier.get("command")).split(_AND) if self.merge else [earlier.get("command")]
+        kept = {key: _measured(value) for key, value in earlier.items()}
+        if not different and UNFINISHED in earlier and commands[-1] == self.command:
+            self.results = kept
+            self.progress(f"resuming {self.out}: {len(earlier[UNFINISHED])} pieces are done")
+        elif not different and self.merge:
+            commands = [*(command for command in commands if command != self.command), self.command]
+            self.results = kept | {"command": _AND.join(commands), UNFINISHED: []}
+            self.progress(f"adding to {self.out}")
+        elif self.merge:
+            self.progress(f"starting {self.out} over: its {', '.join(different)} differ")
 
     def piece(
         self, into: str, name: str, measure: Callable[[], list[dict[str, Any]]], *, lenient: bool = False
@@ -203,14 +224,18 @@ class Recorder:
             return
         self.progress(f"{name} ...")
         try:
-            rows += measure()
+            found = measure()
         except WrongResult:
             raise
         except Exception as problem:
             if not lenient:
                 raise
             self.progress(traceback.format_exc())
-            rows.append({"name": name, "failed": reason(problem)})
+            found = [{"name": name, "failed": reason(problem)}]
+        if self.merge:
+            found = [{"piece": name, **row} for row in found]
+            rows[:] = [row for row in rows if row.get("piece") != name]
+        rows += found
         done.append([into, name])
         self.results["seconds"] = round(time.monotonic() - self.start, 1)
         self.progress(f"{name} done, {self.results['seconds']:.0f} s in all")

@@ -42,6 +42,8 @@ class Page:
         head = f"# {self.title}\n\n    {command}\n\n"
         if not command.startswith(PROGRAM):
             head += f"That is how it was run. Today's command is\n\n    {self.command}\n\n"
+        elif "\n" in command:
+            head += f"Those measured its parts. All of them at once:\n\n    {self.command}\n\n"
         machine = ", ".join(f"{key} {value}" for key, value in results["machine"].items())
         return (
             f"{head}{machine}. {self.about(results)} {_age(results.get('commit'))}"
@@ -54,9 +56,11 @@ class Page:
         data = Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
         return write_atomically(folder / f"{path.stem}.md", self.text(results, data))
 
-    def build(self) -> Path:
-        """Write the page of the committed results."""
+    def build(self) -> Path | None:
+        """Write the page of the committed results; None if there are none yet."""
         path = RESULTS / f"{self.name}.json"
+        if not path.is_file():
+            return None
         return self.write(json.loads(path.read_text(encoding="utf-8")), path)
 
 
@@ -82,14 +86,20 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def goals_table(goals: Iterable[dict[str, Any]]) -> str:
-    """Each goal, the number that decides it, and whether it was reached; `reached` is None if not measured."""
+    """Each goal, the number that decides it, and whether it was reached; `reached` is None if not measured.
+
+    If one of them names the `source` of its number, there is a column for it.
+    """
+    goals = list(goals)
+    header, sources = ["goal", "target", "value", "reached"], any("source" in goal for goal in goals)
     rows = [
-        (
+        [
             goal["goal"],
             goal["target"] if isinstance(goal["target"], str) else f">= {goal['target']:g}",
             "" if goal["value"] is None else f"{goal['value']:.3g}",
             _SAYS[goal["reached"]],
-        )
+            *([goal.get("source", "")] if sources else []),
+        ]
         for goal in goals
     ]
-    return markdown(("goal", "target", "value", "reached"), rows)
+    return markdown([*header, "from"] if sources else header, rows)

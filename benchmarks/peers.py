@@ -125,7 +125,7 @@ def flex(plan: HeadPlan, length: int, device: str) -> Attend:
 
     mask = block_mask(plan, length, device)
     call: Any = flex_attention if device == "cpu" else _compiled_flex()
-    return lambda q, k, v: call(q, k, v, block_mask=mask)
+    return lambda q, k, v: call(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def block_mask(plan: HeadPlan, length: int, device: str) -> Any:

@@ -10,27 +10,32 @@ from longshort.heads import HeadPlan
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A problem: all heads of LS-attention with one global head."""
+    """A problem: all heads of LS-attention, with one global head unless it says otherwise."""
 
     batch: int
     heads: int
     length: int
     head_dim: int
     window: int
+    n_global: int = 1
+    kv_heads: int | None = None
+    """As many as heads if None."""
 
     def __str__(self) -> str:
-        return f"B{self.batch} H{self.heads} T{self.length} D{self.head_dim} w{self.window}"
+        heads = f"{self.heads}" if self.kv_heads is None else f"{self.heads}/{self.kv_heads}"
+        more = "" if self.n_global == 1 else f"g{self.n_global} "
+        return f"B{self.batch} H{heads} T{self.length} D{self.head_dim} {more}w{self.window}"
 
     def plan(self, work: str) -> HeadPlan:
         """The heads of one kind of work.
 
-        `full`: causal attention with all heads global, as in a model without LS-attention; `ls`: one global head, the
-        rest local; `local` and `global`: those local heads, or that global head, alone.
+        `full`: causal attention with all heads global, as in a model without LS-attention; `ls`: the global heads, the
+        rest local; `local` and `global`: those local heads, or those global heads, alone.
         """
         if work == "full":
             return HeadPlan.full(self.heads)
-        plan = HeadPlan.long_short(n_heads=self.heads, n_global=1, window=self.window)
-        return {"ls": plan, "local": plan[1:], "global": plan[:1]}[work]
+        plan = HeadPlan.long_short(n_heads=self.heads, n_global=self.n_global, window=self.window)
+        return {"ls": plan, "local": plan[self.n_global :], "global": plan[: self.n_global]}[work]
 
 
 CPU_SHAPES = (
@@ -55,6 +60,19 @@ LARGE_BATCHES = (
     Shape(batch=16, heads=32, length=8192, head_dim=128, window=128),
 )
 """Shapes of decoding that are only for its table of tiles: the goals are for the seven above."""
+
+OTHER_SHAPES = (
+    Shape(batch=16, heads=8, length=1024, head_dim=64, window=32, n_global=2),
+    Shape(batch=8, heads=12, length=2048, head_dim=64, window=8),
+    Shape(batch=4, heads=12, length=4096, head_dim=64, window=512, n_global=4),
+    Shape(batch=2, heads=16, length=8192, head_dim=64, window=1024, n_global=8),
+    Shape(batch=4, heads=8, length=4096, head_dim=96, window=128),
+    Shape(batch=8, heads=12, length=3000, head_dim=64, window=128),
+    Shape(batch=2, heads=32, kv_heads=8, length=4096, head_dim=128, window=128, n_global=4),
+    Shape(batch=1, heads=32, kv_heads=8, length=16384, head_dim=128, window=1024, n_global=8),
+    Shape(batch=1, heads=12, length=65536, head_dim=64, window=128),
+)
+"""Shapes that no tile was tuned for."""
 
 SHAPES = {"cpu": CPU_SHAPES, "cuda": GPU_SHAPES}
 

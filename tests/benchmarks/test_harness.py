@@ -111,6 +111,41 @@ def test_what_the_time_was_up_for_is_named_and_made_up_for_by_the_same_command(t
     assert piecewise(out)[0] == ["a", "b", "c"] and rows(out) == ["a", "b", "c"]
 
 
+def merged(out, command, *names, minutes=1.0, value=0):
+    """The pieces of one command, measured into a file that others share."""
+    record = Recorder(out, command=command, minutes=minutes)
+    record.begin(PAGE, "cpu", merge=True, rounds=3)
+    for name in names:
+        record.piece("rows", name, lambda: [{"value": value}])
+    return record.end()
+
+
+def test_commands_that_share_a_file_add_their_pieces_and_replace_what_they_measure_again(tmp_path):
+    out = tmp_path / "made-up.json"
+    merged(out, "one", "a", "b", value=1)
+    results = merged(out, "other", "b", "c", value=2)
+    assert {row["piece"]: row["value"] for row in results["rows"]} == {"a": 1, "b": 2, "c": 2}
+    assert results["command"] == "one\n    other" and json.loads(out.read_text()) == results
+    again = merged(out, "one", "a", value=3)
+    assert again["command"] == "other\n    one" and len(again["rows"]) == 3
+
+
+def test_results_of_another_commit_are_not_added_to(tmp_path, monkeypatch):
+    out = tmp_path / "made-up.json"
+    merged(out, "one", "a")
+    monkeypatch.setattr(harness, "git_revision", lambda: "another")
+    assert [row["piece"] for row in merged(out, "other", "b")["rows"]] == ["b"]
+
+
+def test_what_was_left_out_of_a_shared_file_is_made_up_for_by_the_same_command(tmp_path):
+    out = tmp_path / "made-up.json"
+    merged(out, "one", "a", value=1)
+    left = merged(out, "other", "b", minutes=-1)
+    assert left["rows"][1]["failed"] == harness.LEFT_OUT
+    results = merged(out, "other", "b", value=2)
+    assert [row["value"] for row in results["rows"]] == [1, 2] and harness.UNFINISHED not in results
+
+
 def test_a_failure_is_a_row_only_where_the_others_are_worth_having():
     said = []
     record = Recorder(progress=said.append)

@@ -20,7 +20,7 @@ def invoke(*words):
 def test_the_list_names_every_page_with_its_command():
     shown = invoke("--list")
     assert shown.exit_code == 0
-    assert shown.output.count("python -m benchmarks") == 12
+    assert shown.output.count("python -m benchmarks") == 13
 
 
 @pytest.mark.slow
@@ -51,8 +51,7 @@ def test_decoding_measures_the_parts_asked_for(tmp_path):
         ("attention --tune", "--out must name a file for the table"),
         ("decoding --parts speeed", "parts must be some of cache, speed, batch, prefill, compiled, got speeed"),
         ("decoding --attention --shapes 9", "shapes must be numbers from 0 to 8"),
-        ("training --only paper-6m:1", "--only must be some of paper-6m:2048"),
-        ("training --kernels theirs", "--kernels must be some of longshort-ls"),
+        ("training --device cpu --parts steps", "parts must be some of step, step:32, vocabulary"),
         ("memory --only everything", "--only must be some of loss-full"),
     ],
 )

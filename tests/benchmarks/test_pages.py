@@ -9,7 +9,7 @@ from benchmarks.__main__ import _pages
 from benchmarks.pages import PAGES, RESULTS, Page
 from longshort.report.theme import LIGHT, method_style
 
-EVERY = {page.name: page for page in _pages()}
+EVERY = {page.name: page for page in _pages() if (RESULTS / f"{page.name}.json").is_file()}
 
 
 def data(name):
