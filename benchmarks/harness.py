@@ -199,13 +199,14 @@ class Recorder:
     def _take_over(self, earlier: Results, fresh: Results) -> None:
         """Continue from the results in the file, if they are of the same kind."""
         different = [key for key, value in fresh.items() if key != "command" and earlier.get(key) != value]
-        commands = str(earlier.get("command")).split(_AND) if self.merge else [earlier.get("command")]
+        command = str(earlier.get("command"))
+        commands = command.split(_AND) if self.merge else [command]
         kept = {key: _measured(value) for key, value in earlier.items()}
         if not different and UNFINISHED in earlier and commands[-1] == self.command:
             self.results = kept
             self.progress(f"resuming {self.out}: {len(earlier[UNFINISHED])} pieces are done")
         elif not different and self.merge:
-            commands = [*(command for command in commands if command != self.command), self.command]
+            commands = [*(other for other in commands if other != self.command), self.command]
             self.results = kept | {"command": _AND.join(commands), UNFINISHED: []}
             self.progress(f"adding to {self.out}")
         elif self.merge:
