@@ -103,7 +103,7 @@ def _long_table(rows: list[dict[str, Any]], results: Results) -> list[str]:
         for row in rows
     ]
     text = """Steps of discrete rollouts, timed where one, three, five and seven eighths of the tokens are there. The
-mean of these times is that of all steps. Rotary positions. Lengths that are not here were not reached in time."""
+mean of these times is that of all steps. Rotary positions."""
     places = (f"ms per step at {eighth}/8" for eighth in PLACES)
     header = ("tokens", "batch", "heads", *places, "tokens/s", "LS is faster by")
     return ["## Long rollouts", text, markdown(header, lines)]

@@ -58,7 +58,7 @@ class StepClock:
         if record["step"] == WARMUP_STEPS:
             self._start = record["seconds"]
             if self.device.type == "cuda":
-                torch.cuda.synchronize()
+                torch.cuda.synchronize()  # for the next step, which was launched before this one was recorded
                 self._profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
                 self._profile.start()
         if record["step"] == WARMUP_STEPS + TIMED_STEPS:
@@ -69,7 +69,8 @@ class StepClock:
         if self._profile is not None:
             torch.cuda.synchronize()
             self._profile.stop()
-            seconds = sum(event.self_device_time_total for event in self._profile.key_averages()) / 1e6 / TIMED_STEPS
+            kernels = sum(event.self_device_time_total for event in self._profile.key_averages())
+            seconds = kernels / 1e6 / (TIMED_STEPS - 1)
         write_json(self.out / RESULT, {"seconds": seconds, "wall_seconds": wall, "steps": TIMED_STEPS})
         self._lock.close()  # this unlocks it
 

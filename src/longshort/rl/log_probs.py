@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from longshort.generation import AUTHORS_CLAMP, gaussian_log_density, gumbel_log_density, mixed
+from longshort.losses.head import head_scores
 
 Form = Literal["paper", "code", "categorical"]
 
@@ -24,8 +25,8 @@ FORMS: tuple[Form, ...] = get_args(Form)
 """The two forms in which arXiv 2511.06411 scores a soft token, and the plain one; see `soft_log_probs`."""
 _LEAST_LOG_P = -3.0
 """The form "code" leaves out tokens that are less probable than this."""
-_CHUNK_BYTES = 64 * 2**20
-"""Budget for what one chunk of tokens holds in fp32."""
+_CHUNK_BYTES = {"cpu": 2**26, "cuda": 2**30}
+"""Budget for what one chunk of tokens holds in fp32, by device; a GPU wants thousands of rows."""
 
 Transform = Callable[[Tensor], Tensor]
 
@@ -57,7 +58,7 @@ def token_log_probs(
         weight: (V, d).
         tokens: (N,) int64.
         transform: turns the head's scores into logits, element by element.
-        chunk: number of tokens whose logits exist at a time; as many as fill about 64 MB if None.
+        chunk: number of tokens whose logits exist at a time; as many as fill 64 MiB if None, on a GPU 1 GiB.
 
     >>> hidden, weight, tokens = torch.randn(10, 8), torch.randn(100, 8), torch.randint(100, (10,))
     >>> direct = (hidden @ weight.T).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
@@ -101,13 +102,13 @@ def _of_tokens(
     _check_integers("tokens", tokens, (len(hidden),))
 
     def of_chunk(hidden: Tensor, weight: Tensor, tokens: Tensor) -> Tensor:
-        log_p = _logits(hidden @ weight.mT, temperature, transform).log_softmax(-1)
+        log_p = _logits(head_scores(hidden, weight), temperature, transform).log_softmax(-1)
         chosen = log_p.gather(-1, tokens[:, None])
         if not entropy:
             return chosen
         return torch.cat((chosen, torch.special.entr(log_p.detach().exp()).sum(-1, keepdim=True)), dim=-1)
 
-    return _in_chunks(of_chunk, chunk or _fitting(len(weight)), hidden, weight, tokens)
+    return _in_chunks(of_chunk, chunk or _fitting(len(weight), hidden), hidden, weight, tokens)
 
 
 def soft_log_probs(
@@ -143,7 +144,7 @@ def soft_log_probs(
         clamp: bounds of u; `AUTHORS_CLAMP` for "code" and none for "paper" if None. "categorical" has no u.
         temperature: of p, that of the thinking.
         transform: turns the head's scores into logits, element by element.
-        chunk: number of soft tokens that are computed at a time; as many as fill about 64 MB if None.
+        chunk: number of soft tokens that are computed at a time; as many as fill 64 MiB if None, on a GPU 1 GiB.
 
     >>> weight, ids = torch.eye(3), torch.tensor([[0, 1]])
     >>> soft_log_probs(torch.zeros(1, 3), weight, ids, torch.tensor([[0.5, 0.5]]).log())
@@ -169,7 +170,7 @@ def soft_log_probs(
             return gumbel_log_density(values, _kept_log_p(logits, values), clamp=clamp)
         return _averaged(logits, values, AUTHORS_CLAMP if clamp is None else clamp)
 
-    return _in_chunks(of_chunk, chunk or _fitting(ids.shape[1] * weight.shape[1]), hidden, weight, ids, values)
+    return _in_chunks(of_chunk, chunk or _fitting(ids.shape[1] * weight.shape[1], hidden), hidden, weight, ids, values)
 
 
 def gaussian_log_probs(
@@ -214,7 +215,7 @@ def gaussian_log_probs(
         return gaussian_log_density(inputs, mixed(table, ids, p), sigma)
 
     size = ids.shape[1] * max(weight.shape[1], table.shape[1])
-    return _in_chunks(of_chunk, chunk or _fitting(size), hidden, weight, ids, values, inputs)
+    return _in_chunks(of_chunk, chunk or _fitting(size, hidden), hidden, weight, ids, values, inputs)
 
 
 def _of_mixtures(
@@ -251,8 +252,9 @@ def _in_chunks(function: Callable[..., Tensor], chunk: int, hidden: Tensor, weig
     return torch.cat(parts)
 
 
-def _fitting(numbers: int) -> int:
-    return max(1, _CHUNK_BYTES // (4 * max(numbers, 1)))
+def _fitting(numbers: int, hidden: Tensor) -> int:
+    """How many tokens of so many numbers fit into a chunk."""
+    return max(1, _CHUNK_BYTES.get(hidden.device.type, 2**26) // (4 * max(numbers, 1)))
 
 
 def _check(hidden: Tensor, weight: Tensor, temperature: float, chunk: int | None) -> None:
