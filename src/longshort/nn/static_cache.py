@@ -19,6 +19,7 @@ from longshort.nn.kv_cache import KVCache, check_sizes
 from longshort.nn.layer_cache import CachedAttention, CacheLayer
 from longshort.ops import Smoothing
 from longshort.ops.decode import HeadLayout, decode
+from longshort.ops.options import Stats
 
 MOST_TOKENS = 8
 """The most tokens in a step; also at most 64 query rows per KV head, which the kernel keeps in registers."""
@@ -93,7 +94,7 @@ class LSStaticLayer(CacheLayer):
         *,
         softcap: float | None = None,
         segments: Tensor | None = None,
-        stats: bool = False,
+        stats: Stats = False,
         backend: str = "auto",
     ) -> CachedAttention:
         """Append and attend, as `LSLayerCache.attend`; `LSStaticCache.advance` counts the tokens, once for all layers.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from longshort.heads import HeadPlan
 from longshort.ops import schema, sdpa
-from longshort.ops.options import Options
+from longshort.ops.options import Options, Stats, extremes_of
 from longshort.ops.reference import reference
 from longshort.ops.smoothing import Smoothing, smooth_values
 
@@ -32,12 +32,14 @@ class LogitStats(NamedTuple):
 
     max: Tensor
     """(H,) fp32; -inf for a head with no visible pair; NaN if a visible logit is NaN."""
-    min: Tensor
-    """(H,) fp32; +inf for a head with no visible pair; NaN if a visible logit is NaN."""
+    min: Tensor | None = None
+    """(H,) fp32; +inf for a head with no visible pair; NaN if a visible logit is NaN. None with stats="max"."""
 
     @property
     def abs_max(self) -> Tensor:
-        """(H,) largest absolute logit; -inf for a head with no visible pair."""
+        """(H,) largest absolute logit; -inf for a head with no visible pair. Needs the smallest: stats=True."""
+        if self.min is None:
+            raise ValueError('abs_max needs the smallest logits, which stats="max" does not measure; use stats=True')
         return torch.maximum(self.max, -self.min)
 
 
@@ -50,7 +52,7 @@ class AttentionResult(NamedTuple):
     """(B, H, T) natural log-sum-exp of each row, fp32 (float64 for float64 inputs). Not differentiable. Empty,
     (0,), with backend="sdpa", which does not return one."""
     stats: LogitStats | None
-    """Per-head extremes of the logits; None unless stats=True."""
+    """Per-head extremes of the logits; None with stats=False."""
 
     @property
     def logits(self) -> LogitStats | None:
@@ -69,7 +71,7 @@ def attention(
     softcap: float | None = None,
     segments: Tensor | None = None,
     smoothing: Smoothing | None = None,
-    stats: bool = False,
+    stats: Stats = False,
     backend: str = "auto",
 ) -> AttentionResult:
     """Attention in which every head has its own reach.
@@ -88,7 +90,7 @@ def attention(
         segments: (B, S) integers; a query sees only keys of its own segment. A negative id is padding, which sees
             nothing and is seen by nothing; its output is zero and its lse -inf.
         smoothing: pool the attention rows over the keys (LaS); lse and statistics remain those of the unpooled rows.
-        stats: also return the per-head extremes of the logits.
+        stats: also return the per-head extremes of the logits; "max" measures only the largest, which is cheaper.
         backend: "auto" chooses; a named backend serves the call or raises, and never falls back. "sdpa" and "flex" are
             PyTorch's own attention, for comparison: see `ops.sdpa` and `ops.flex` for what they support.
 
@@ -102,6 +104,7 @@ def attention(
     q, k, v = _autocast(q, k, v)
     _check_tensors(q, k, v)
     _check_options(q, k, plan, scale, softcap, segments)
+    extremes = extremes_of(stats)
     backend = chosen_backend(backend, q)
     pooling = None
     if smoothing is not None:
@@ -115,9 +118,9 @@ def attention(
     else:
         options = Options.of(plan, scale=scale, causal=causal, softcap=softcap)
         if backend in ("sdpa", "flex"):
-            return AttentionResult(*_peer(backend)(q, k, v, options, segments, stats), None)
-        out, lse, largest, smallest = schema.run(backend, q, k, v, options, segments, stats)
-    return AttentionResult(out, lse, LogitStats(largest, smallest) if stats else None)
+            return AttentionResult(*_peer(backend)(q, k, v, options, segments, extremes), None)
+        out, lse, largest, smallest = schema.run(backend, q, k, v, options, segments, extremes)
+    return AttentionResult(out, lse, LogitStats(largest, smallest if extremes == 2 else None) if extremes else None)
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

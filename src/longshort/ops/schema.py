@@ -20,22 +20,22 @@ from torch import Tensor
 from longshort.ops.options import SCHEMA, Options
 
 HOMES = {"blocked": "longshort.ops.blocked", "triton": "longshort.ops.triton"}
-"""Modules with forward(q, k, v, options, segments, stats) and backward(grad, q, k, v, out, lse, options, segments).
-Without `stats` the extremes that forward returns may be None."""
+"""Modules with forward(q, k, v, options, segments, extremes) and backward(grad, q, k, v, out, lse, options, segments).
+`extremes` are 0, 1 (the largest) or 2; those of the logits that it does not ask for may be None."""
 _library = torch.library.Library("longshort", "DEF")
 _PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
 
 
 def run(
-    backend: str, q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, stats: bool
+    backend: str, q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, extremes: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """out, lse, and the extremes of the logits, of no meaning unless `stats`."""
+    """out, lse, and the largest and smallest logits, of no meaning unless `extremes` asks for them."""
     if not torch.compiler.is_compiling() and _is_plain(q, k, v, segments):
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            return Direct.apply(backend, q, k, v, options, segments, stats)
-        return _home(backend).forward(q, k, v, options, segments, stats)
+            return Direct.apply(backend, q, k, v, options, segments, extremes)
+        return _home(backend).forward(q, k, v, options, segments, extremes)
     forward = torch.ops.longshort.blocked_forward if backend == "blocked" else torch.ops.longshort.triton_forward
-    result: tuple[Tensor, Tensor, Tensor, Tensor] = forward(q, k, v, *options, segments, stats)
+    result: tuple[Tensor, Tensor, Tensor, Tensor] = forward(q, k, v, *options, segments, extremes)
     return result
 
 
@@ -56,9 +56,16 @@ class Direct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, backend: str, q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, stats: bool
+        ctx: Any,
+        backend: str,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        options: Options,
+        segments: Tensor | None,
+        extremes: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        out, lse, logit_max, logit_min = _home(backend).forward(q, k, v, options, segments, stats)
+        out, lse, logit_max, logit_min = _home(backend).forward(q, k, v, options, segments, extremes)
         ctx.mark_non_differentiable(*(x for x in (lse, logit_max, logit_min) if x is not None))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse, segments)
@@ -80,9 +87,9 @@ class Direct(torch.autograd.Function):
 
 def _forward(home: str) -> Callable[..., Any]:
     def forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
-        *options, segments, stats = rest
-        out, lse, *extremes = import_module(home).forward(q, k, v, Options.received(*options), segments, stats)
-        return out, lse, *(lse.new_empty(0) if x is None else x for x in extremes)
+        *options, segments, extremes = rest
+        out, lse, *found = import_module(home).forward(q, k, v, Options.received(*options), segments, extremes)
+        return out, lse, *(q.new_empty(0, dtype=torch.float32) if x is None else x for x in found)
 
     return forward
 
@@ -96,10 +103,9 @@ def _backward(home: str) -> Callable[..., Any]:
 
 
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    stats = rest[-1]
-    wide = torch.promote_types(q.dtype, torch.float32)
-    extremes = [q.new_empty(q.shape[1] if stats else 0, dtype=torch.float32) for _ in range(2)]
-    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=wide), extremes[0], extremes[1]
+    wide, extremes = torch.promote_types(q.dtype, torch.float32), rest[-1]
+    high, low = (q.new_empty(q.shape[1] if extremes > i else 0, dtype=torch.float32) for i in range(2))
+    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=wide), high, low
 
 
 def _backward_fake(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -134,7 +140,7 @@ def _refuse(ctx: Any, *grads: Any) -> None:
 def _register(backend: str, home: str) -> None:
     forward, backward = f"{backend}_forward", f"{backend}_backward"
     _library.define(
-        f"{forward}(Tensor q, Tensor k, Tensor v, {SCHEMA}, Tensor? segments, bool stats)"
+        f"{forward}(Tensor q, Tensor k, Tensor v, {SCHEMA}, Tensor? segments, int extremes)"
         " -> (Tensor out, Tensor lse, Tensor logit_max, Tensor logit_min)"
     )
     _library.define(

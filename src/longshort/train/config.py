@@ -140,7 +140,7 @@ class TelemetryConfig:
 
     logits_every: int = 10
     """Steps between recordings of every head's largest and smallest logit; 0 means never. QK-clip and the guard read
-    them at every step regardless."""
+    the largest at every step regardless."""
     entropy_every: int = 0
     """Steps between recordings of every head's attention entropy, on one sequence; 0 means never."""
     layer_gradients: bool = False

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from longshort.ops.options import Stats
 from longshort.runs.log import METRICS, RunLog
 from longshort.stability import LogitMeter, TensorClip, attention_entropy
 from longshort.stability.clipping import clip_by_global_norm
@@ -230,7 +231,7 @@ class Loop(ABC):
         values |= {"seconds": progress.seconds, "tokens_per_second": speed}
         values["mfu"] = flops * speed / (self._peak * self.world.size) if self._peak and flops else None
         values |= more
-        if logits is not None:
+        if logits is not None and logits[1] is not None:  # both, or the record is not due
             values |= {"logit_max": logits[0], "logit_min": logits[1]}
         if entropy is not None:
             values["entropy"] = entropy
@@ -245,12 +246,13 @@ class Loop(ABC):
             end = f"the run stops after {cap} consecutive such steps" if cap else "the run continues (nonfinite_cap=0)"
             self.reporter.message(f"warning: step {step}: {what}; {end}")
 
-    def _wants_logits(self) -> bool:
+    def _wants_logits(self) -> Stats:
+        """Both extremes where they are recorded; the largest, which QK-clip and the guard read, at the other steps."""
         every, stability = self.config.telemetry.logits_every, self.config.stability
-        if stability.qk_clip is not None or stability.guard != "off":
-            return True
         first = self.progress.step == 0 and not self.compilation.compile  # compiling for statistics would delay step 2
-        return bool(every) and (first or (self.progress.step + 1) % every == 0)
+        if every and (first or (self.progress.step + 1) % every == 0):
+            return True
+        return "max" if stability.qk_clip is not None or stability.guard != "off" else False
 
     def _clip(self, norm: Tensor) -> None:
         """Clip the gradients; only steps that are taken enter the running means of the tensors' norms."""
@@ -275,7 +277,7 @@ class Loop(ABC):
         found: dict[str, Any] = {"loss": loss, "reason": reason, "action": action, "threshold": verdict.threshold}
         found |= {"batch": batch, "grad_norm": norm} | evidence
         if logits is not None:
-            found |= {"logit_max": logits[0], "logit_min": logits[1]}
+            found |= {name: x for name, x in zip(("logit_max", "logit_min"), logits, strict=True) if x is not None}
         self._record("spike", step=step, **found)
         return None if action == "warn" else action
 

@@ -180,6 +180,7 @@ def leave(
     tl.store(numbers + at * 4 + 1, total, mask=real)
     if STATS:
         tl.store(numbers + at * 4 + 2, top, mask=real)
+    if STATS == 2:
         tl.store(numbers + at * 4 + 3, bottom, mask=real)
 
 
@@ -211,8 +212,10 @@ def join(
         largest = above
         if STATS:
             highs = tl.load(numbers + at * 4 + 2, mask=there, other=float("-inf"), cache_modifier=".cg")
+            top = tl.maximum(top, highs)
+        if STATS == 2:
             lows = tl.load(numbers + at * 4 + 3, mask=there, other=float("inf"), cache_modifier=".cg")
-            top, bottom = tl.maximum(top, highs), tl.minimum(bottom, lows)
+            bottom = tl.minimum(bottom, lows)
     largest, total, weighted, top, bottom = over_lanes(largest, total, weighted, top, bottom, STATS)
     finish(
         out, so_b, so_h, so_t, extremes, largest, total, weighted, top, bottom, tl.arange(0, 1) + m,
@@ -225,7 +228,7 @@ def finish(
     out, so_b, so_h, so_t, extremes, largest, total, weighted, top, bottom, m_M, b, head, B, n_kv,
     T: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, STATS: tl.constexpr,
 ):  # fmt: skip
-    """Write the output rows of some queries, and the extremes of their logits: (2, B, heads, T)."""
+    """Write the output rows of some queries, and the extremes of their logits: (STATS, B, heads, T)."""
     d_D = tl.arange(0, WIDTH)
     real = m_M < GROUP * T
     member, i = m_M // T, m_M % T
@@ -240,4 +243,5 @@ def finish(
         broken = (total != total) & (largest < float("inf"))
         at = ((b * n_kv + head) * GROUP + member) * T + i
         tl.store(extremes + at, tl.where(broken, float("nan"), top), mask=real)
-        tl.store(extremes + B * n_kv * GROUP * T + at, tl.where(broken, float("nan"), bottom), mask=real)
+        if STATS == 2:
+            tl.store(extremes + B * n_kv * GROUP * T + at, tl.where(broken, float("nan"), bottom), mask=real)

@@ -50,10 +50,10 @@ def decode(
     tickets: Tensor,
     layout: tuple[int, ...],
     options: Options,
-    stats: bool,
+    extremes: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Implements longshort::plain_decode, pool by pool."""
-    out, high, low = results_of(q, stats)
+    out, high, low = results_of(q, extremes)
     if out.numel() == 0:
         return out, high.fill_(-torch.inf), low.fill_(torch.inf)
     group = q.shape[1] // k.shape[1]
@@ -65,8 +65,9 @@ def decode(
             q[:, index], k[:, pool.heads], v[:, pool.heads], own_keys, own_values, length, segments, heads, options
         )
         out[:, index] = attended.to(out.dtype)
-        if stats:
+        if extremes:
             high[index] = logits.masked_fill(~seen, -torch.inf).amax((0, 2, 3)).float()
+        if extremes == 2:
             low[index] = logits.masked_fill(~seen, torch.inf).amin((0, 2, 3)).float()
     return out, high, low
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from longshort.heads import HeadPlan
 from longshort.ops.api import LogitStats, chosen_backend
 from longshort.ops.decode.layout import HeadLayout, results_of
-from longshort.ops.options import SCHEMA, Options
+from longshort.ops.options import SCHEMA, Options, Stats, extremes_of
 
 _HOMES = {"plain_decode": "longshort.ops.decode.plain", "triton_decode": "longshort.ops.decode.launch"}
 _library = torch.library.Library("longshort", "FRAGMENT")
@@ -41,7 +41,7 @@ def decode(
     plan: HeadPlan,
     *,
     softcap: float | None = None,
-    stats: bool = False,
+    stats: Stats = False,
     backend: str = "auto",
 ) -> tuple[Tensor, LogitStats | None]:
     """Write k and v (B, H_kv, T, D) into the cache and attend from q (B, H, T, D) over all that each head sees.
@@ -54,19 +54,19 @@ def decode(
         layout: that of each KV head. A ring must have room for everything that any of the T tokens sees.
         backend: as in `attention`; every backend but Triton means the plain form.
     """
-    ops = torch.ops.longshort
+    ops, extremes = torch.ops.longshort, extremes_of(stats)
     op = ops.triton_decode if chosen_backend(backend, q) == "triton" else ops.plain_decode
     numbers = [number for head in layout for number in head]
     options = Options.of(plan, softcap=softcap)
-    out, high, low = op(q, k, v, keys, values, length, segments, tickets, numbers, *options, stats)
-    return out, LogitStats(high, low) if stats else None
+    out, high, low = op(q, k, v, keys, values, length, segments, tickets, numbers, *options, extremes)
+    return out, LogitStats(high, low if extremes == 2 else None) if extremes else None
 
 
 def _implemented(home: str) -> Callable[..., Any]:
     def step(*arguments: Any) -> Any:
         *tensors, layout = arguments[:9]
-        *options, stats = arguments[9:]
-        return import_module(home).decode(*tensors, tuple(layout), Options.received(*options), stats)
+        *options, extremes = arguments[9:]
+        return import_module(home).decode(*tensors, tuple(layout), Options.received(*options), extremes)
 
     return step
 
@@ -77,7 +77,7 @@ def _fake(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 for _name, _home in _HOMES.items():
     _library.define(
-        f"{_name}({_TENSORS}, int[] layout, {SCHEMA}, bool stats) -> (Tensor out, Tensor logit_max, Tensor logit_min)"
+        f"{_name}({_TENSORS}, int[] layout, {SCHEMA}, int extremes) -> (Tensor out, Tensor logit_max, Tensor logit_min)"
     )
     for _device in ("CPU", "CUDA"):
         _library.impl(_name, _implemented(_home), _device)

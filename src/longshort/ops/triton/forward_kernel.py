@@ -1,5 +1,8 @@
 """The forward kernel: output, log-sum-exp and logit extremes of heads of any reach, in one launch.
 
+STATS is how many extremes are wanted: 0, 1 (the largest, which without decay, softcap and slope the softmax finds
+anyway) or 2.
+
 A program takes M query rows of one head and walks over the keys they see, N at a time. While the last rows of a single
 long head are computed, most of the GPU would be idle: such walks are cut into parts, which a second kernel joins.
 """
@@ -70,6 +73,7 @@ def forward_kernel(
         tl.store(at + step + rows, total, mask=rows < T - row)
         if STATS:
             tl.store(at + 2 * step + rows, top, mask=rows < T - row)
+        if STATS == 2:
             tl.store(at + 3 * step + rows, bottom, mask=rows < T - row)
     else:
         finish(
@@ -105,6 +109,7 @@ def join_parts_kernel(
         largest = above
         if STATS:
             top = tl.maximum(top, tl.load(at + 2 * step, mask=rows < T, other=float("-inf")))
+        if STATS == 2:
             bottom = tl.minimum(bottom, tl.load(at + 3 * step, mask=rows < T, other=float("inf")))
     finish(
         out, so_b, so_h, so_t, lse, extremes, largest, total, weighted, top, bottom,
@@ -140,13 +145,14 @@ def finish(
     if STATS:
         counts = (rows < T) & (total != 0.0)
         top = tl.max(tl.where(counts, top, float("-inf")), 0)
-        bottom = tl.min(tl.where(counts, bottom, float("inf")), 0)
         # tl.max and tl.min drop a NaN, but the row's total keeps it. An infinite logit makes the total NaN too, hence
         # the second condition.
         broken = tl.max(((total != total) & (largest < float("inf"))).to(tl.int32), 0) > 0
         at = (b * H + h) * tl.cdiv(T, M) + tile
         tl.store(extremes + at, tl.where(broken, float("nan"), top))
-        tl.store(extremes + B * H * tl.cdiv(T, M) + at, tl.where(broken, float("nan"), bottom))
+        if STATS == 2:
+            bottom = tl.min(tl.where(counts, bottom, float("inf")), 0)
+            tl.store(extremes + B * H * tl.cdiv(T, M) + at, tl.where(broken, float("nan"), bottom))
 
 
 @triton.jit
@@ -167,13 +173,14 @@ def see(
         x = x * LOG2E
     if SEGMENTS or edge:
         seen = visible(t_M[:, None], j_N[None, :], window, ids, S, CAUSAL, SEGMENTS)
-        if STATS:
+        if STATS == 2:
             bottom = tl.minimum(bottom, tl.min(by_lane(tl.where(seen, logits, float("inf"))), 1) * unit)
-            if not FOLD:
-                top = tl.maximum(top, tl.max(tl.where(seen, logits, float("-inf")), 1) * unit)
+        if STATS and not FOLD:
+            top = tl.maximum(top, tl.max(tl.where(seen, logits, float("-inf")), 1) * unit)
         x = tl.where(seen, x, float("-inf"))
     elif STATS and not FOLD:
-        bottom = tl.minimum(bottom, tl.min(by_lane(logits), 1) * unit)
+        if STATS == 2:
+            bottom = tl.minimum(bottom, tl.min(by_lane(logits), 1) * unit)
         top = tl.maximum(top, tl.max(logits, 1) * unit)
     if FADE:
         fade_M, fade_N = fading(t_M, j_N, key, decay, FADE)
@@ -186,7 +193,7 @@ def see(
         factor = scale * LOG2E if FOLD else 1.0
         above = tl.maximum(largest, tl.max(x, 1))
         y = x * factor - (above * factor)[:, None]
-    if STATS and FOLD and not SEGMENTS:
+    if STATS == 2 and FOLD and not SEGMENTS:
         # y <= 0, so its bits grow as it falls. Hopper finds the largest of three unsigned numbers in one instruction.
         lowest = tl.max(by_lane(y.to(tl.uint32, bitcast=True)), 1).to(tl.float32, bitcast=True)
         bottom = tl.minimum(bottom, tl.where(edge, float("inf"), lowest * (1.0 / factor) + above[:, None]))
@@ -204,8 +211,8 @@ def by_lane(x):
 
 
 @triton.jit(do_not_specialize=SIZES)
-def reduce_extremes_kernel(extremes, high, low, B, H, tiles, BLOCK: tl.constexpr):
-    """(2, B, H, tiles) -> (H,) maxima and minima; a NaN stays visible."""
+def reduce_extremes_kernel(extremes, high, low, B, H, tiles, STATS: tl.constexpr, BLOCK: tl.constexpr):
+    """(STATS, B, H, tiles) -> (H,) maxima and, if STATS is 2, minima; a NaN stays visible."""
     h, lanes = tl.program_id(0), tl.arange(0, BLOCK)
     top, bottom = tl.full((BLOCK,), float("-inf"), tl.float32), tl.full((BLOCK,), float("inf"), tl.float32)
     broken = tl.zeros((BLOCK,), tl.int32)
@@ -213,8 +220,10 @@ def reduce_extremes_kernel(extremes, high, low, B, H, tiles, BLOCK: tl.constexpr
         b, tile = (i + lanes) // tiles, (i + lanes) % tiles
         at = extremes + (b * H + h) * tiles + tile
         highs = tl.load(at, mask=b < B, other=float("-inf"))
-        lows = tl.load(at + B * H * tiles, mask=b < B, other=float("inf"))
-        top, bottom, broken = tl.maximum(top, highs), tl.minimum(bottom, lows), broken | (highs != highs).to(tl.int32)
+        top, broken = tl.maximum(top, highs), broken | (highs != highs).to(tl.int32)
+        if STATS == 2:
+            bottom = tl.minimum(bottom, tl.load(at + B * H * tiles, mask=b < B, other=float("inf")))
     bad = tl.max(broken, 0) > 0
     tl.store(high + h, tl.where(bad, float("nan"), tl.max(top, 0)))
-    tl.store(low + h, tl.where(bad, float("nan"), tl.min(bottom, 0)))
+    if STATS == 2:
+        tl.store(low + h, tl.where(bad, float("nan"), tl.min(bottom, 0)))

@@ -29,11 +29,11 @@ _PREPARED = 1024
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, stats: bool
+    q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, extremes: int
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Implements longshort::triton_forward."""
     out, lse = torch.empty_like(q, memory_format=torch.contiguous_format), _numbers(*q.shape[:3], device=q.device)
-    high, low = (_numbers(q.shape[1], device=q.device) if stats else None for _ in range(2))
+    high, low = (_numbers(q.shape[1], device=q.device) if extremes > i else None for i in range(2))
     if out.numel() == 0:
         for numbers, nothing in ((high, -torch.inf), (low, torch.inf)):
             if numbers is not None:
@@ -41,18 +41,18 @@ def forward(
         return out, lse, high, low
     q, k, v = (_addressable(x) for x in without_padding(segments, q, k, v))
     ids = () if segments is None else (segments.to(torch.int64).contiguous(),)
-    ready = _forward_launches(layout_of(q, k, v, *ids), options, precision_of(q), stats, tiles.given())
+    ready = _forward_launches(layout_of(q, k, v, *ids), options, precision_of(q), extremes, tiles.given())
     cut = ready.cut
     # What a launch does not use, another tensor stands in for.
-    extremes = _numbers(2, *q.shape[:2], cut.tiles, device=q.device) if stats else lse
+    found = _numbers(extremes, *q.shape[:2], cut.tiles, device=q.device) if extremes else lse
     partial, numbers = _partial(cut, q, lse), lse
     if ready.join is not None:
-        numbers = _numbers(4, cut.slots, cut.parts, q.shape[2], device=q.device)
-    ready.walk(q, k, v, out, lse, extremes, partial, numbers, cut.heads, *_tables(ready, ids))
+        numbers = _numbers(2 + extremes, cut.slots, cut.parts, q.shape[2], device=q.device)
+    ready.walk(q, k, v, out, lse, found, partial, numbers, cut.heads, *_tables(ready, ids))
     if ready.join is not None:
-        ready.join(out, lse, extremes, partial, numbers, cut.heads)
-    if ready.reduce is not None and high is not None and low is not None:
-        ready.reduce(extremes, high, low)
+        ready.join(out, lse, found, partial, numbers, cut.heads)
+    if ready.reduce is not None and high is not None:
+        ready.reduce(found, high, high if low is None else low)
     return out, lse, high, low
 
 
@@ -118,19 +118,19 @@ class _Forward(NamedTuple):
 
 
 @lru_cache(maxsize=_PREPARED)
-def _forward_launches(layout: Layout, options: Options, precision: str, stats: bool, given: tiles.Given) -> _Forward:
+def _forward_launches(layout: Layout, options: Options, precision: str, extremes: int, given: tiles.Given) -> _Forward:
     call = _Call.of(layout, options, precision, first=0)
     batch, n_heads, n_queries, _ = call.q_shape
     shape = tile_shape("forward", layout[1], call.head_dim, options.windows, n_queries, call.device)
-    if stats:
-        shape = shape._replace(registers=None)  # statistics need a few more
+    if extremes == 2 or (extremes and not call.flags["FOLD"]):
+        shape = shape._replace(registers=None)  # a second extreme per row, besides the softmax's, needs a few more
     cut = call.cut(shape, 1, n_queries, shape.rows, call.n_keys, shape.columns)
     out = _dense(call.q_shape)
     walk = Launch(
         forward_kernel,
         cut.grid,
         (*call.strides, *out[:3], *call.scalars, cut.n_long, cut.parts),
-        {"STATS": stats, "TMA": call.tma, "SPLIT": cut.parts > 1, **call.flags, **_tiling(shape)},
+        {"STATS": extremes, "TMA": call.tma, "SPLIT": cut.parts > 1, **call.flags, **_tiling(shape)},
         rows=(shape.rows, shape.columns, shape.columns) if call.tma else (),
         again=call.aligned,
     )
@@ -142,12 +142,13 @@ def _forward_launches(layout: Layout, options: Options, precision: str, stats: b
             (*out[:3], call.scalars[0], batch, n_heads, n_queries, cut.n_long, cut.parts),
             {
                 **{name: call.flags[name] for name in ("D", "WIDTH", "FOLD")},
-                **{"STATS": stats, "M": shape.rows, "num_warps": 4},
+                **{"STATS": extremes, "M": shape.rows, "num_warps": 4},
             },
         )
-    if stats:
+    if extremes:
         sizes = (batch, n_heads, cut.tiles)
-        reduce = Launch(reduce_extremes_kernel, (n_heads, 1, 1), sizes, {"BLOCK": 1024, "num_warps": 4})
+        flags = {"STATS": extremes, "BLOCK": 1024, "num_warps": 4}
+        reduce = Launch(reduce_extremes_kernel, (n_heads, 1, 1), sizes, flags)
     return _Forward(walk, join, reduce, cut, call.tables, call.flags["SKIP"])
 
 
