@@ -70,6 +70,7 @@ def attention(
     causal: bool = True,
     softcap: float | None = None,
     segments: Tensor | None = None,
+    sinks: Tensor | None = None,
     smoothing: Smoothing | None = None,
     stats: Stats = False,
     backend: str = "auto",
@@ -89,6 +90,8 @@ def attention(
         softcap: logits become softcap * tanh(logits / softcap).
         segments: (B, S) integers; a query sees only keys of its own segment. A negative id is padding, which sees
             nothing and is seen by nothing; its output is zero and its lse -inf.
+        sinks: (H,) fp32, a learned score per head that joins each row's softmax with a value of zero, so that a head
+            can attend to nothing (gpt-oss); lse includes it, statistics do not, and padding does not see it.
         smoothing: pool the attention rows over the keys (LaS); lse and statistics remain those of the unpooled rows.
         stats: also return the per-head extremes of the logits; "max" measures only the largest, which is cheaper.
         backend: "auto" chooses; a named backend serves the call or raises, and never falls back. "sdpa" and "flex" are
@@ -104,6 +107,7 @@ def attention(
     q, k, v = _autocast(q, k, v)
     _check_tensors(q, k, v)
     _check_options(q, k, plan, scale, softcap, segments)
+    _check_sinks(q, sinks)
     extremes = extremes_of(stats)
     backend = chosen_backend(backend, q)
     pooling = None
@@ -113,13 +117,15 @@ def attention(
         with _without_autocast(q):
             out, lse, largest, smallest = reference(
                 q, k, v, plan, scale=_scale(scale, q), causal=causal, softcap=softcap, segments=segments,
-                pooling=pooling,
+                pooling=pooling, sinks=sinks,
             )  # fmt: skip
     else:
         options = Options.of(plan, scale=scale, causal=causal, softcap=softcap)
         if backend in ("sdpa", "flex"):
+            if sinks is not None:
+                raise ValueError(f'backend="{backend}" cannot serve this call: it has no sinks')
             return AttentionResult(*_peer(backend)(q, k, v, options, segments, extremes), None)
-        out, lse, largest, smallest = schema.run(backend, q, k, v, options, segments, extremes)
+        out, lse, largest, smallest = schema.run(backend, q, k, v, options, segments, extremes, sinks)
     return AttentionResult(out, lse, LogitStats(largest, smallest if extremes == 2 else None) if extremes else None)
 
 
@@ -228,6 +234,21 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(
             f"q must have no more positions than k (queries are the last ones), got T={q.shape[2]} and S={k.shape[2]}"
         )
+
+
+def _check_sinks(q: Tensor, sinks: Tensor | None) -> None:
+    if sinks is None:
+        return
+    if not isinstance(sinks, Tensor):
+        raise ValueError(f"sinks must be None or a tensor, got {type(sinks).__name__}")
+    wanted = torch.promote_types(q.dtype, torch.float32)
+    if sinks.shape != q.shape[1:2] or sinks.dtype != wanted:
+        raise ValueError(
+            f"sinks must be {wanted} of shape (heads,) = {tuple(q.shape[1:2])}, "
+            f"got {sinks.dtype} of shape {tuple(sinks.shape)}"
+        )
+    if sinks.device != q.device:
+        raise ValueError(f"sinks must be on the device of q, {q.device}, got {sinks.device}")
 
 
 def _is_number(value: object) -> bool:

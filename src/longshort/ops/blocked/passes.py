@@ -36,7 +36,13 @@ _GRADIENT_BYTES = 1 << 23
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, extremes: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    options: Options,
+    segments: Tensor | None,
+    extremes: int,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Implements longshort::blocked_forward."""
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -59,7 +65,16 @@ def forward(
         if unseen is not None:
             out.masked_fill_(unseen[:, None, :, None], 0)
             lse.masked_fill_(unseen[:, None], -torch.inf)
+        if sinks is not None:
+            lse = _drained(out, lse, sinks)
     return out, lse, largest, smallest
+
+
+def _drained(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+    """Scale out, in place, by what the sinks leave of each row; returns the lse of the row with its sink."""
+    sink = sinks.to(lse.dtype)[None, :, None]
+    out.copy_(out * torch.sigmoid(lse - sink)[..., None])
+    return torch.logaddexp(lse, sink).masked_fill_(lse == -torch.inf, -torch.inf)
 
 
 def backward(
@@ -71,13 +86,15 @@ def backward(
     lse: Tensor,
     options: Options,
     segments: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Implements longshort::blocked_backward. Key and value gradients are summed in fp32, in a fixed order."""
     wide = lse.dtype
+    to_sinks = None if sinks is None else _sink_gradients(grad, out, lse, sinks)
     grads = [torch.empty(q.shape, dtype=wide, device=q.device)]
     grads += [torch.zeros(x.shape, dtype=wide, device=x.device) for x in (k, v)]
     if grad.numel() == 0:
-        return grads[0].to(q.dtype), grads[1].to(k.dtype), grads[2].to(v.dtype)
+        return grads[0].to(q.dtype), grads[1].to(k.dtype), grads[2].to(v.dtype), to_sinks
     with torch.autocast(q.device.type, enabled=False):
         q, k, v = without_padding(segments, q, k, v)
         grad = dense_rows(grad)
@@ -95,7 +112,15 @@ def backward(
                 flat(grads[2], rows, theirs, add=True) as grad_v,
             ):
                 run(group, grad_N, out_N, flatten(lse, rows, heads), grad_q, grad_k, grad_v)
-    return grads[0].to(q.dtype), grads[1].to(k.dtype), grads[2].to(v.dtype)
+    return grads[0].to(q.dtype), grads[1].to(k.dtype), grads[2].to(v.dtype), to_sinks
+
+
+def _sink_gradients(grad: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+    """A sink's value is zero, so a row's gradient of its score is its weight times -(grad . out)."""
+    inner = (grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
+    weights = (sinks.to(lse.dtype)[None, :, None] - lse).exp()
+    blind = lse == -torch.inf
+    return -(weights * inner).masked_fill_(blind, 0).sum((0, 2)).to(sinks.dtype)
 
 
 def _engines(group: Group) -> tuple[Callable[..., None], Callable[..., None]]:

@@ -80,6 +80,7 @@ def decode(
     layout: tuple[int, ...],
     options: Options,
     extremes: int,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Implements longshort::triton_decode."""
     (batch, n_heads, new, dim), n_kv = q.shape, k.shape[1]
@@ -102,6 +103,7 @@ def decode(
     places = length if cut.table is None else cut.table
     decode_kernel[(batch, n_kv + (cut.parts - 1) * cut.n_long)](
         *(q, k, v, keys, values, places, length, ids, reach, *(reach if r is None else r for r in rates)),
+        reach if sinks is None else sinks,
         *(out, found, partial, numbers, tickets),
         *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3]),
         *(options.scale_for(q), 1.0 if options.softcap is None else options.softcap),
@@ -110,7 +112,7 @@ def decode(
         **{"T": new, "GROUP": group, "D": dim, "WIDTH": width_of(dim)},
         **{"DECAY": rates[0] is not None, "SLOPE": rates[1] is not None},
         **{"SOFTCAP": options.softcap is not None, "SEGMENTS": segments is not None},
-        **{"PRECISION": precision_of(keys), "SPLIT": cut.parts > 1, "STATS": extremes},
+        **{"PRECISION": precision_of(keys), "SPLIT": cut.parts > 1, "STATS": extremes, "SINKS": sinks is not None},
         **{"M": 1 if queries == 1 and not shape.matrix else max(16, power_of_two(queries)), "N": shape.columns},
         **{"NEW": max(16, power_of_two(new)), "JOINED": joined, "AHEAD": 1 if cut.parts <= joined else _AHEAD},
         **{"STAGES": shape.stages, "num_warps": shape.warps, "PIECES": _pieces(width_of(dim), 32 * shape.warps)},

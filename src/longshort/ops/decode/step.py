@@ -41,6 +41,7 @@ def decode(
     plan: HeadPlan,
     *,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
     stats: Stats = False,
     backend: str = "auto",
 ) -> tuple[Tensor, LogitStats | None]:
@@ -51,6 +52,7 @@ def decode(
         length: (1,) int64, number of positions held before this call.
         segments: (B, columns) int64 for all positions, the new ones included; a negative id is padding.
         tickets: at least B * H_kv int32, zero before and after, for the kernel's own use by one launch at a time.
+        sinks: (H,) fp32, as in `attention`.
         layout: that of each KV head. A ring must have room for everything that any of the T tokens sees.
         backend: as in `attention`; every backend but Triton means the plain form.
     """
@@ -58,26 +60,28 @@ def decode(
     op = ops.triton_decode if chosen_backend(backend, q) == "triton" else ops.plain_decode
     numbers = [number for head in layout for number in head]
     options = Options.of(plan, softcap=softcap)
-    out, high, low = op(q, k, v, keys, values, length, segments, tickets, numbers, *options, extremes)
+    out, high, low = op(q, k, v, keys, values, length, segments, tickets, numbers, *options, extremes, sinks)
     return out, LogitStats(high, low if extremes == 2 else None) if extremes else None
 
 
 def _implemented(home: str) -> Callable[..., Any]:
     def step(*arguments: Any) -> Any:
         *tensors, layout = arguments[:9]
-        *options, extremes = arguments[9:]
-        return import_module(home).decode(*tensors, tuple(layout), Options.received(*options), extremes)
+        count = len(Options._fields)
+        options, extremes, sinks = arguments[9 : 9 + count], arguments[9 + count], (*arguments, None)[10 + count]
+        return import_module(home).decode(*tensors, tuple(layout), Options.received(*options), extremes, sinks)
 
     return step
 
 
 def _fake(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return results_of(q, rest[-1])
+    return results_of(q, rest[8 + len(Options._fields)])
 
 
 for _name, _home in _HOMES.items():
     _library.define(
-        f"{_name}({_TENSORS}, int[] layout, {SCHEMA}, int extremes) -> (Tensor out, Tensor logit_max, Tensor logit_min)"
+        f"{_name}({_TENSORS}, int[] layout, {SCHEMA}, int extremes, Tensor? sinks=None)"
+        " -> (Tensor out, Tensor logit_max, Tensor logit_min)"
     )
     for _device in ("CPU", "CUDA"):
         _library.impl(_name, _implemented(_home), _device)

@@ -30,13 +30,14 @@ from longshort.ops.triton.walks import (
 
 @triton.jit(do_not_specialize=SIZES)
 def forward_kernel(
-    q, k, v, out, lse, extremes, partial, numbers, heads, windows, decays, slopes, segments, ranges,
+    q, k, v, out, lse, extremes, partial, numbers, heads, windows, decays, slopes, segments, ranges, sinks,
     sq_b, sq_h, sq_t, sk_b, sk_h, sk_t, sv_b, sv_h, sv_t, so_b, so_h, so_t,
     scale, softcap, B, H, T, S, n_long, parts,
     GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
     SKIP: tl.constexpr, FOLD: tl.constexpr, FADE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
-    SPLIT: tl.constexpr, STATS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
+    SPLIT: tl.constexpr, STATS: tl.constexpr, SINKS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     tile, part, slot, b, h = own_tile(tl.cdiv(T, M), n_long, parts, heads, SPLIT, True)
     window, decay, slope = head_options(windows, decays, slopes, h, DECAY, SLOPE)
@@ -77,15 +78,15 @@ def forward_kernel(
             tl.store(at + 3 * step + rows, bottom, mask=rows < T - row)
     else:
         finish(
-            out, so_b, so_h, so_t, lse, extremes, largest, total, weighted, top, bottom,
-            tile, b, h, scale, B, H, T, D, WIDTH, M, FOLD, STATS,
+            out, so_b, so_h, so_t, lse, extremes, sinks, largest, total, weighted, top, bottom,
+            tile, b, h, scale, B, H, T, D, WIDTH, M, FOLD, STATS, SINKS,
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=SIZES)
 def join_parts_kernel(
-    out, lse, extremes, partial, numbers, heads, so_b, so_h, so_t, scale, B, H, T, n_long, parts,
-    D: tl.constexpr, WIDTH: tl.constexpr, FOLD: tl.constexpr, STATS: tl.constexpr, M: tl.constexpr,
+    out, lse, extremes, partial, numbers, heads, sinks, so_b, so_h, so_t, scale, B, H, T, n_long, parts,
+    D: tl.constexpr, WIDTH: tl.constexpr, FOLD: tl.constexpr, STATS: tl.constexpr, SINKS: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """Compute the rows of long heads from what their parts saw."""
     tile, slot = tl.program_id(0), tl.program_id(1)
@@ -112,8 +113,8 @@ def join_parts_kernel(
         if STATS == 2:
             bottom = tl.minimum(bottom, tl.load(at + 3 * step, mask=rows < T, other=float("inf")))
     finish(
-        out, so_b, so_h, so_t, lse, extremes, largest, total, weighted, top, bottom,
-        tile, b, h, scale, B, H, T, D, WIDTH, M, FOLD, STATS,
+        out, so_b, so_h, so_t, lse, extremes, sinks, largest, total, weighted, top, bottom,
+        tile, b, h, scale, B, H, T, D, WIDTH, M, FOLD, STATS, SINKS,
     )  # fmt: skip
 
 
@@ -127,20 +128,26 @@ def nothing_seen(M: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def finish(
-    out, so_b, so_h, so_t, lse, extremes, largest, total, weighted, top, bottom, tile, b, h, scale, B, H, T,
-    D: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, FOLD: tl.constexpr, STATS: tl.constexpr,
+    out, so_b, so_h, so_t, lse, extremes, sinks, largest, total, weighted, top, bottom, tile, b, h, scale, B, H, T,
+    D: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, FOLD: tl.constexpr, STATS: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Write the rows of a tile, and the extremes of their logits."""
     rows = tile * M + tl.arange(0, M)
     blind = total == 0.0
     share = 1.0 / tl.where(blind, 1.0, total)  # one division per row, not per element
-    store_rows(out, so_b, so_h, so_t, b, h, tile * M, T, weighted * share[:, None], M, D, WIDTH)
     log_total = tl.log2(tl.where(blind, 1.0, total))
     if FOLD:
         row_lse = largest * scale + log_total * LN2
         top, bottom = largest * scale, bottom * scale
     else:
         row_lse = (largest + log_total) * LN2
+    if SINKS:
+        sink = tl.load(sinks + h)
+        above = tl.maximum(row_lse, sink)
+        ours, theirs = tl.exp2((row_lse - above) * LOG2E), tl.exp2((sink - above) * LOG2E)
+        share = share * (ours / (ours + theirs))
+        row_lse = above + tl.log2(ours + theirs) * LN2
+    store_rows(out, so_b, so_h, so_t, b, h, tile * M, T, weighted * share[:, None], M, D, WIDTH)
     tl.store(lse + (b * H + h).to(tl.int64) * T + rows, tl.where(blind, float("-inf"), row_lse), mask=rows < T)
     if STATS:
         counts = (rows < T) & (total != 0.0)
