@@ -156,6 +156,16 @@ def test_what_was_drawn_from_is_what_is_computed_again(algorithm, tmp_path):
     assert all(len(record["logit_max"][0]) == 2 for record in learned)
 
 
+def test_qk_clip_reads_the_largest_logits_at_every_step_and_both_are_recorded_when_due(tmp_path, monkeypatch):
+    clipped = []
+    monkeypatch.setattr("longshort.rl.trainer.qk_clip", lambda model, largest, **options: clipped.append(largest.shape))
+    reinforce(tiny_rl(tmp_path / "run", "stability.qk_clip=1", "telemetry.logits_every=5"))
+    found = records(tmp_path / "run", "train")
+    assert [record["step"] for record in found if "logit_max" in record and "logit_min" in record] == [1, 5]
+    assert sum("logit_max" in record for record in found) == 2
+    assert len(clipped) == len(found) == 6 and len(set(clipped)) == 1
+
+
 def test_gaussian_noise_keeps_its_size_over_a_run(tmp_path):
     reinforce(tiny_rl(tmp_path / "run", "rl.algorithm=gaussian-soft", "run.save_every=1"))
     steps = sorted((tmp_path / "run" / "checkpoints").iterdir())
