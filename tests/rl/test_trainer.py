@@ -100,14 +100,15 @@ def test_micro_batches_give_the_gradients_of_the_whole_update(tmp_path):
             torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("step", [1, 2, 3, 4, 5])
-def test_a_killed_run_resumes_as_if_never_stopped(step, tmp_path, monkeypatch):
-    reinforce(tiny_rl(tmp_path / "whole"))
+@pytest.mark.parametrize(("step", "kind"), [*((step, "adamw") for step in range(1, 6)), (4, "muon")])
+def test_a_killed_run_resumes_as_if_never_stopped(step, kind, tmp_path, monkeypatch):
+    whole, run = (tiny_rl(tmp_path / name, f"optimizer.kind={kind}") for name in ("whole", "run"))
+    reinforce(whole)
     with monkeypatch.context() as patch:
         killed_after(patch, step)
         with pytest.raises(Killed):
-            reinforce(tiny_rl(tmp_path / "run"))
-    reinforce(tiny_rl(tmp_path / "run"))
+            reinforce(run)
+    reinforce(run)
     assert differences(tmp_path / "run", tmp_path / "whole") == []
     assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
 

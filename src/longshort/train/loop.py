@@ -36,7 +36,7 @@ from longshort.train.identity import check_nothing_is_lost, check_same_run, open
 from longshort.train.late import Logits
 from longshort.train.memory import within_memory
 from longshort.train.models import Model, build_model, compiled
-from longshort.train.optimizer import OptimizerState, build_guard, build_optimizer
+from longshort.train.optimizer import OptimizerState, build_guard, build_optimizer, describe_optimizer
 from longshort.train.precision import autocast, matmul_precision, matmuls
 from longshort.train.progress import Reporter, Silent
 from longshort.train.schedule import learning_rate
@@ -147,6 +147,8 @@ class Loop(ABC):
         steps = self.config.run.steps
         if self.compilation.reason:
             self.reporter.message(announce_compilation(self.compilation))
+        if self.config.optimizer.kind != "adamw":
+            self.reporter.message(describe_optimizer(self.optimizer))
         resumed = self._resume()
         self._prepare(resumed=resumed)
         with self._logging(resumed), told_to_stop(self._interrupt):
@@ -190,10 +192,10 @@ class Loop(ABC):
         return "diverged", {"since": since, "reason": reason}
 
     def _set_rate(self, step: int, *, peak: float, steps: int) -> float:
-        """Give the optimizer the learning rate of step `step` of `steps`, counted from 0."""
+        """Give the optimizer the learning rate of step `step` of `steps`, counted from 0; see `build_optimizer`."""
         rate = learning_rate(step, peak=peak, steps=steps, schedule=self.config.schedule)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("lr_ratio", 1.0)
         return rate
 
     def _count_step(self) -> None:
@@ -368,7 +370,8 @@ class Loop(ABC):
             rewind_run(self.config, self.progress, resumed=resumed, message=self.reporter.message)
             self._log = open_log(self.config, self.out)
             if self._log.is_empty:  # also if a resumed run lost its log: the description comes first
-                self._record("run", **run_description(self.config, self.model, self.world, self.compilation))
+                about = run_description(self.config, self.model, self.world, self.compilation)
+                self._record("run", **about, optimizer=describe_optimizer(self.optimizer))
             self._run_data.keep_tokenizer(self.out)
         if resumed:
             self._record("resume", step=self.progress.step)
