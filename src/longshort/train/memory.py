@@ -85,7 +85,7 @@ def least_parameters(model: GPTConfig) -> int:
     """
     tables = model.vocab_size * (1 if model.tie_embeddings else 2) + model.context * (model.positions == "learned")
     attention = 2 * (model.n_heads + (model.n_kv_heads or model.n_heads)) * _head_dim(model)
-    return model.width * (tables + model.n_layers * (attention + 2 * model.ff_multiplier * model.width))
+    return model.width * (tables + model.n_layers * (attention + model.mlp_matrices * model.mlp_width))
 
 
 def _head_dim(model: GPTConfig) -> int:
@@ -93,10 +93,11 @@ def _head_dim(model: GPTConfig) -> int:
 
 
 def _kept_per_token(config: TrainConfig) -> int:
-    """Numbers kept: each block's input, queries, keys, values, attention output and the MLP's hidden layer."""
+    """Numbers kept: each block's input, queries, keys, values, attention output and the MLP's hidden layer, or both of
+    a gated one."""
     model = config.model
     heads = (2 * model.n_heads + 2 * (model.n_kv_heads or model.n_heads)) * _head_dim(model)
-    block = model.width + heads + model.ff_multiplier * model.width
+    block = model.width + heads + (model.mlp_matrices - 1) * model.mlp_width
     if config.run.checkpoint_activations:
         return model.n_layers * model.width + block
     return model.n_layers * block
