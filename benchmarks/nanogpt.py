@@ -92,6 +92,6 @@ def _in_order(model: GPT) -> Iterator[Tensor]:
     yield model.position_embedding.weight
     for block in model.blocks:
         yield from block.parameters()
-    yield model.norm.weight
+    yield from model.norm.parameters()
     if model.head is not None:
         yield model.head.weight

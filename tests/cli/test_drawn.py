@@ -28,8 +28,8 @@ from longshort.cli import VERBS, app
 from longshort.data.prepare import prepare
 from longshort.losses import LossSettings
 from longshort.model.config import POSITIONS
-from longshort.nn.block import ACTIVATIONS
-from longshort.nn.norms import QK_NORMS
+from longshort.nn.block import ACTIVATIONS, PLACEMENTS
+from longshort.nn.norms import NORMS, QK_NORMS
 from longshort.ops.api import BACKENDS
 from longshort.ops.smoothing import SIDES, STAGES
 from longshort.train import TrainConfig, processes, train
@@ -196,7 +196,10 @@ CHOICES = {
     "model.positions": POSITIONS,
     "model.backend": BACKENDS,
     "model.qk_norm": QK_NORMS,
-    "model.activation": tuple(ACTIVATIONS),
+    "model.mlp": tuple(ACTIVATIONS),
+    "model.norm": NORMS,
+    "model.norm_placement": PLACEMENTS,
+    "model.rope_scaling": ("{kind: linear, factor: 2}", "{kind: llama3, factor: 8}", "{kind: yarn, factor: 2}"),
     "model.smoothing_side": SIDES,
     "model.smoothing_stage": STAGES,
     "model.preset": ("tiny",),

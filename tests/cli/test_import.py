@@ -68,7 +68,7 @@ def test_training_goes_on_from_imported_weights_with_settings_of_its_own(importe
 def test_training_another_model_on_imported_weights_is_refused(imported, corpus):
     shown = run("train", imported / "config.yaml", f"data.path={corpus}", "model.activation=gelu")
     assert shown.exit_code == 1
-    assert "model.activation='gelu_tanh'" in shown.stderr
+    assert "model.mlp='gelu_tanh'" in shown.stderr
 
 
 def test_training_on_another_vocabulary_is_refused(imported, corpus, tmp_path):

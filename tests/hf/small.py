@@ -4,6 +4,7 @@ import torch
 
 from longshort import GPT, HeadPlan
 from longshort.hf import LongShortForCausalLM
+from longshort.nn import RopeScaling
 
 from ..small import small_config
 
@@ -32,6 +33,16 @@ VARIANTS = {
     "softcap": {"softcap": 5.0, "activation": "gelu_tanh", "ff_multiplier": 2},
     "biases, tied": {"bias": True, "tie_embeddings": True, "norm_eps": 1e-3},
     "sigma-reparam": {"sigma_reparam": True},
+    "llama": {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "ff_width": 50, "qk_norm": "head"},
+    "gemma": {
+        **{"positions": "rotary", "norm": "rms", "norm_unit_offset": True, "norm_placement": "sandwich"},
+        **{"mlp": "geglu", "attention_scale": 0.3, "embedding_scale": 5.0, "logit_softcap": 3.0},
+        **{"tie_embeddings": True, "rope_scaling": RopeScaling(kind="linear", factor=4.0)},
+    },
+    "olmo": {
+        **{"positions": "rotary", "norm": "rms", "norm_placement": "post", "mlp": "relu2", "qk_norm": "width"},
+        **{"rope_scaling": RopeScaling(kind="llama3", factor=8.0, original_context=40)},
+    },
     "training": {"dropout": 0.1, "z_loss": 1e-3, "loss_chunk": 50, "backend": "blocked"},
 }
 

@@ -57,9 +57,10 @@ def test_the_base_model_has_the_weights_and_the_mode_of_the_model():
 
 
 def test_a_model_whose_logits_are_not_the_head_times_the_states_has_no_base_model_to_call():
-    model = shell(loss=LossSettings(exponent=0.5))
     with pytest.raises(ValueError, match=r"score_exponent must be 1 for base_model, got 0\.5"):
-        model.base_model(TOKENS)
+        shell(loss=LossSettings(exponent=0.5)).base_model(TOKENS)
+    with pytest.raises(ValueError, match=r"final_logit_softcapping must be None for base_model, got 9\.0"):
+        shell(logit_softcap=9.0).base_model(TOKENS)
 
 
 def test_a_tied_head_is_neither_counted_nor_saved(tmp_path):

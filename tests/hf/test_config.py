@@ -11,6 +11,7 @@ from longshort import GPTConfig
 from longshort.hf import LongShortConfig
 from longshort.losses import LossSettings
 from longshort.model import PRESETS
+from longshort.nn import RopeScaling
 
 from ..small import small_config
 from .small import VARIANTS
@@ -44,20 +45,27 @@ def test_no_field_of_the_model_is_forgotten():
         "n_heads": 6,
         "n_kv_heads": 3,
         "head_dim": 10,
-        "ff_multiplier": 3,
+        "ff_multiplier": 4,
+        "ff_width": 50,
         "n_global": 2,
         "window": 7,
         "positions": "rotary",
         "restart_positions": True,
         "rope_theta": 77.0,
-        "activation": "gelu_tanh",
+        "rope_scaling": RopeScaling(kind="llama3", factor=3.0, original_context=50),
+        "mlp": "swiglu",
+        "norm": "rms",
+        "norm_unit_offset": True,
+        "norm_placement": "sandwich",
         "qk_norm": "width",
+        "attention_scale": 0.3,
         "softcap": 9.0,
         "sigma_reparam": True,
         "loss": LossSettings(exponent=0.5, linear_below=0.02, z_loss=0.5, chunk=11),
         "dropout": 0.25,
         "bias": True,
         "tie_embeddings": True,
+        "embedding_scale": 7.0,
         "norm_eps": 0.1,
         "init_std": 0.5,
         "backend": "reference",
@@ -69,6 +77,8 @@ def test_no_field_of_the_model_is_forgotten():
     assert changed.keys() | {"plan", "plans"} == {field.name for field in dataclasses.fields(GPTConfig)}
     config = GPTConfig(**changed)
     assert LongShortConfig.from_gpt(config).to_gpt() == config
+    others = {"ff_multiplier": 3, "ff_width": None, "loss": LossSettings(logit_softcap=5.0)}
+    assert LongShortConfig.from_gpt(GPTConfig(**changed | others)).to_gpt() == GPTConfig(**changed | others)
 
 
 def test_decays_and_slopes_go_with_the_short_way_of_giving_windows():
@@ -95,7 +105,13 @@ def test_transformers_sees_no_sliding_layers():
         ({"num_global_heads": 1}, "local_window must be an integer >= 1"),
         ({"position_embedding_type": "absolute"}, "position_embedding_type must be one of learned"),
         ({"hidden_act": "silu"}, "hidden_act must be one of gelu, .*got 'silu'"),
-        ({"intermediate_size": 100}, "intermediate_size must be a multiple of hidden_size=32, got 100"),
+        ({"intermediate_size": 0}, "intermediate_size must be None or an integer from 1 to .*, got 0"),
+        ({"norm_type": "group"}, "norm_type must be one of layer, rms, got 'group'"),
+        ({"final_logit_softcapping": 0.0}, "final_logit_softcapping must be None or a number from .*, got 0.0"),
+        (
+            {"rotary_scaling": {"kind": "yarn", "factor": 2.0}, "position_embedding_type": "rotary"},
+            "rotary_scaling.kind must be one of linear, llama3, got 'yarn'",
+        ),
         ({"head_windows": [[4] * 4]}, r"head_windows must have num_hidden_layers=2 rows .* got rows of \[4\]"),
         ({"attention_smoothing": 0}, "attention_smoothing must be None or an integer from 1 to .*, got 0"),
         ({"head_decays": [[0.1] * 3] * 2}, r"head_decays must have .* got rows of \[3, 3\]"),

@@ -38,6 +38,27 @@ def test_loss_and_gradients_equal_cross_entropy_of_the_full_logits(chunk: int | 
 
 
 @pytest.mark.parametrize("z_weight", [0.0, 0.3])
+@pytest.mark.parametrize("softcap", [0.5, 2.0, 30.0])
+def test_softcapped_loss_and_gradients_equal_cross_entropy_of_the_capped_logits(
+    softcap: float, z_weight: float
+) -> None:
+    hidden, weight, targets = case()
+    targets[[0, 9]] = -100
+    loss = linear_cross_entropy(hidden, weight, targets, z_weight=z_weight, softcap=softcap, chunk=5)
+    logits = softcap * torch.tanh(hidden @ weight.T / softcap)
+    z_term = logits.logsumexp(-1)[targets != -100].square().mean()
+    expected = F.cross_entropy(logits, targets) + z_weight * z_term
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(loss, (hidden, weight)), torch.autograd.grad(expected, (hidden, weight))
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(
+            linear_cross_entropy(hidden, weight, targets, z_weight=z_weight, softcap=softcap), expected
+        )
+
+
+@pytest.mark.parametrize("z_weight", [0.0, 0.3])
 def test_ignored_tokens_enter_neither_the_loss_nor_its_mean(z_weight: float) -> None:
     hidden, weight, targets = case()
     targets[[0, 4, 5, 6, 7, 8, 9, 22]] = -100
@@ -109,7 +130,7 @@ def test_no_gradient_is_formed_without_grad_mode() -> None:
 
 def test_op_offers_no_gradient_of_its_gradients() -> None:
     hidden, weight, targets = case()
-    outputs = torch.ops.longshort.linear_cross_entropy(hidden, weight, targets, -100, 0.0, 1.0, 0.01, 7, *_DOUBLE)
+    outputs = torch.ops.longshort.linear_cross_entropy(hidden, weight, targets, -100, 0.0, 1.0, 0.01, 0.0, 7, *_DOUBLE)
     assert [x.requires_grad for x in outputs] == [True, False, False, False]
 
 
@@ -181,13 +202,13 @@ def test_gradients_pass_gradcheck() -> None:
     )
 
 
-@pytest.mark.parametrize("exponent", [1.0, 0.5])
+@pytest.mark.parametrize(("exponent", "softcap"), [(1.0, 0.0), (0.5, 0.0), (1.0, 2.0)])
 @pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, False)])
-def test_op_passes_opcheck(wanted: tuple[bool, bool], exponent: float) -> None:
+def test_op_passes_opcheck(wanted: tuple[bool, bool], exponent: float, softcap: float) -> None:
     hidden, weight, targets = case(dtype=torch.float32)
     hidden.requires_grad_(wanted[0])
     weight.requires_grad_(wanted[1])
-    arguments = (hidden, weight, targets, -100, 0.1, exponent, 0.01, 7)
+    arguments = (hidden, weight, targets, -100, 0.1, exponent, 0.01, softcap, 7)
     torch.library.opcheck(torch.ops.longshort.linear_cross_entropy.default, (*arguments, torch.float32, *wanted))
 
 
@@ -257,14 +278,14 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("kernel")
-@pytest.mark.parametrize("exponent", [1.0, 0.5])
+@pytest.mark.parametrize("shape", [{}, {"exponent": 0.5}, {"softcap": 2.0}], ids=str)
 @pytest.mark.parametrize("n_classes", [257, 131, 64, 3])
-def test_padding_the_head_changes_neither_loss_nor_gradients(n_classes: int, exponent: float) -> None:
+def test_padding_the_head_changes_neither_loss_nor_gradients(n_classes: int, shape: dict[str, float]) -> None:
     hidden, weight, targets = case(v=n_classes, dtype=torch.float32)
     targets[[0, 9]] = -100
     doubles = hidden.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
     loss, expected = (
-        linear_cross_entropy(*inputs, targets, z_weight=0.3, exponent=exponent, chunk=10)
+        linear_cross_entropy(*inputs, targets, z_weight=0.3, chunk=10, **shape)
         for inputs in ((hidden, weight), doubles)
     )
     torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
@@ -308,6 +329,8 @@ def test_a_target_in_the_padding_is_no_class() -> None:
         ({"targets": torch.zeros(5, dtype=torch.long)}, r"targets must be int64 of shape \(4,\)"),
         ({"z_weight": -1.0}, "z_weight must be >= 0, got -1.0"),
         ({"chunk": 0}, "chunk must be None or at least 1, got 0"),
+        ({"softcap": -1.0}, "softcap must be None or a number from 1e-30 .* got -1.0"),
+        ({"softcap": 9.0, "exponent": 0.5}, "softcap must be None with exponent=0.5 below 1, got 9.0"),
         ({"exponent": 1.5}, "exponent must be a number from 0 to 1, got 1.5"),
         ({"linear_below": 0.0}, "linear_below must be a number from 1e-30 .* got 0.0"),
     ],

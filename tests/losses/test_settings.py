@@ -43,3 +43,14 @@ def test_the_loss_is_cross_entropy_of_the_transformed_scores_and_in_training_the
 def test_a_wrong_value_is_a_clear_error(values, message):
     with pytest.raises(ValueError, match=message):
         LossSettings.from_dict(values)
+
+
+def test_a_softcap_bounds_the_logits_and_the_loss_follows() -> None:
+    settings, scores = LossSettings(logit_softcap=2.0), 5 * torch.randn(6, 9)
+    assert settings.changes_scores and not LossSettings().changes_scores and LossSettings(exponent=0.5).changes_scores
+    logits = settings.transform(scores)
+    torch.testing.assert_close(logits, 2 * (scores / 2).tanh())
+    targets = torch.randint(9, (6,))
+    loss = settings.cross_entropy(scores, torch.eye(9), targets, training=True)
+    torch.testing.assert_close(loss, F.cross_entropy(logits, targets))
+    assert settings.transform(scores.bfloat16()).dtype == torch.float32

@@ -9,6 +9,7 @@ import pytest
 from longshort import GPTConfig, HeadPlan
 from longshort.losses import LossSettings
 from longshort.model import PRESETS
+from longshort.nn import RopeScaling
 
 SMALL: dict[str, Any] = {"vocab_size": 50, "context": 32, "n_layers": 2, "width": 24, "n_heads": 4}
 
@@ -115,7 +116,26 @@ def test_config_is_frozen_hashable_and_keyword_only() -> None:
         ({"positions": "rope"}, "positions must be one of learned, rotary, sinusoidal, alibi, none, got 'rope'"),
         ({"restart_positions": 1}, "restart_positions must be True or False, got 1"),
         ({"rope_theta": 0}, "rope_theta must be a number from 1e-30 to 1e.30, got 0"),
-        ({"activation": "relu"}, "activation must be one of gelu, gelu_tanh, got 'relu'"),
+        ({"activation": "relu"}, "activation must be gelu or gelu_tanh, got 'relu'"),
+        ({"activation": "gelu", "mlp": "swiglu"}, "activation='gelu' and mlp='swiglu' set the same thing; give mlp"),
+        ({"mlp": "silu"}, "mlp must be one of gelu, gelu_tanh, swiglu, geglu, relu2, got 'silu'"),
+        ({"ff_width": 0}, "ff_width must be None or an integer from 1 to .*, got 0"),
+        ({"norm": "batch"}, "norm must be one of layer, rms, got 'batch'"),
+        ({"norm_placement": "both"}, "norm_placement must be one of pre, post, sandwich, got 'both'"),
+        ({"norm_unit_offset": True}, "norm_unit_offset must be False unless norm is rms, got True"),
+        ({"attention_scale": 0.0}, "attention_scale must be None or a number from .*, got 0.0"),
+        ({"embedding_scale": -1.0}, "embedding_scale must be None or a number from .*, got -1.0"),
+        ({"logit_softcap": 0.0}, "logit_softcap must be None or a number from .*, got 0.0"),
+        (
+            {"loss": LossSettings(exponent=0.5), "logit_softcap": 9.0},
+            "logit_softcap must be None with exponent=0.5 below 1, got 9.0",
+        ),
+        ({"rope_scaling": {"kind": "linear", "factor": 2.0}}, "rope_scaling must be None unless positions are rotary"),
+        ({"rope_scaling": 2.0}, "rope_scaling must be None or a RopeScaling, got 2.0"),
+        (
+            {"rope_scaling": {"kind": "yarn", "factor": 2.0}, "positions": "rotary"},
+            "rope_scaling.kind must be one of linear, llama3, got 'yarn'",
+        ),
         ({"qk_norm": "rms"}, "qk_norm must be None or one of head, width, plain, got 'rms'"),
         ({"softcap": 0.0}, "softcap must be None or a number from 1e-30 to 1e.30, got 0.0"),
         ({"sigma_reparam": None}, "sigma_reparam must be True or False, got None"),
@@ -147,6 +167,27 @@ def test_older_spellings_of_the_loss_are_taken_and_read() -> None:
     assert replace(config, width=64).loss == config.loss
     assert replace(config, loss=LossSettings(exponent=0.5)).loss == LossSettings(exponent=0.5)
     assert replace(GPTConfig(**SMALL, loss=LossSettings(exponent=0.5)), z_loss=1e-3).loss.z_loss == 1e-3
+
+
+def test_activation_is_an_older_name_of_mlp() -> None:
+    config = GPTConfig(**SMALL, activation="gelu_tanh")
+    assert config == GPTConfig(**SMALL, mlp="gelu_tanh") and config.activation == config.mlp == "gelu_tanh"
+    assert GPTConfig.from_dict(SMALL | {"activation": "gelu_tanh"}) == config
+    assert replace(GPTConfig(**SMALL), activation="gelu_tanh") == config and replace(config, mlp="gelu").mlp == "gelu"
+    assert GPTConfig.preset("gpt2-small", activation="gelu").mlp == "gelu"
+
+
+def test_new_records_survive_json() -> None:
+    scaling = RopeScaling(kind="llama3", factor=8.0)
+    config = GPTConfig(**SMALL, positions="rotary", rope_scaling=scaling, logit_softcap=30.0)
+    assert (config.logit_softcap, config.loss.logit_softcap) == (30.0, 30.0)
+    loaded = GPTConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+    assert loaded == config and loaded.rope_scaling == scaling and hash(loaded) == hash(config)
+
+
+def test_the_mlp_is_as_wide_as_ff_width_says() -> None:
+    assert GPTConfig(**SMALL, ff_multiplier=3).mlp_width == 72
+    assert GPTConfig(**SMALL, ff_multiplier=3, ff_width=50).mlp_width == 50
 
 
 def test_unknown_key_is_an_error_that_names_the_nearest_field() -> None:

@@ -1,11 +1,12 @@
 """Rotary and sinusoidal encodings against their formulas."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from longshort.nn import rotary, segment_positions, sinusoidal
+from longshort.nn import RopeScaling, rotary, segment_positions, sinusoidal
 
 
 def test_rotary_turns_each_pair_by_position_times_its_frequency() -> None:
@@ -63,3 +64,59 @@ def test_odd_number_of_features_is_a_clear_error() -> None:
 def test_positions_restart_where_the_segment_changes() -> None:
     segments = torch.tensor([[0, 0, 5, 5, 5, 2], [3, -1, -1, 0, 3, 3]])
     assert segment_positions(segments).tolist() == [[0, 1, 0, 1, 2, 0], [0, 0, 1, 0, 0, 1]]
+
+
+def frequencies(rope: dict[str, Any]) -> torch.Tensor:
+    """Those of transformers for a head of 16 features."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = LlamaConfig(hidden_size=64, num_attention_heads=4, rope_parameters={"rope_theta": 500.0} | rope)
+    return LlamaRotaryEmbedding(config).inv_freq
+
+
+@pytest.mark.parametrize(
+    ("scaling", "rope"),
+    [
+        (RopeScaling(kind="linear", factor=4.0), {"rope_type": "linear", "factor": 4.0}),
+        (
+            RopeScaling(kind="llama3", factor=8.0, low_freq_factor=1.5, high_freq_factor=6.0, original_context=100),
+            {
+                **{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.5, "high_freq_factor": 6.0},
+                "original_max_position_embeddings": 100,
+            },
+        ),
+    ],
+    ids=["linear", "llama3"],
+)
+def test_scaled_angles_are_those_of_transformers(scaling: RopeScaling, rope: dict[str, Any]) -> None:
+    plain = frequencies({"rope_type": "default"})
+    torch.testing.assert_close(scaling.scaled(plain), frequencies(rope))
+    assert not torch.allclose(frequencies(rope), plain)
+    x = torch.randn(1, 1, 1, 16)
+    angles = 77 * frequencies(rope)
+    first, second = x.chunk(2, -1)
+    turned = torch.cat((first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()), -1)
+    torch.testing.assert_close(rotary(x, torch.tensor([77]), theta=500.0, scaling=scaling), turned)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kind": "yarn", "factor": 2.0}, "rope_scaling.kind must be one of linear, llama3, got 'yarn'"),
+        ({"kind": "linear", "factor": 0}, "rope_scaling.factor must be a number from 1e-30 to .*, got 0"),
+        ({"kind": "linear"}, "rope_scaling must have factor, got {'kind': 'linear'}"),
+        ({"kind": "linear", "factor": 2.0, "scale": 3}, "rope_scaling has no field 'scale'"),
+        (
+            {"kind": "llama3", "factor": 2.0, "low_freq_factor": 4.0},
+            "rope_scaling.high_freq_factor must be above low_freq_factor=4.0, got 4.0",
+        ),
+        (
+            {"kind": "llama3", "factor": 2.0, "original_context": 8.5},
+            "rope_scaling.original_context must be an integer, got 8.5",
+        ),
+    ],
+)
+def test_wrong_scaling_is_a_clear_error(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RopeScaling.from_dict(values)

@@ -44,7 +44,7 @@ def test_a_file_wins_over_a_name_and_a_folder_does_not(tmp_path, monkeypatch):
 def test_what_is_neither_a_file_nor_a_name_gets_the_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        ConfigError, match=r"^mine: no such file; .*: gpt2-small, listops, paper-6m, recall, rl-tiny, tiny$"
+        ConfigError, match=r"^mine: no such file; .*: gpt2-small, listops, modern-10m, paper-6m, recall, rl-tiny, tiny$"
     ):
         TrainConfig.load("mine")
     with pytest.raises(ConfigError, match=r"^\./tiny: no such file; .* give its name: tiny$"):

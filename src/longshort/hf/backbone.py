@@ -51,11 +51,12 @@ class Backbone(nn.Module):
         **kwargs: Any,
     ) -> BaseModelOutputWithPast | tuple:
         """The last hidden state (B, T, hidden_size), normalised; the arguments are those of `LongShortForCausalLM`."""
-        if self.config.score_exponent != 1:
-            raise ValueError(
-                f"score_exponent must be 1 for base_model, got {self.config.score_exponent}: the head's weight times "
-                "last_hidden_state would not be the logits; call the model with output_hidden_states=True instead"
-            )
+        for name, plain in (("score_exponent", 1), ("final_logit_softcapping", None)):
+            if (value := getattr(self.config, name)) != plain:
+                raise ValueError(
+                    f"{name} must be {plain} for base_model, got {value}: the head's weight times last_hidden_state "
+                    "would not be the logits; call the model with output_hidden_states=True instead"
+                )
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, output_attentions)
         watched = between(self.model) if wanted else (self.model.norm,)

@@ -29,13 +29,19 @@ _NAMES = {
     "positions": "position_embedding_type",
     "restart_positions": "restart_positions",
     "rope_theta": "rope_theta",
-    "activation": "hidden_act",
+    "rope_scaling": "rotary_scaling",
+    "mlp": "hidden_act",
+    "norm": "norm_type",
+    "norm_unit_offset": "norm_unit_offset",
+    "norm_placement": "norm_placement",
     "qk_norm": "qk_norm",
+    "attention_scale": "attention_scale",
     "softcap": "attn_logit_softcapping",
     "sigma_reparam": "sigma_reparam",
     "dropout": "hidden_dropout",
     "bias": "use_bias",
     "tie_embeddings": "tie_word_embeddings",
+    "embedding_scale": "embedding_scale",
     "norm_eps": "layer_norm_eps",
     "init_std": "initializer_range",
     "backend": "attention_backend",
@@ -44,16 +50,25 @@ _NAMES = {
     "smoothing_stage": "attention_smoothing_stage",
     "attention_chunk": "attention_chunk",
 }
-"""Fields that mean the same in both; `loss`, `ff_multiplier`, `plan` and `plans` are expressed differently."""
+"""Fields that mean the same in both; `loss`, `ff_multiplier`, `ff_width`, `plan` and `plans` are expressed differently.
+"""
 _LOSS_NAMES = {
     "exponent": "score_exponent",
     "linear_below": "score_linear_below",
+    "logit_softcap": "final_logit_softcapping",
     "z_loss": "z_loss",
     "chunk": "loss_chunk",
 }
 """Fields of `LossSettings`, which are top-level fields here."""
 
-_ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "swiglu": "swiglu",
+    "geglu": "geglu",
+    "relu2": "relu2",
+}
 
 
 class LongShortConfig(PreTrainedConfig):
@@ -77,7 +92,7 @@ class LongShortConfig(PreTrainedConfig):
     vocab_size: int = 50_257
     hidden_size: int = 768
     intermediate_size: int | None = None
-    """A multiple of hidden_size; 4 * hidden_size if None."""
+    """4 * hidden_size if None."""
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     num_key_value_heads: int | None = None
@@ -98,16 +113,26 @@ class LongShortConfig(PreTrainedConfig):
     """learned, rotary, sinusoidal, alibi or none."""
     restart_positions: bool = False
     rope_theta: float = 10000.0
+    rotary_scaling: dict | None = None
+    """The fields of `nn.RopeScaling`; transformers gives the name rope_scaling another form."""
     hidden_act: str = "gelu"
-    """gelu (exact) or gelu_pytorch_tanh, also called gelu_new."""
+    """gelu (exact), gelu_pytorch_tanh, also called gelu_new, relu2, or gated: swiglu or geglu."""
+    norm_type: str = "layer"
+    """layer or rms."""
+    norm_unit_offset: bool = False
+    norm_placement: str = "pre"
+    """pre, post or sandwich."""
     qk_norm: str | None = None
     """head, width or plain."""
+    attention_scale: float | None = None
     attn_logit_softcapping: float | None = None
     sigma_reparam: bool = False
     z_loss: float = 0.0
     hidden_dropout: float = 0.0
     use_bias: bool = False
     tie_word_embeddings: bool = False
+    embedding_scale: float | None = None
+    """Multiplies inputs_embeds too."""
     layer_norm_eps: float = 1e-5
     initializer_range: float = 0.02
     loss_chunk: int | None = None
@@ -115,6 +140,7 @@ class LongShortConfig(PreTrainedConfig):
     score_exponent: float = 1.0
     """Below 1 for a model trained with the e-exponentiated loss: logits are then transformed output scores."""
     score_linear_below: float = 0.01
+    final_logit_softcapping: float | None = None
     attention_smoothing: int | None = None
     """Width of LaS smoothing of the values."""
     attention_smoothing_side: str = "causal"
@@ -145,8 +171,9 @@ class LongShortConfig(PreTrainedConfig):
         """
         values = {theirs: getattr(config, ours) for ours, theirs in _NAMES.items()}
         values |= {theirs: getattr(config.loss, ours) for ours, theirs in _LOSS_NAMES.items()}
-        values["hidden_act"] = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}[config.activation]
-        values["intermediate_size"] = config.ff_multiplier * config.width
+        values["hidden_act"] = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}[config.mlp]
+        values["intermediate_size"] = config.mlp_width
+        values["rotary_scaling"] = config.rope_scaling and config.rope_scaling.to_dict()
         plans = config.plans if config.plan is None else (config.plan,) * config.n_layers
         if plans is not None:
             values["head_windows"] = [list(plan.windows) for plan in plans]
@@ -159,14 +186,11 @@ class LongShortConfig(PreTrainedConfig):
     def to_gpt(self) -> GPTConfig:
         """The configuration to build a `GPT` from; an error names the fields of this class."""
         values = {ours: getattr(self, theirs) for ours, theirs in _NAMES.items()}
-        values["activation"] = _ACTIVATIONS.get(self.hidden_act)
-        if values["activation"] is None:
+        values["mlp"] = _ACTIVATIONS.get(self.hidden_act)
+        if values["mlp"] is None:
             raise ValueError(f"hidden_act must be one of {', '.join(_ACTIVATIONS)}, got {self.hidden_act!r}")
-        values["ff_multiplier"], rest = divmod(self.intermediate_size or 0, max(self.hidden_size, 1))
-        if rest or not values["ff_multiplier"]:
-            raise ValueError(
-                f"intermediate_size must be a multiple of hidden_size={self.hidden_size}, got {self.intermediate_size}"
-            )
+        multiple, rest = divmod(self.intermediate_size or 0, max(self.hidden_size, 1))
+        values |= {"ff_width": self.intermediate_size} if rest or not multiple else {"ff_multiplier": multiple}
         try:
             loss = LossSettings(**{ours: getattr(self, theirs) for ours, theirs in _LOSS_NAMES.items()})
             config = GPTConfig(**values, loss=loss)
@@ -196,4 +220,5 @@ class LongShortConfig(PreTrainedConfig):
 def _in_these_terms(message: str) -> str:
     """An error of `GPTConfig` or its loss with this class's names: the first word, and those that begin with n_."""
     names = {field.name: field.name for field in fields(GPTConfig)} | _NAMES | _LOSS_NAMES
+    names |= {"ff_width": "intermediate_size"}
     return re.sub(r"^\w+|\bn_\w+", lambda word: names.get(word[0], word[0]), message)

@@ -3,12 +3,13 @@
 from longshort.losses.bases import BASES, Loss, hinge, logistic, squared_error, squared_hinge
 from longshort.losses.linear import linear_cross_entropy
 from longshort.losses.settings import LossSettings
-from longshort.losses.transform import exponentiated, transform_scores
+from longshort.losses.transform import capped_scores, exponentiated, transform_scores
 
 __all__ = [
     "BASES",
     "Loss",
     "LossSettings",
+    "capped_scores",
     "exponentiated",
     "hinge",
     "linear_cross_entropy",

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from longshort.losses.head import TILE, padded_head, product_dtype
-from longshort.losses.transform import check_exponent, slope_of, transformed
+from longshort.losses.transform import check_exponent, check_softcap, slope_of, transformed
 
 _TRITON = find_spec("triton") is not None
 _CHUNK_BYTES = 64 * 2**20
@@ -37,14 +37,15 @@ def linear_cross_entropy(
     chunk: int | None = None,
     exponent: float = 1.0,
     linear_below: float = 0.01,
+    softcap: float | None = None,
 ) -> Tensor:
     """Mean cross-entropy of softmax(hidden @ weight.T) against targets; fp32 (float64 for float64 inputs).
 
     Equal to `F.cross_entropy(hidden @ weight.T, targets)`, plus `z_weight` times the mean squared log-sum-exp (PaLM's
     z-loss, arXiv 2204.02311), both over the tokens that are not ignored. With `exponent` below 1 the logits are
-    `transform_scores(hidden @ weight.T, exponent, linear_below)`. When all tokens are ignored, the loss and the
-    gradients are 0. Softmax and sums are fp32 and the weight's gradient is summed over chunks in fp32; the matrix
-    products run in the inputs' dtype, or autocast's. Differentiable once.
+    `transform_scores(hidden @ weight.T, exponent, linear_below)`, with `softcap` they are `capped_scores` of it. When
+    all tokens are ignored, the loss and the gradients are 0. Softmax and sums are fp32 and the weight's gradient is
+    summed over chunks in fp32; the matrix products run in the inputs' dtype, or autocast's. Differentiable once.
 
     Args:
         hidden: (N, d).
@@ -61,6 +62,7 @@ def linear_cross_entropy(
     """
     _check(hidden, weight, targets, z_weight, chunk)
     check_exponent("exponent", exponent, "linear_below", linear_below)
+    check_softcap("softcap", softcap, "exponent", exponent)
     dtype = product_dtype(hidden, weight)
     recording = torch.is_grad_enabled()
     loss, _, _, _ = torch.ops.longshort.linear_cross_entropy(
@@ -71,6 +73,7 @@ def linear_cross_entropy(
         float(z_weight),
         float(exponent),
         float(linear_below),
+        float(softcap or 0),
         chunk or 0,
         dtype,
         recording and hidden.requires_grad,
@@ -79,13 +82,13 @@ def linear_cross_entropy(
     return loss
 
 
-# define and impl cost half the CPU time of custom_op. A chunk of 0 lets the op choose. The gradient outputs are of the
-# summed loss, not of the mean: fp16 would lose them, since a loss scale arrives only in backward, where both it and
-# 1 / count are applied.
+# define and impl cost half the CPU time of custom_op. A softcap of 0 is none, and a chunk of 0 lets the op choose. The
+# gradient outputs are of the summed loss, not of the mean: fp16 would lose them, since a loss scale arrives only in
+# backward, where both it and 1 / count are applied.
 torch.library.define(
     "longshort::linear_cross_entropy",
     "(Tensor hidden, Tensor weight, Tensor targets, int ignore_index, float z_weight, float exponent, "
-    "float linear_below, int chunk, ScalarType dtype, bool grad_hidden, bool grad_weight) "
+    "float linear_below, float softcap, int chunk, ScalarType dtype, bool grad_hidden, bool grad_weight) "
     "-> (Tensor loss, Tensor d_hidden, Tensor d_weight, Tensor count)",
 )
 
@@ -99,6 +102,7 @@ def _forward(
     z_weight: float,
     exponent: float,
     linear_below: float,
+    softcap: float,
     chunk: int,
     dtype: torch.dtype,
     grad_hidden: bool,
@@ -121,7 +125,8 @@ def _forward(
             logits = features @ head.mT
             scores = logits[:, :n_classes]
             loss, residual = chunk_loss(
-                scores, targets[rows], ignore_index, z_weight, grad_hidden or grad_weight, exponent, linear_below
+                *(scores, targets[rows], ignore_index, z_weight, grad_hidden or grad_weight),
+                *(exponent, linear_below, softcap),
             )
             total += loss
             if residual is not None:
@@ -164,6 +169,7 @@ def _chunk_loss(
     with_gradient: bool,
     exponent: float,
     linear_below: float,
+    softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor | None]:
     """Summed loss of one chunk and its gradient, which overwrites the logits so that there is one copy, not three."""
     kept, slope = targets != ignore_index, None
@@ -171,6 +177,10 @@ def _chunk_loss(
     if exponent != 1:
         slope = slope_of(logits, exponent, linear_below) if with_gradient else None
         logits = transformed(logits, exponent, linear_below)
+    elif softcap:
+        bounded = torch.tanh(logits / softcap)
+        slope = 1 - bounded.square() if with_gradient else None
+        logits = bounded.mul_(softcap)
     labels = targets.where(kept, 0)[:, None]
     largest = logits.amax(-1, keepdim=True)
     picked = logits.gather(-1, labels)
@@ -207,6 +217,7 @@ def _fake(
     z_weight: float,
     exponent: float,
     linear_below: float,
+    softcap: float,
     chunk: int,
     dtype: torch.dtype,
     grad_hidden: bool,
@@ -239,7 +250,7 @@ def _backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, .
     return (
         (d_hidden * scale).to(d_hidden.dtype) if grad_hidden else None,
         (d_weight * scale).to(d_weight.dtype) if grad_weight else None,
-        *(None,) * 9,
+        *(None,) * 10,
     )
 
 

@@ -1,4 +1,4 @@
-"""The e-exponentiated loss: a transform that damps output scores before any base loss.
+"""Transforms of output scores: the e-exponentiated loss, which damps them before any base loss, and the softcap.
 
 The base losses themselves are in `losses.bases`.
 """
@@ -75,6 +75,16 @@ def slope_of(x: Tensor, e: float, c: float) -> Tensor:
     return torch.where(size < c, c ** (e - 1), e * size.clamp_min(c).pow(e - 1))
 
 
+def capped_scores(scores: Tensor, softcap: float) -> Tensor:
+    """softcap * tanh(scores / softcap), which bounds the logits (Gemma 2, arXiv 2408.00118), in fp32 or float64.
+
+    >>> capped_scores(torch.tensor([0.1, 1000.0]), 30.0)
+    tensor([ 0.1000, 30.0000])
+    """
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    return softcap * torch.tanh(scores / softcap)
+
+
 def exponentiated(base: str | Loss, e: float = 0.5, c: float = 0.01) -> Loss:
     """The e-exponentiated loss: `base` of `transform_scores(scores, e, c)` (Hajra 2019, arXiv 1902.06127).
 
@@ -112,7 +122,7 @@ class _Exponentiated:
 
 
 _BELOW = 1e-30, 1e30
-"""Bounds of c within which fp32 can hold c and the slope c^(e-1) for every e."""
+"""Bounds of c within which fp32 can hold c and the slope c^(e-1) for every e; a softcap has the same."""
 
 
 def check_exponent(exponent_name: str, e: float, below_name: str, c: float) -> None:
@@ -122,6 +132,17 @@ def check_exponent(exponent_name: str, e: float, below_name: str, c: float) -> N
     smallest, largest = _BELOW
     if not _is_number(c) or not smallest <= c <= largest:
         raise ValueError(f"{below_name} must be a number from {smallest:g} to {largest:g}, got {c!r}")
+
+
+def check_softcap(softcap_name: str, softcap: float | None, exponent_name: str, e: float) -> None:
+    """Raise if a softcap is out of range, or comes with an exponent, using the caller's names for them."""
+    smallest, largest = _BELOW
+    if softcap is None:
+        return
+    if not _is_number(softcap) or not smallest <= softcap <= largest:
+        raise ValueError(f"{softcap_name} must be None or a number from {smallest:g} to {largest:g}, got {softcap!r}")
+    if e != 1:
+        raise ValueError(f"{softcap_name} must be None with {exponent_name}={e} below 1, got {softcap!r}")
 
 
 def _is_number(value: object) -> bool:

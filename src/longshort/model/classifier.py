@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from longshort.model.config import GPTConfig
 from longshort.model.gpt import GPT
-from longshort.nn import Block, SequenceBatchNorm
+from longshort.nn import RMSNorm, SequenceBatchNorm
 from longshort.ops.options import Stats
 
 NORMS = ("layer", "batch")
@@ -40,7 +40,8 @@ class SequenceClassifier(nn.Module):
         config: sizes, plans, positions and loss, as for a GPT; `tie_embeddings` has no effect here.
         n_classes: number of classes.
         causal: True keeps each token from seeing what follows it.
-        norm: "layer", or "batch", whose statistics are over the sequences and all positions that are not padding.
+        norm: "layer" for the norms of `config`, or "batch" for batch norms in their places, whose statistics are over
+            the sequences and all positions that are not padding.
 
     >>> model = SequenceClassifier(GPTConfig.preset("tiny", positions="none"), n_classes=10)
     >>> tokens, labels = torch.randint(256, (2, 100)), torch.tensor([3, 7])
@@ -58,15 +59,16 @@ class SequenceClassifier(nn.Module):
         self.config, self.n_classes, self.causal = config, n_classes, causal
         # A tied trunk has no output head, which nothing here would use.
         self.trunk = GPT(replace(config, tie_embeddings=True), causal=causal)
-        for block in self.blocks:
-            assert isinstance(block, Block)
-            if norm == "batch":
-                block.attention_norm = SequenceBatchNorm(config.width, eps=config.norm_eps)  # type: ignore[assignment]
-                block.mlp_norm = SequenceBatchNorm(config.width, eps=config.norm_eps)  # type: ignore[assignment]
         if norm == "batch":
-            self.trunk.norm = SequenceBatchNorm(config.width, eps=config.norm_eps)  # type: ignore[assignment]
+            self._set_batch_norms()
         self.head = nn.Linear(config.width, n_classes, bias=False)
         nn.init.normal_(self.head.weight, std=config.init_std)
+
+    def _set_batch_norms(self) -> None:
+        token_norms = (nn.LayerNorm, RMSNorm)
+        for owner in (self.trunk, *self.blocks):
+            for name in [name for name, module in owner.named_children() if isinstance(module, token_norms)]:
+                setattr(owner, name, SequenceBatchNorm(self.config.width, eps=self.config.norm_eps))
 
     @property
     def exponent(self) -> float:
@@ -133,7 +135,7 @@ class SequenceClassifier(nn.Module):
         if labels is not None:
             loss = settings.cross_entropy(pooled, weight, labels, training=self.training)
         scores = F.linear(pooled, weight)
-        logits = scores if settings.exponent == 1 else settings.transform(scores)
+        logits = settings.transform(scores) if settings.changes_scores else scores
         return ClassifierOutput(logits, loss, statistics)
 
 

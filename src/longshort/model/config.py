@@ -9,33 +9,36 @@ from typing import Any, NamedTuple, TypeGuard
 
 from longshort.heads import HeadPlan
 from longshort.losses import LossSettings
-from longshort.nn.block import ACTIVATIONS
-from longshort.nn.norms import QK_NORMS
+from longshort.nn.block import ACTIVATIONS, GATED, PLACEMENTS
+from longshort.nn.norms import NORMS, QK_NORMS
+from longshort.nn.positions import RopeScaling
 from longshort.ops.api import BACKENDS
 from longshort.ops.smoothing import SIDES, STAGES
 from longshort.spelling import check_fields
 
 POSITIONS = ("learned", "rotary", "sinusoidal", "alibi", "none")
-LOSS_ALIASES = {"z_loss": "z_loss", "loss_chunk": "chunk"}
-"""Fields of `GPTConfig` in older files and code, and the fields of `loss` that replaced them."""
+LOSS_ALIASES = {"z_loss": "z_loss", "loss_chunk": "chunk", "logit_softcap": "logit_softcap"}
+"""What `GPTConfig` takes besides its fields, and the fields of `loss` that they set; the first two are older names."""
+MLP_ALIAS = "activation"
+"""The name of `mlp` in older files and code, when it was one of the first two kinds."""
 
 
-def _taking_loss_aliases(cls: type[GPTConfig]) -> type[GPTConfig]:
-    """The class with an `__init__` that accepts `LOSS_ALIASES` too.
+def _taking_aliases(cls: type[GPTConfig]) -> type[GPTConfig]:
+    """The class with an `__init__` that accepts `LOSS_ALIASES` and `MLP_ALIAS` too.
 
-    They are not fields: `dataclasses.replace` would pass each old value along with a new `loss`.
+    They are not fields: `dataclasses.replace` would pass each old value along with a new `loss` or `mlp`.
     """
     init = cls.__init__
 
     @functools.wraps(init)
     def with_aliases(self: GPTConfig, **values: Any) -> None:
-        init(self, **_with_one_loss(values))
+        init(self, **_with_one_loss(with_one_mlp(values)))
 
     cls.__init__ = with_aliases  # type: ignore[method-assign]
     return cls
 
 
-@_taking_loss_aliases
+@_taking_aliases
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
     """What a GPT is made of. Fields are given by keyword; `GPTConfig.preset` has named sizes.
@@ -65,7 +68,9 @@ class GPTConfig:
     head_dim: int | None = None
     """Features per head; width / n_heads if None."""
     ff_multiplier: int = 4
-    """Hidden features of the MLP, as a multiple of the width."""
+    """Hidden features of the MLP, as a multiple of the width, unless ff_width is set."""
+    ff_width: int | None = None
+    """Hidden features of the MLP; ff_multiplier * width if None."""
     n_global: int | None = None
     """Global heads per layer; they come first."""
     window: int | None = None
@@ -80,25 +85,40 @@ class GPTConfig:
     """Count positions from 0 in each segment, so that they do not depend on where a document is packed."""
     rope_theta: float = 10000.0
     """Base of the rotary angles."""
-    activation: str = "gelu"
-    """gelu (exact) or gelu_tanh (GPT-2's approximation)."""
+    rope_scaling: RopeScaling | None = None
+    """How the rotary angles are slowed for sequences longer than those of training; not at all if None."""
+    mlp: str = "gelu"
+    """gelu (exact), gelu_tanh (GPT-2's approximation), relu2 (the square of ReLU), or gated, with a third
+    matrix: swiglu (Llama) or geglu (Gemma). `activation` is an older name."""
+    norm: str = "layer"
+    """Norm of the residual stream: layer (LayerNorm) or rms (RMSNorm)."""
+    norm_unit_offset: bool = False
+    """Store the gains of the RMS norms as their difference from 1, as Gemma does; not those of QK-norm."""
+    norm_placement: str = "pre"
+    """Norms of what attention and MLP read (pre: GPT-2, Llama), of what they write (post: Olmo 2), or of both
+    (sandwich: Gemma 2). The last block's output is normalised in any case."""
     qk_norm: str | None = None
     """RMS norm of queries and keys: head (per head, with gain), width (over all heads, with gain), plain (no gain)."""
+    attention_scale: float | None = None
+    """Factor of q . k in the attention logits; 1 / sqrt(head_dim) if None."""
     softcap: float | None = None
     """Attention logits become softcap * tanh(logits / softcap); off if None."""
     sigma_reparam: bool = False
     """Hold every linear layer of the blocks at a learned spectral norm; a training loop of your own must call
     `nn.update_sigma` after each optimizer step."""
     loss: LossSettings = field(default_factory=LossSettings)
-    """Settings of the loss, which the logits match; `z_loss` and `loss_chunk` are older names of two of them."""
+    """Settings of the loss, which the logits match. `logit_softcap` may be given in its place for that setting alone;
+    `z_loss` and `loss_chunk` are older names of two others."""
     dropout: float = 0.0
     """Dropout rate of the embeddings and of the output of each attention and MLP."""
     bias: bool = False
-    """Give the linear layers and norms biases; the output head never has one."""
+    """Give the linear layers and layer norms biases; RMS norms and the output head never have one."""
     tie_embeddings: bool = False
     """Use the embedding matrix as the output head."""
+    embedding_scale: float | None = None
+    """Factor of the token embeddings on their way in, such as Gemma's sqrt(width); the tied head is not scaled."""
     norm_eps: float = 1e-5
-    """Epsilon of the layer norms."""
+    """Epsilon of the norms; that of QK-norm is 1e-6."""
     init_std: float = 0.02
     """Standard deviation of the initial weights; divided by sqrt(2 n_layers) where a layer writes to the residual."""
     backend: str = "auto"
@@ -115,6 +135,8 @@ class GPTConfig:
     def __post_init__(self) -> None:
         if isinstance(self.plans, list):
             object.__setattr__(self, "plans", tuple(self.plans))
+        if isinstance(self.rope_scaling, Mapping):
+            object.__setattr__(self, "rope_scaling", RopeScaling.from_dict(self.rope_scaling))
         _check_fields(self)
         _check_reach(self)
 
@@ -132,7 +154,7 @@ class GPTConfig:
         base = dict(PRESETS[name])
         if overrides.get("plan") is not None or overrides.get("plans") is not None:
             del base["n_global"], base["window"]
-        return cls.from_dict(base | overrides)
+        return cls.from_dict(base | with_one_mlp(overrides))
 
     @property
     def z_loss(self) -> float:
@@ -143,6 +165,26 @@ class GPTConfig:
     def loss_chunk(self) -> int | None:
         """Alias of `loss.chunk`."""
         return self.loss.chunk
+
+    @property
+    def logit_softcap(self) -> float | None:
+        """Alias of `loss.logit_softcap`."""
+        return self.loss.logit_softcap
+
+    @property
+    def activation(self) -> str:
+        """Alias of `mlp`."""
+        return self.mlp
+
+    @property
+    def mlp_width(self) -> int:
+        """Hidden features of the MLP."""
+        return self.ff_width or self.ff_multiplier * self.width
+
+    @property
+    def mlp_matrices(self) -> int:
+        """Matrices of width x mlp_width in an MLP: three if it is gated."""
+        return 3 if self.mlp in GATED else 2
 
     @property
     def layer_plans(self) -> tuple[HeadPlan, ...]:
@@ -165,12 +207,14 @@ class GPTConfig:
         values["loss"] = self.loss.to_dict()
         values["plan"] = self.plan and self.plan.to_dict()
         values["plans"] = self.plans and [plan.to_dict() for plan in self.plans]
+        values["rope_scaling"] = self.rope_scaling and self.rope_scaling.to_dict()
         return values
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GPTConfig:
         """The inverse of `to_dict`; plans and the loss may also be `HeadPlan` and `LossSettings` objects."""
-        check_fields("GPTConfig", (key for key in data if key not in LOSS_ALIASES), [f.name for f in fields(cls)])
+        aliases = (*LOSS_ALIASES, MLP_ALIAS)
+        check_fields("GPTConfig", (key for key in data if key not in aliases), [f.name for f in fields(cls)])
         missing = [name for name in _REQUIRED if name not in data]
         if missing:
             raise ValueError(f"GPTConfig needs a value for {', '.join(missing)}")
@@ -190,21 +234,44 @@ _GPT2 = {
     "context": 1024,
     "n_global": 1,
     "window": 128,
-    "activation": "gelu_tanh",
+    "mlp": "gelu_tanh",
     "bias": True,
     "tie_embeddings": True,
 }
+_MODERN = {
+    "context": 2048,
+    "positions": "rotary",
+    "mlp": "swiglu",
+    "norm": "rms",
+    "norm_eps": 1e-6,
+    "qk_norm": "head",
+    "n_global": 1,
+    "window": 128,
+}
+_GROUPED = {"vocab_size": 32_768, "n_kv_heads": 4}
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"vocab_size": 257, "context": 512, "n_layers": 2, "width": 64, "n_heads": 4, "n_global": 1, "window": 16},
     "paper-6m": _PAPER | {"n_layers": 6, "width": 192, "n_heads": 6, "window": 50},
     "paper-12l-768": _PAPER | {"n_layers": 12, "width": 768, "n_heads": 12, "window": 100},
     "gpt2-small": _GPT2 | {"n_layers": 12, "width": 768, "n_heads": 12},
     "gpt2-medium": _GPT2 | {"n_layers": 24, "width": 1024, "n_heads": 16},
+    "modern-10m": _MODERN
+    | {"vocab_size": 8192, "n_layers": 8, "width": 256, "ff_width": 704, "n_heads": 8, "window": 64},
+    "modern-30m": _MODERN | {"vocab_size": 8192, "n_layers": 12, "width": 384, "ff_width": 1024, "n_heads": 6},
+    "modern-125m": _MODERN | _GROUPED | {"n_layers": 12, "width": 768, "ff_width": 2048, "n_heads": 12, "n_global": 3},
+    "modern-350m": _MODERN | _GROUPED | {"n_layers": 24, "width": 1024, "ff_width": 2752, "n_heads": 16, "n_global": 4},
+    "modern-1b": _MODERN
+    | _GROUPED
+    | {"context": 4096, "n_layers": 20, "width": 2048, "ff_width": 5440, "n_heads": 16, "n_global": 4},
 }
 """The paper's models (arXiv 2505.15548, as in the author's code), GPT-2's sizes with LS-attention, and `tiny`, which a
 laptop trains on bytes in the configuration of that name.
 
 GPT-2's vocabulary stays at 50,257, as in its tokenizer and checkpoints; `vocab_size=50304` is a multiple of 64.
+
+The modern ones have RMS norms, SwiGLU of about 8/3 of the width, rotary positions, QK-norm per head, no biases and an
+untied head. From 125m on, four KV heads serve all query heads, and one of the four is global: the cache keeps a
+quarter of the keys beyond the window. Their names are their parameters, within 10 %.
 """
 
 
@@ -220,6 +287,18 @@ def _with_one_loss(values: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{alias}={value!r} and loss.{name}={own!r} set the same thing; give loss.{name} alone")
         loss = loss if value == default else replace(loss, **{name: value})
     return {name: value for name, value in values.items() if name not in LOSS_ALIASES} | {"loss": loss}
+
+
+def with_one_mlp(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with `activation` under its present name, `mlp`."""
+    values = dict(values)
+    if MLP_ALIAS not in values:
+        return values
+    activation, mlp = values.pop(MLP_ALIAS), values.get("mlp", "gelu")
+    _check(MLP_ALIAS, activation, "gelu or gelu_tanh", activation in ("gelu", "gelu_tanh"))
+    if mlp not in ("gelu", activation):
+        raise ValueError(f"{MLP_ALIAS}={activation!r} and mlp={mlp!r} set the same thing; give mlp alone")
+    return values | {"mlp": activation}
 
 
 class Range(NamedTuple):
@@ -256,17 +335,23 @@ RANGES: dict[str, Range] = {
     "n_kv_heads": _optional(_count()),
     "head_dim": _optional(_count()),
     "ff_multiplier": _count(),
+    "ff_width": _optional(_count()),
     "window": _optional(_count()),
     "positions": _one_of(POSITIONS),
     "restart_positions": _SWITCH,
     "rope_theta": _POSITIVE,
-    "activation": _one_of(ACTIVATIONS),
+    "mlp": _one_of(ACTIVATIONS),
+    "norm": _one_of(NORMS),
+    "norm_unit_offset": _SWITCH,
+    "norm_placement": _one_of(PLACEMENTS),
     "qk_norm": _optional(_one_of(QK_NORMS)),
+    "attention_scale": _optional(_POSITIVE),
     "softcap": _optional(_POSITIVE),
     "sigma_reparam": _SWITCH,
     "dropout": Range("a number from 0 to 1, 1 excluded", lambda value: _is_real(value) and 0 <= value < 1),
     "bias": _SWITCH,
     "tie_embeddings": _SWITCH,
+    "embedding_scale": _optional(_POSITIVE),
     "norm_eps": _POSITIVE,
     "init_std": _POSITIVE,
     "backend": _one_of(BACKENDS),
@@ -281,6 +366,11 @@ RANGES: dict[str, Range] = {
 def _check_fields(config: GPTConfig) -> None:
     for name, right in RANGES.items():
         _check(name, getattr(config, name), right.words, right.holds(getattr(config, name)))
+    scaling, rotates = config.rope_scaling, config.positions == "rotary"
+    _check("rope_scaling", scaling, "None or a RopeScaling", scaling is None or isinstance(scaling, RopeScaling))
+    _check("rope_scaling", scaling, "None unless positions are rotary", scaling is None or rotates)
+    unit_offset = config.norm_unit_offset
+    _check("norm_unit_offset", unit_offset, "False unless norm is rms", not unit_offset or config.norm == "rms")
     if config.smoothing_side == "centred":
         odd = config.smoothing is None or config.smoothing % 2
         _check("smoothing", config.smoothing, "odd where smoothing_side is centred", odd)

@@ -1,4 +1,4 @@
-"""The model: a GPT-2-style pre-LN decoder whose attention heads each have their own reach.
+"""The model: a decoder, in the style of GPT-2 or of later models, whose attention heads each have their own reach.
 
 Shapes: B batch, T tokens per sequence, L layers, H heads, V vocabulary.
 """
@@ -30,6 +30,7 @@ from longshort.nn import (
     sinusoidal,
 )
 from longshort.nn.block import apply_norm
+from longshort.nn.norms import token_norm
 from longshort.ops.options import Stats, extremes_of
 
 IGNORED_TARGET = -100
@@ -75,7 +76,7 @@ class GPT(nn.Module):
         self.position_embedding = nn.Embedding(config.context, config.width) if learned else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList([_block(config, layer, causal) for layer in range(config.n_layers)])
-        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps, bias=config.bias)
+        self.norm = token_norm(config.norm, config.width, **_norm_options(config))
         # A tied head has no parameter of its own: `to_empty` would make two parameters of one with two names.
         self.head = None if config.tie_embeddings else nn.Linear(config.width, config.vocab_size, bias=False)
         self.init_weights()
@@ -153,7 +154,7 @@ class GPT(nn.Module):
         Args:
             tokens: (B, T) token ids; or give `embeddings`.
             targets: (B, T) the ids to predict, already shifted: targets[:, t] follows tokens[:, t]. -100 is ignored.
-            embeddings: (B, T, width) in place of the tokens' embeddings; positions are still added to them.
+            embeddings: (B, T, width) in place of the tokens' embeddings; scaled as those are, positions added to them.
             segments: (B, T) integers; a token sees its own segment only. A negative id is padding.
             positions: (T,) or (B, T) integers; 0, 1, ... if None, counted in each segment with
                 `config.restart_positions`. ALiBi and "none" ignore them.
@@ -237,6 +238,8 @@ class GPT(nn.Module):
         """The normalised last hidden state (B, T, width) and the stacked statistics."""
         extremes_of(stats)  # raises before the cache is written to
         x = self.embedding(tokens) if embeddings is None else embeddings
+        if self.config.embedding_scale is not None:
+            x = x * self.config.embedding_scale
         if cache is not None:
             segments = cache.record(x.shape[1], segments, positions)
         if positions is None:
@@ -275,12 +278,12 @@ class GPT(nn.Module):
         return block(x, **options)
 
     def scores(self, hidden: Tensor) -> Tensor:
-        """(..., V): the head's output for hidden states (..., width); the logits, unless `config.loss` damps them."""
+        """(..., V): the head's output for hidden states (..., width); the logits, unless `config.loss` changes them."""
         return head_scores(hidden, self.head_weight.to(hidden.device)) if self.head is None else self.head(hidden)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         scores, loss = self.scores(hidden), self.config.loss
-        return scores if loss.exponent == 1 else loss.transform(scores).to(scores.dtype)
+        return loss.transform(scores).to(scores.dtype) if loss.changes_scores else scores
 
     def _loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         targets = targets.to(hidden.device)
@@ -378,6 +381,8 @@ def _block(config: GPTConfig, layer: int, causal: bool) -> Block:
         dropout=config.dropout,
         backend=config.backend,
         rope_theta=config.rope_theta,
+        rope_scaling=config.rope_scaling,
+        scale=config.attention_scale,
         causal=causal,
         smoothing=config.smoothing,
         smoothing_side=config.smoothing_side,
@@ -386,13 +391,18 @@ def _block(config: GPTConfig, layer: int, causal: bool) -> Block:
     )
     mlp = MLP(
         config.width,
-        config.ff_multiplier * config.width,
-        activation=config.activation,
+        config.mlp_width,
+        activation=config.mlp,
         bias=config.bias,
         dropout=config.dropout,
         sigma_reparam=config.sigma_reparam,
     )
-    return Block(config.width, attention, mlp, bias=config.bias, eps=config.norm_eps)
+    norms = {"norm": config.norm, "placement": config.norm_placement, **_norm_options(config)}
+    return Block(config.width, attention, mlp, **norms)
+
+
+def _norm_options(config: GPTConfig) -> dict[str, Any]:
+    return {"eps": config.norm_eps, "bias": config.bias, "unit_offset": config.norm_unit_offset}
 
 
 def _check_integers(name: str, x: Tensor, shape: torch.Size) -> None:

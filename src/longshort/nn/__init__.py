@@ -6,7 +6,7 @@ from longshort.nn.cache import LSCache
 from longshort.nn.kv_cache import KVCache
 from longshort.nn.layer_cache import CacheLayer, LSLayerCache
 from longshort.nn.norms import QKNorm, RMSNorm, SequenceBatchNorm
-from longshort.nn.positions import rotary, segment_positions, sinusoidal
+from longshort.nn.positions import RopeScaling, rotary, segment_positions, sinusoidal
 from longshort.nn.sigma_reparam import SigmaLinear, update_sigma
 from longshort.nn.static_cache import LSStaticCache
 
@@ -26,6 +26,7 @@ __all__ = [
     "LayerCache",
     "QKNorm",
     "RMSNorm",
+    "RopeScaling",
     "SequenceBatchNorm",
     "SigmaLinear",
     "StaticCache",

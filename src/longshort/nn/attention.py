@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, overload
 
@@ -12,7 +13,7 @@ from longshort.heads import HeadPlan
 from longshort.nn.chunks import attend_within_chunks
 from longshort.nn.layer_cache import CacheLayer, check_smoothing
 from longshort.nn.norms import QKNorm
-from longshort.nn.positions import rotary
+from longshort.nn.positions import RopeScaling, rotary
 from longshort.nn.sigma_reparam import linear
 from longshort.ops import LogitStats, Smoothing, attention
 from longshort.ops.options import Stats, extremes_of
@@ -91,6 +92,8 @@ class LSAttention(nn.Module):
         attention_dropout: must be 0, see the error.
         backend: passed to `attention`.
         rope_theta: base of the rotary angles.
+        rope_scaling: how the rotary angles are slowed for long sequences; not at all if None.
+        scale: factor of q . k, which becomes the logit; 1 / sqrt(head_dim) if None.
         causal: False lets a token see both sides, a local head window - 1 keys to each; no cache then.
         smoothing: values that are averaged, the pooling of LaS attention (arXiv 2311.16620); none if None or 1. A local
             head then reaches window + smoothing - 1 keys. See `Smoothing`.
@@ -126,6 +129,8 @@ class LSAttention(nn.Module):
         attention_dropout: float = 0.0,
         backend: str = "auto",
         rope_theta: float = 10000.0,
+        rope_scaling: RopeScaling | None = None,
+        scale: float | None = None,
         causal: bool = True,
         smoothing: int | None = None,
         smoothing_side: str = "causal",
@@ -140,6 +145,7 @@ class LSAttention(nn.Module):
         _check_options(positions, self.head_dim, attention_dropout)
         self.plan = plan.with_alibi() if positions == "alibi" and plan.slopes is None else plan
         self.rope_theta = rope_theta if positions == "rotary" else None
+        self.rope_scaling, self.scale = rope_scaling, scale
         self.softcap, self.backend = softcap, backend
         self.causal, self.chunk = causal, _checked_chunk(chunk)
         pooling = Smoothing(
@@ -165,15 +171,15 @@ class LSAttention(nn.Module):
     ) -> LSAttention:
         """A layer with the weights of another attention, on their device and in their dtype.
 
-        With a plan of global heads alone it computes what the other one did, scaled by 1 / sqrt(head dim). The weights
-        are copied, so build the optimizer afterwards.
+        With a plan of global heads alone it computes what the other one did, if its logits are scaled by 1 / sqrt(head
+        dim) or `scale` says otherwise. The weights are copied, so build the optimizer afterwards.
 
         Args:
             plan: reach of each query head; its length must be the other attention's number of heads.
             qkv: the projection to queries, keys and values, fused in this order as in nanoGPT, or the three of them as
                 in Llama; fewer key/value than query heads (grouped queries) show in their sizes.
             out: the projection back to the residual stream.
-            options: what weights do not show: positions, rope_theta, qk_norm, softcap, dropout, backend ...
+            options: what weights do not show: positions, rope_theta, qk_norm, scale, softcap, backend ...
 
         >>> c_attn, c_proj = nn.Linear(64, 3 * 64), nn.Linear(64, 64)
         >>> layer = LSAttention.from_projections(HeadPlan(windows=(None, 16, 16, 16)), qkv=c_attn, out=c_proj)
@@ -289,7 +295,9 @@ class LSAttention(nn.Module):
         if self.rope_theta is not None:
             if positions is None:
                 positions = torch.arange(x.shape[1], device=x.device)
-            q, k = (rotary(y, positions, theta=self.rope_theta) for y in (q, k))
+            q, k = (rotary(y, positions, theta=self.rope_theta, scaling=self.rope_scaling) for y in (q, k))
+        if self.scale is not None:  # the op and every cache divide by sqrt(head_dim)
+            q = q * (self.scale * math.sqrt(self.head_dim))
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 

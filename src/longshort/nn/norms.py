@@ -1,7 +1,4 @@
-"""Norms: RMS normalisation of queries and keys (QK-norm) in its variants, and batch norm that knows of padding.
-
-The block's own norms are `torch.nn.LayerNorm`, which takes `bias=False` itself, unless a model sets others.
-"""
+"""Norms: those of the blocks, RMS normalisation of queries and keys (QK-norm), and batch norm that knows of padding."""
 
 from __future__ import annotations
 
@@ -9,32 +6,55 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+NORMS = ("layer", "rms")
 QK_NORMS = ("head", "width", "plain")
 
 
 class RMSNorm(nn.Module):
     """x / rms(x) over the last dimension, times a gain if there is one; computed in fp32, returned in x's dtype.
 
-    torch's own layer returns fp32 under CUDA autocast and warns where the gain's dtype differs from the input's.
+    With `unit_offset` the gain is 1 + weight, as Gemma stores it. torch's own layer returns fp32 under CUDA autocast
+    and warns where the gain's dtype differs from the input's.
     """
 
-    def __init__(self, features: int, *, gain: bool = True, eps: float = 1e-6) -> None:
+    def __init__(self, features: int, *, gain: bool = True, eps: float = 1e-6, unit_offset: bool = False) -> None:
         super().__init__()
-        self.features, self.eps = features, eps
-        self.weight = nn.Parameter(torch.ones(features)) if gain else None
+        self.features, self.eps, self.unit_offset = features, eps, unit_offset
+        self.weight = nn.Parameter(torch.empty(features)) if gain else None
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set the gain to one."""
         if self.weight is not None:
-            nn.init.ones_(self.weight)
+            nn.init.constant_(self.weight, 0.0 if self.unit_offset else 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = torch.promote_types(x.dtype, torch.float32)
         weight = None if self.weight is None else self.weight.to(dtype)
+        if weight is not None and self.unit_offset:
+            weight = 1 + weight
         return F.rms_norm(x.to(dtype), (self.features,), weight, self.eps).to(x.dtype)
 
     def extra_repr(self) -> str:
-        return f"{self.features}, gain={self.weight is not None}, eps={self.eps}"
+        offset = ", unit_offset=True" if self.unit_offset else ""
+        return f"{self.features}, gain={self.weight is not None}, eps={self.eps}{offset}"
+
+
+def token_norm(
+    kind: str, features: int, *, eps: float = 1e-5, bias: bool = False, unit_offset: bool = False
+) -> nn.LayerNorm | RMSNorm:
+    """A norm of each token's features: "layer" (LayerNorm, with or without bias) or "rms" (`RMSNorm`, never with one).
+
+    >>> token_norm("rms", 8)
+    RMSNorm(8, gain=True, eps=1e-05)
+    """
+    if kind not in NORMS:
+        raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {kind!r}")
+    if kind == "rms":
+        return RMSNorm(features, eps=eps, unit_offset=unit_offset)
+    if unit_offset:
+        raise ValueError("norm_unit_offset must be False unless norm is rms, got True")
+    return nn.LayerNorm(features, eps=eps, bias=bias)
 
 
 class QKNorm(nn.Module):

@@ -8,12 +8,80 @@ parameter of the model; ALiBi is the slopes of a `HeadPlan`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from longshort.spelling import check_fields
 
-def rotary(x: Tensor, positions: Tensor, *, theta: float = 10000.0) -> Tensor:
+SCALINGS = ("linear", "llama3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """How rotary angles are slowed for sequences longer than those of training.
+
+    "linear" divides every frequency by `factor` (arXiv 2306.15595; the global layers of Gemma 3). "llama3" divides
+    those that turn less than `low_freq_factor` times in `original_context` positions, keeps those that turn more than
+    `high_freq_factor` times, and interpolates between (Llama 3.1).
+
+    >>> RopeScaling(kind="linear", factor=4.0).scaled(torch.tensor([1.0, 0.1]))
+    tensor([0.2500, 0.0250])
+    """
+
+    kind: str
+    """linear or llama3."""
+    factor: float
+    """How many times longer the sequences are to be."""
+    low_freq_factor: float = 1.0
+    """llama3: turns below which a frequency is divided by the factor."""
+    high_freq_factor: float = 4.0
+    """llama3: turns above which a frequency stays."""
+    original_context: int = 8192
+    """llama3: positions in which turns are counted, the context of training."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in SCALINGS:
+            raise ValueError(f"rope_scaling.kind must be one of {', '.join(SCALINGS)}, got {self.kind!r}")
+        for name in ("factor", "low_freq_factor", "high_freq_factor", "original_context"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-30 <= value <= 1e30:
+                raise ValueError(f"rope_scaling.{name} must be a number from 1e-30 to 1e+30, got {value!r}")
+        if not isinstance(self.original_context, int):
+            raise ValueError(f"rope_scaling.original_context must be an integer, got {self.original_context!r}")
+        if not self.low_freq_factor < self.high_freq_factor:
+            raise ValueError(
+                f"rope_scaling.high_freq_factor must be above low_freq_factor={self.low_freq_factor}, "
+                f"got {self.high_freq_factor}"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON or YAML."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RopeScaling:
+        """The inverse of `to_dict`."""
+        check_fields("rope_scaling", data, [field.name for field in fields(cls)])
+        missing = [name for name in ("kind", "factor") if name not in data]
+        if missing:
+            raise ValueError(f"rope_scaling must have {' and '.join(missing)}, got {dict(data)!r}")
+        return cls(**data)
+
+    def scaled(self, frequencies: Tensor) -> Tensor:
+        """The frequencies, in radians per position, after scaling."""
+        slowed = frequencies / self.factor
+        if self.kind == "linear":
+            return slowed
+        turns = frequencies * (self.original_context / (2 * math.pi))
+        kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        return slowed + kept.clamp(0, 1) * (frequencies - slowed)
+
+
+def rotary(x: Tensor, positions: Tensor, *, theta: float = 10000.0, scaling: RopeScaling | None = None) -> Tensor:
     """Rotate pairs of features by angles that grow with position (RoFormer, arXiv 2104.09864).
 
     Feature i is paired with i + D/2, as Llama and its checkpoints do. Angles are fp32 (float64 for float64 x): in half
@@ -27,7 +95,8 @@ def rotary(x: Tensor, positions: Tensor, *, theta: float = 10000.0) -> Tensor:
     >>> bool((rotary(x, torch.zeros(5, dtype=torch.long)) == x).all())
     True
     """
-    angles = _angles(positions, x.shape[-1], theta, torch.promote_types(x.dtype, torch.float32)).unsqueeze(-2)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    angles = _angles(positions, x.shape[-1], theta, dtype, scaling).unsqueeze(-2)
     cos, sin = angles.cos(), angles.sin()
     first, second = x.to(angles.dtype).chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
@@ -55,9 +124,12 @@ def segment_positions(segments: Tensor) -> Tensor:
     return index - torch.where(starts, index, 0).cummax(dim=1).values
 
 
-def _angles(positions: Tensor, features: int, theta: float, dtype: torch.dtype) -> Tensor:
-    """(..., features / 2): position times theta^(-2i / features)."""
+def _angles(
+    positions: Tensor, features: int, theta: float, dtype: torch.dtype, scaling: RopeScaling | None = None
+) -> Tensor:
+    """(..., features / 2): position times theta^(-2i / features), the frequency, which may be scaled."""
     if features % 2:
         raise ValueError(f"sine and cosine need an even number of features, got {features}")
     exponents = torch.arange(0, features, 2, device=positions.device, dtype=dtype) / features
-    return positions.unsqueeze(-1).to(dtype) * torch.exp(-math.log(theta) * exponents)
+    frequencies = torch.exp(-math.log(theta) * exponents)
+    return positions.unsqueeze(-1).to(dtype) * (frequencies if scaling is None else scaling.scaled(frequencies))

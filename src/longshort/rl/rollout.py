@@ -108,7 +108,7 @@ class Rollout:
         hidden, _ = model.hidden(**self.inputs(model))
         hidden = hidden[:, self.prompts.shape[1] - 1 :].flatten(0, 1)
         loss = model.config.loss
-        options: dict[str, Any] = {"transform": None if loss.exponent == 1 else loss.transform, "chunk": chunk}
+        options: dict[str, Any] = {"transform": loss.transform if loss.changes_scores else None, "chunk": chunk}
         parts = [self._of_tokens(hidden, model.head_weight, entropy, options)]
         if self.thinking is not None:
             parts.append(self._of_mixtures(hidden, model, form, entropy, options))

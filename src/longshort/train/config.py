@@ -16,7 +16,7 @@ from typing import Any
 from longshort.data.tasks import TASKS, TaskSettings, classes_of, task_length
 from longshort.losses import LossSettings
 from longshort.model import GPTConfig
-from longshort.model.config import LOSS_ALIASES
+from longshort.model.config import LOSS_ALIASES, MLP_ALIAS, with_one_mlp
 from longshort.train.nearest import check_keys, check_sections, nearest
 from longshort.train.ranges import CHOICES, RANGES, check_value
 from longshort.train.rl_config import RLConfig, check_rl
@@ -250,7 +250,7 @@ class TrainConfig:
         check_sections(data, _names())
         if "model" not in data:
             raise ConfigError("the section model is missing; for example model: {preset: tiny}")
-        data = _loss_in_its_section(data)
+        data = _in_present_names(data)
         values: dict[str, Any] = {}
         for name, kind in sections.items():
             if name != "model" and data.get(name) is not None:
@@ -296,13 +296,15 @@ def _names() -> dict[str, list[str]]:
 
 def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     result = {name: {} if section is None else _named_values(name, section) for name, section in data.items()}
-    result = _loss_in_its_section(result) if "model" in result else result
+    result = _in_present_names(result) if "model" in result else result
     for override in overrides:
         name, separator, text = override.partition("=")
         name = "task.name" if name == "task" else name
         section, dot, key = name.partition(".")
         if section == "model" and key in LOSS_ALIASES:
             section, key = "loss", LOSS_ALIASES[key]
+        if section == "model" and key == MLP_ALIAS:
+            key = "mlp"
         if not (separator and dot and key):
             near = nearest(name, _names()) if separator and not dot else None
             meant = f"; did you mean {near}={text}?" if near else ""
@@ -315,11 +317,15 @@ def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, 
     return result
 
 
-def _loss_in_its_section(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The data with the loss settings of `model` moved to the section `loss`. Defaults, which older files spell out,
-    count as not given.
+def _in_present_names(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The data with the loss settings of `model` moved to the section `loss`, and other older names of the section
+    `model` replaced. Defaults of the loss, which older files spell out, count as not given.
     """
     model = mapping("model", data["model"])
+    try:
+        model = with_one_mlp(model)
+    except ValueError as error:
+        raise ConfigError(f"model.{error}") from None
     loss, own = (
         {} if values is None else mapping(name, values)
         for name, values in (("loss", data.get("loss")), ("model.loss", model.pop("loss", None)))
@@ -369,7 +375,7 @@ def _model(values: dict[str, Any], loss: dict[str, Any]) -> GPTConfig:
     hints = typing.get_type_hints(GPTConfig)
     check_keys("model", values, _names())
     plain = {
-        key: value if key in ("plan", "plans") else typed(f"model.{key}", value, hints[key])
+        key: value if key in ("plan", "plans", "rope_scaling") else typed(f"model.{key}", value, hints[key])
         for key, value in values.items()
     }
     plain["loss"] = _section("loss", LossSettings, loss)

@@ -21,6 +21,7 @@ from longshort.losses.settings import RANGES as LOSS_RANGES
 from longshort.model import GPTConfig
 from longshort.model.config import PRESETS
 from longshort.model.config import RANGES as MODEL_RANGES
+from longshort.nn import RopeScaling
 from longshort.train.config import TrainConfig
 from longshort.train.ranges import CHOICES, RANGES
 
@@ -97,6 +98,8 @@ _OWN_RANGES = {
     "model.n_global": "an integer from 0 to model.n_heads",
     "model.plan": f"a mapping such as {_REACH}",
     "model.plans": "a list of mappings as in model.plan, one per layer",
+    "model.rope_scaling": "a mapping such as {kind: linear, factor: 4} or {kind: llama3, factor: 8, original_context: "
+    "8192}; also low_freq_factor, high_freq_factor",
 }
 
 
@@ -106,7 +109,7 @@ def _type(kind: Any) -> str:
     if typing.get_origin(kind) is tuple:
         parts = typing.get_args(kind)
         return f"list of {_type(parts[0])}s" if ... in parts else f"[{', '.join(map(_type, parts))}]"
-    return {type(None): "null", HeadPlan: "plan"}.get(kind) or kind.__name__
+    return {type(None): "null", HeadPlan: "plan", RopeScaling: "mapping"}.get(kind) or kind.__name__
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

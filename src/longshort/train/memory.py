@@ -91,7 +91,7 @@ def least_parameters(model: GPTConfig) -> int:
     6887424
     """
     attention = 2 * (model.n_heads + (model.n_kv_heads or model.n_heads)) * _head_dim(model)
-    blocks = model.n_layers * model.width * (attention + 2 * model.ff_multiplier * model.width)
+    blocks = model.n_layers * model.width * (attention + model.mlp_matrices * model.mlp_width)
     return _table_parameters(model) + blocks
 
 
@@ -106,10 +106,11 @@ def _head_dim(model: GPTConfig) -> int:
 
 
 def _kept_per_token(config: TrainConfig) -> int:
-    """Numbers kept: each block's input, queries, keys, values, attention output and the MLP's hidden layer."""
+    """Numbers kept: each block's input, queries, keys, values, attention output and the MLP's hidden layer, or both of
+    a gated one."""
     model = config.model
     heads = (2 * model.n_heads + 2 * (model.n_kv_heads or model.n_heads)) * _head_dim(model)
-    block = model.width + heads + model.ff_multiplier * model.width
+    block = model.width + heads + (model.mlp_matrices - 1) * model.mlp_width
     if config.run.checkpoint_activations:
         return model.n_layers * model.width + block
     return model.n_layers * block

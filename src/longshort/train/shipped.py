@@ -13,7 +13,7 @@ def shipped_names() -> tuple[str, ...]:
     """The names of the configurations of the package.
 
     >>> shipped_names()
-    ('gpt2-small', 'listops', 'paper-6m', 'recall', 'rl-tiny', 'tiny')
+    ('gpt2-small', 'listops', 'modern-10m', 'paper-6m', 'recall', 'rl-tiny', 'tiny')
     """
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
 

@@ -56,6 +56,18 @@ def test_scores_are_damped_in_the_same_pass(exponent: float, linear_below: float
     torch.testing.assert_close(gradient.double(), expected[1], **tolerance)
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # numpy's, in the interpreter
+@pytest.mark.parametrize("softcap", [0.5, 30.0])
+def test_scores_are_capped_in_the_same_pass(softcap: float) -> None:
+    logits, targets = case(5000)
+    logits[:, :7] = torch.tensor([0.0, 0.02, -0.02, 50.0, -50.0, 3e4, -torch.inf], device=DEVICE)
+    expected = _chunk_loss(logits.double(), targets, -100, 0.1, True, 1.0, 0.01, softcap)
+    loss, gradient = chunk_loss(logits.clone(), targets, 0.1, True, 1.0, 0.01, softcap)
+    torch.testing.assert_close(loss.double(), expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(gradient.double(), expected[1], rtol=1e-4, atol=1e-6)
+    assert torch.equal(chunk_loss(logits.clone(), targets, 0.1, False, 1.0, 0.01, softcap)[0], loss)
+
+
 def test_rows_may_lie_apart() -> None:
     logits, targets = case(50)
     wide = torch.full((7, 80), torch.nan, device=DEVICE)

@@ -77,7 +77,7 @@ def from_author(
         )
     assert heads is not None and n_global is not None
     window = None if n_global == heads else window
-    config = GPTConfig(n_heads=heads, n_global=n_global, window=window, activation=activation, **fields)
+    config = GPTConfig(n_heads=heads, n_global=n_global, window=window, mlp=activation, **fields)
     return filled(config, _global_first(tensors, config, separate, named), source=named)
 
 

@@ -50,7 +50,7 @@ def from_gpt2(source: str | Path | Mapping[str, Tensor] | nn.Module, config: Map
         raise ValueError(f"{named}: activation_function must be one of {choices}, got {activation!r}")
     ours = GPTConfig(
         n_heads=n_heads,
-        activation=_ACTIVATIONS[activation],
+        mlp=_ACTIVATIONS[activation],
         norm_eps=config.get("layer_norm_epsilon", 1e-5),
         **fields,
     )

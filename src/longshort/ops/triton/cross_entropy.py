@@ -20,8 +20,8 @@ _BLOCK = 4096
 
 @triton.jit(do_not_specialize=("ignored",))
 def cross_entropy_kernel(
-    logits, targets, losses, stride, n_classes, ignored, z_weight, exponent, linear_below,
-    GRADIENT: tl.constexpr, DAMPED: tl.constexpr, BLOCK: tl.constexpr,
+    logits, targets, losses, stride, n_classes, ignored, z_weight, exponent, linear_below, softcap,
+    GRADIENT: tl.constexpr, DAMPED: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A program owns a row; its second pass over the logits reads them from the cache."""
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
@@ -32,11 +32,15 @@ def cross_entropy_kernel(
     picked = tl.load(at + target, mask=(target >= 0) & (target < n_classes), other=float("nan")).to(tl.float32)
     if DAMPED:
         picked = damped(picked, exponent, linear_below)
+    if CAPPED:
+        picked = capped(picked, softcap)
     above, total = tl.full((BLOCK,), NEVER, tl.float32), tl.zeros((BLOCK,), tl.float32)
     for start in range(0, n_classes, BLOCK):
         x = tl.load(at + start + lanes, mask=start + lanes < n_classes, other=float("-inf")).to(tl.float32)
         if DAMPED:
             x = tl.where(start + lanes < n_classes, damped(x, exponent, linear_below), float("-inf"))
+        if CAPPED:
+            x = tl.where(start + lanes < n_classes, capped(x, softcap), float("-inf"))
         higher = tl.maximum(above, x)
         total = total * tl.exp2((above - higher) * LOG2E) + tl.exp2((x - higher) * LOG2E)
         above = higher
@@ -52,9 +56,13 @@ def cross_entropy_kernel(
             score = x
             if DAMPED:
                 score = damped(x, exponent, linear_below)
+            if CAPPED:
+                score = capped(x, softcap)
             residual = tl.exp2((score - largest) * LOG2E) * factor - (start + lanes == target).to(tl.float32)
             if DAMPED:
                 residual *= damped_slope(x, exponent, linear_below)
+            if CAPPED:
+                residual *= capped_slope(x, softcap)
             residual = tl.where(kept, residual, 0.0).to(logits.dtype.element_ty)
             tl.store(at + start + lanes, residual, mask=inside)
 
@@ -77,6 +85,18 @@ def damped_slope(x, exponent, linear_below):
     return tl.where(size < linear_below, power, exponent * power)
 
 
+@triton.jit
+def capped(x, softcap):
+    """`longshort.losses.transform.capped_scores`."""
+    return softcap * (2.0 * tl.sigmoid(2.0 * x / softcap) - 1.0)
+
+
+@triton.jit
+def capped_slope(x, softcap):
+    """The derivative of `capped`: 1 - tanh^2."""
+    return 4.0 * tl.sigmoid(2.0 * x / softcap) * tl.sigmoid(-2.0 * x / softcap)
+
+
 def chunk_loss(
     logits: Tensor,
     targets: Tensor,
@@ -85,6 +105,7 @@ def chunk_loss(
     with_gradient: bool,
     exponent: float,
     linear_below: float,
+    softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor | None]:
     """Summed loss (fp32) of one chunk, and its gradient, which overwrites the logits.
 
@@ -94,7 +115,8 @@ def chunk_loss(
     """
     losses = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
     cross_entropy_kernel[(logits.shape[0],)](
-        *(logits, targets, losses, logits.stride(0), logits.shape[1], ignore_index, z_weight, exponent, linear_below),
-        **{"GRADIENT": with_gradient, "DAMPED": exponent != 1, "BLOCK": _BLOCK, "num_warps": 8},
+        *(logits, targets, losses, logits.stride(0), logits.shape[1], ignore_index, z_weight),
+        *(exponent, linear_below, softcap or 1.0),
+        **{"GRADIENT": with_gradient, "DAMPED": exponent != 1, "CAPPED": softcap != 0, "BLOCK": _BLOCK, "num_warps": 8},
     )
     return losses.sum(), logits if with_gradient else None
