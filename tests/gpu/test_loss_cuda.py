@@ -26,14 +26,14 @@ def test_loss_and_gradients_are_no_worse_than_those_of_the_full_logits(dtype, n_
 
 
 @pytest.mark.parametrize("n_classes", [3000, 257])
-@pytest.mark.parametrize("exponent", [0.0, 0.5, 0.9, 1.0])
-def test_damped_scores_take_the_same_kernel(exponent, n_classes):
+@pytest.mark.parametrize("shape", [{"exponent": e} for e in (0.0, 0.5, 0.9, 1.0)] + [{"softcap": 9.0}], ids=str)
+def test_damped_and_capped_scores_take_the_same_kernel(shape, n_classes):
     hidden = torch.randn(500, 64, device="cuda", requires_grad=True)
     weight = torch.randn(n_classes, 64, device="cuda", requires_grad=True)
     targets = torch.randint(n_classes, (500,), device="cuda")
     targets[::7] = -100
-    exact = linear_cross_entropy(hidden.double(), weight.double(), targets, exponent=exponent, z_weight=0.1)
-    loss = linear_cross_entropy(hidden, weight, targets, exponent=exponent, z_weight=0.1, chunk=128)
+    exact = linear_cross_entropy(hidden.double(), weight.double(), targets, z_weight=0.1, **shape)
+    loss = linear_cross_entropy(hidden, weight, targets, z_weight=0.1, chunk=128, **shape)
     torch.testing.assert_close(loss.double(), exact, rtol=1e-5, atol=1e-5)
     for a, b in zip(*(torch.autograd.grad(x, (hidden, weight)) for x in (loss, exact)), strict=True):
         assert (a - b).norm() <= 1e-3 * b.norm() + 1e-9

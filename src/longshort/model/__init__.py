@@ -1,7 +1,8 @@
 """The language model, its configuration and named sizes, and a classifier built from the same blocks."""
 
 from longshort.model.classifier import ClassifierOutput, SequenceClassifier
-from longshort.model.config import PRESETS, GPTConfig
+from longshort.model.config import GPTConfig
 from longshort.model.gpt import GPT, GPTOutput
+from longshort.model.presets import PRESETS
 
 __all__ = ["GPT", "PRESETS", "ClassifierOutput", "GPTConfig", "GPTOutput", "SequenceClassifier"]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from longshort.heads import HeadPlan
 from longshort.losses import LossSettings
+from longshort.model.presets import PRESETS
 from longshort.nn.block import ACTIVATIONS, GATED, PLACEMENTS
 from longshort.nn.norms import NORMS, QK_NORMS
 from longshort.nn.positions import RopeScaling
@@ -86,7 +87,8 @@ class GPTConfig:
     rope_theta: float = 10000.0
     """Base of the rotary angles."""
     rope_scaling: RopeScaling | None = None
-    """How the rotary angles are slowed for sequences longer than those of training; not at all if None."""
+    """How the rotary angles are slowed for sequences longer than those of training: kind (linear or llama3), factor,
+    low_freq_factor, high_freq_factor, original_context; not at all if None."""
     mlp: str = "gelu"
     """gelu (exact), gelu_tanh (GPT-2's approximation), relu2 (the square of ReLU), or gated, with a third
     matrix: swiglu (Llama) or geglu (Gemma). `activation` is an older name."""
@@ -228,52 +230,6 @@ class GPTConfig:
 
 _REQUIRED = ("vocab_size", "context", "n_layers", "width", "n_heads")
 
-_PAPER = {"vocab_size": 10_000, "context": 2048, "n_global": 1}
-_GPT2 = {
-    "vocab_size": 50_257,
-    "context": 1024,
-    "n_global": 1,
-    "window": 128,
-    "mlp": "gelu_tanh",
-    "bias": True,
-    "tie_embeddings": True,
-}
-_MODERN = {
-    "context": 2048,
-    "positions": "rotary",
-    "mlp": "swiglu",
-    "norm": "rms",
-    "norm_eps": 1e-6,
-    "qk_norm": "head",
-    "n_global": 1,
-    "window": 128,
-}
-_GROUPED = {"vocab_size": 32_768, "n_kv_heads": 4}
-PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": {"vocab_size": 257, "context": 512, "n_layers": 2, "width": 64, "n_heads": 4, "n_global": 1, "window": 16},
-    "paper-6m": _PAPER | {"n_layers": 6, "width": 192, "n_heads": 6, "window": 50},
-    "paper-12l-768": _PAPER | {"n_layers": 12, "width": 768, "n_heads": 12, "window": 100},
-    "gpt2-small": _GPT2 | {"n_layers": 12, "width": 768, "n_heads": 12},
-    "gpt2-medium": _GPT2 | {"n_layers": 24, "width": 1024, "n_heads": 16},
-    "modern-10m": _MODERN
-    | {"vocab_size": 8192, "n_layers": 8, "width": 256, "ff_width": 704, "n_heads": 8, "window": 64},
-    "modern-30m": _MODERN | {"vocab_size": 8192, "n_layers": 12, "width": 384, "ff_width": 1024, "n_heads": 6},
-    "modern-125m": _MODERN | _GROUPED | {"n_layers": 12, "width": 768, "ff_width": 2048, "n_heads": 12, "n_global": 3},
-    "modern-350m": _MODERN | _GROUPED | {"n_layers": 24, "width": 1024, "ff_width": 2752, "n_heads": 16, "n_global": 4},
-    "modern-1b": _MODERN
-    | _GROUPED
-    | {"context": 4096, "n_layers": 20, "width": 2048, "ff_width": 5440, "n_heads": 16, "n_global": 4},
-}
-"""The paper's models (arXiv 2505.15548, as in the author's code), GPT-2's sizes with LS-attention, and `tiny`, which a
-laptop trains on bytes in the configuration of that name.
-
-GPT-2's vocabulary stays at 50,257, as in its tokenizer and checkpoints; `vocab_size=50304` is a multiple of 64.
-
-The modern ones have RMS norms, SwiGLU of about 8/3 of the width, rotary positions, QK-norm per head, no biases and an
-untied head. From 125m on, four KV heads serve all query heads, and one of the four is global: the cache keeps a
-quarter of the keys beyond the window. Their names are their parameters, within 10 %.
-"""
-
 
 def _with_one_loss(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values with the loss as one record. An alias at its default, which older files spell out, is ignored."""
@@ -340,6 +296,9 @@ RANGES: dict[str, Range] = {
     "positions": _one_of(POSITIONS),
     "restart_positions": _SWITCH,
     "rope_theta": _POSITIVE,
+    "rope_scaling": _optional(
+        Range("fields such as {kind: linear, factor: 4}: see RopeScaling", lambda value: isinstance(value, RopeScaling))
+    ),
     "mlp": _one_of(ACTIVATIONS),
     "norm": _one_of(NORMS),
     "norm_unit_offset": _SWITCH,
@@ -367,7 +326,6 @@ def _check_fields(config: GPTConfig) -> None:
     for name, right in RANGES.items():
         _check(name, getattr(config, name), right.words, right.holds(getattr(config, name)))
     scaling, rotates = config.rope_scaling, config.positions == "rotary"
-    _check("rope_scaling", scaling, "None or a RopeScaling", scaling is None or isinstance(scaling, RopeScaling))
     _check("rope_scaling", scaling, "None unless positions are rotary", scaling is None or rotates)
     unit_offset = config.norm_unit_offset
     _check("norm_unit_offset", unit_offset, "False unless norm is rms", not unit_offset or config.norm == "rms")

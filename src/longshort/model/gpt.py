@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from longshort.losses.head import head_scores
 from longshort.model.config import GPTConfig
+from longshort.model.inputs import check_integers, check_range
 from longshort.nn import (
     MLP,
     Block,
@@ -321,8 +322,8 @@ class GPT(nn.Module):
             if tokens.ndim != 2:
                 raise ValueError(f"tokens must have shape (batch, length), got {tuple(tokens.shape)}")
             shape = tokens.shape
-            _check_integers("tokens", tokens, shape)
-            _check_range("tokens", tokens, self.config.vocab_size)
+            check_integers("tokens", tokens, shape)
+            check_range("tokens", tokens, self.config.vocab_size)
         elif embeddings is not None:
             if embeddings.ndim != 3 or embeddings.shape[2] != self.config.width or not embeddings.is_floating_point():
                 raise ValueError(
@@ -333,10 +334,10 @@ class GPT(nn.Module):
         if targets is not None:
             if targets.dtype != torch.int64:
                 raise ValueError(f"targets must be int64, got {targets.dtype}")
-            _check_integers("targets", targets, shape)
-            _check_range("targets", targets, self.config.vocab_size, ignored=IGNORED_TARGET)
+            check_integers("targets", targets, shape)
+            check_range("targets", targets, self.config.vocab_size, ignored=IGNORED_TARGET)
         if segments is not None:
-            _check_integers("segments", segments, shape)
+            check_integers("segments", segments, shape)
         if cache is not None:
             self._check_cache(shape, cache)
         self._check_positions(shape, positions, cache)
@@ -352,14 +353,14 @@ class GPT(nn.Module):
 
     def _check_positions(self, shape: torch.Size, positions: Tensor | None, cache: KVCache | None) -> None:
         if positions is not None:
-            _check_integers("positions", positions, shape[1:] if positions.ndim == 1 else shape)
+            check_integers("positions", positions, shape[1:] if positions.ndim == 1 else shape)
         if self.position_embedding is None:
             return
         held = 0 if cache is None else cache.known_length
         if positions is None and cache is not None and cache.next_positions(0).ndim == 2:
             positions = cache.next_positions(shape[1])
         if positions is not None:
-            _check_range("positions", positions, self.config.context)
+            check_range("positions", positions, self.config.context)
         elif held is not None and held + shape[1] > self.config.context:
             raise ValueError(
                 f"sequences must be no longer than the {self.config.context} learned positions, "
@@ -403,21 +404,3 @@ def _block(config: GPTConfig, layer: int, causal: bool) -> Block:
 
 def _norm_options(config: GPTConfig) -> dict[str, Any]:
     return {"eps": config.norm_eps, "bias": config.bias, "unit_offset": config.norm_unit_offset}
-
-
-def _check_integers(name: str, x: Tensor, shape: torch.Size) -> None:
-    if x.shape != shape:
-        raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(x.shape)}")
-    if x.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"{name} must be int64 or int32, got {x.dtype}")
-
-
-def _check_range(name: str, x: Tensor, limit: int, *, ignored: int | None = None) -> None:
-    """Raise only where checking costs no synchronisation; elsewhere the embedding's own device-side check remains."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or not x.numel():
-        return
-    if ignored is not None:
-        x = x.where(x != ignored, 0)
-    smallest, largest = x.min().item(), x.max().item()
-    if smallest < 0 or largest >= limit:
-        raise ValueError(f"{name} must be from 0 to {limit - 1}, got values from {smallest} to {largest}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -382,7 +383,7 @@ def _model(values: dict[str, Any], loss: dict[str, Any]) -> GPTConfig:
     try:
         return GPTConfig.from_dict(plain) if preset is None else GPTConfig.preset(preset, **plain)
     except ValueError as error:
-        field = str(error).split(" ")[0].split("[")[0]
+        field = re.split(r"[ \[.]", str(error))[0]
         raise ConfigError(f"model.{error}" if field in hints or field == "preset" else f"model: {error}") from None
 
 

@@ -19,8 +19,8 @@ from longshort.heads import HeadPlan
 from longshort.losses import LossSettings
 from longshort.losses.settings import RANGES as LOSS_RANGES
 from longshort.model import GPTConfig
-from longshort.model.config import PRESETS
 from longshort.model.config import RANGES as MODEL_RANGES
+from longshort.model.presets import PRESETS
 from longshort.nn import RopeScaling
 from longshort.train.config import TrainConfig
 from longshort.train.ranges import CHOICES, RANGES
@@ -98,8 +98,6 @@ _OWN_RANGES = {
     "model.n_global": "an integer from 0 to model.n_heads",
     "model.plan": f"a mapping such as {_REACH}",
     "model.plans": "a list of mappings as in model.plan, one per layer",
-    "model.rope_scaling": "a mapping such as {kind: linear, factor: 4} or {kind: llama3, factor: 8, original_context: "
-    "8192}; also low_freq_factor, high_freq_factor",
 }
 
 

@@ -11,7 +11,7 @@ from longshort.data.problems import ProblemTask, open_task
 from longshort.data.tasks import TASKS, TaskSettings, task_vocabulary
 from longshort.data.tokenizer import ByteTokenizer
 from longshort.data.tokens import TokenFile
-from longshort.model.config import PRESETS
+from longshort.model.presets import PRESETS
 from longshort.train.values import ConfigError, check_one_of
 
 Message = Callable[[str], None]

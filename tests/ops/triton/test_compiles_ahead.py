@@ -69,11 +69,11 @@ def decode(plan, *, new=1, kv_heads=4, packed=False, extremes=0, softcap=None):
     launch.decode(q, k, v, cache, cache.clone(), length, segments, tickets, layout, options, extremes)
 
 
-def lose(exponent, *, with_gradient):
+def lose(exponent, *, with_gradient, softcap=0.0):
     from longshort.ops.triton.cross_entropy import chunk_loss
 
     logits, targets = nothing(64, 50304), nothing(64, dtype=torch.int64)
-    chunk_loss(logits, targets, -100, 1e-4, with_gradient, exponent, 0.01)
+    chunk_loss(logits, targets, -100, 1e-4, with_gradient, exponent, 0.01, softcap)
 
 
 def nothing(*shape, dtype=torch.bfloat16):
@@ -94,6 +94,7 @@ CASES = {
     "several queries, maxima": lambda: decode(PLAN, new=4, extremes=1),
     "loss": lambda: lose(1.0, with_gradient=False),
     "damped loss": lambda: lose(0.5, with_gradient=True),
+    "capped loss": lambda: lose(1.0, with_gradient=True, softcap=30.0),
 }
 
 
