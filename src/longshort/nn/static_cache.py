@@ -19,6 +19,7 @@ from longshort.nn.kv_cache import KVCache, check_sizes
 from longshort.nn.layer_cache import CachedAttention, CacheLayer
 from longshort.ops import Smoothing
 from longshort.ops.decode import HeadLayout, decode
+from longshort.reach import LayerReach
 
 MOST_TOKENS = 8
 """The most tokens in a step; also at most 64 query rows per KV head, which the kernel keeps in registers."""
@@ -44,7 +45,7 @@ class LSStaticLayer(CacheLayer):
 
     def __init__(
         self,
-        plan: HeadPlan,
+        plan: HeadPlan | LayerReach,
         n_kv_heads: int,
         head_dim: int,
         *,
@@ -139,7 +140,7 @@ class LSStaticCache(KVCache):
 
     def __init__(
         self,
-        plans: Sequence[HeadPlan],
+        plans: Sequence[HeadPlan | LayerReach],
         *,
         head_dim: int,
         max_length: int,

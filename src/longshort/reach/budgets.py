@@ -67,7 +67,8 @@ def budget(
     assert cheapest is not None
     raise ValueError(
         f"the budget must allow one global layer, which takes {_in_words(cheapest)}; "
-        f"got {' and '.join(_given(cache_bytes, share))}. Without any global head the loss was 0.116 nats above full attention's"
+        f"got {' and '.join(_given(cache_bytes, share))}. Without any global head the loss was 0.116 nats above "
+        "full attention's"
     )
 
 

@@ -26,7 +26,7 @@ _NAMES = {
     "stability.qk_clip": "QK-clip threshold",
 }
 _SAID_ELSEWHERE = ("run.out", "run.variant", "run.seed", "run.name")
-_REACH = ("model.n_global", "model.window", "model.plan", "model.plan.windows", "model.plans")
+_REACH = ("model.n_global", "model.window", "model.plan", "model.plan.windows", "model.plans", "model.reach")
 
 
 class Difference(NamedTuple):
