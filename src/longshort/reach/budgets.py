@@ -85,7 +85,7 @@ def _candidates(
         yield (
             ladder(largest, smallest, n_global=n_global, **few),  # type: ignore[arg-type]
             f"With 8 layers of 8 heads, a ladder of windows beside an eighth of global heads in every layer had the "
-            f"lowest mean loss of twelve plans ({EVIDENCE['ladder']:+.3f} nats against full attention, three seeds).",
+            f"lowest mean loss of twelve plans ({EVIDENCE['ladder']:+.4f} nats against full attention, three seeds).",
         )
     for window in (WINDOW, WINDOW // 2, WINDOW // 4, WINDOW // 8):
         for period in _periods(n_layers):
@@ -94,7 +94,7 @@ def _candidates(
             yield (
                 interleave(letters, width, **few),  # type: ignore[arg-type]
                 "With 8 layers of 8 heads, one full layer at the end was as good as a ladder of windows "
-                f"({EVIDENCE['one-full-8']:+.3f} nats against full attention, three seeds) at three quarters of its "
+                f"({EVIDENCE['one-full-8']:+.4f} nats against full attention, three seeds) at three quarters of its "
                 f"keys{'' if width == WINDOW else ', though with windows of 64'}.",
             )
 
