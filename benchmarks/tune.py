@@ -132,14 +132,14 @@ def task(job: Job, inputs: Drawn) -> Callable[[], list[Tensor]]:
 
     q, k, v, grad = (x.detach() for x in inputs)
     options = Options.of(job.shape.plan(job.which))
-    out, lse, _, _ = forward(q, k, v, options, None, False)
+    out, lse, _, _ = forward(q, k, v, options, None, 0)
     shapes = {job.kernel: TileShape(*job.candidate)._replace(parts=job.parts)}  # type: ignore[arg-type]
 
     def call() -> list[Tensor]:
         with use(shapes):
             if job.kernel == "forward":
-                return [forward(q, k, v, options, None, False)[0]]
-            return list(backward(grad, q, k, v, out, lse, options, None))
+                return [forward(q, k, v, options, None, 0)[0]]
+            return list(backward(grad, q, k, v, out, lse, options, None)[:3])
 
     return call
 

@@ -56,6 +56,7 @@ QUICK_ON_TASKS: dict[str, dict[str, Any]] = {
     "run": {"eval_batches": 1, **_RUN},
     "telemetry": {"logits_every": 4},
 }
+ON_CPU: dict[str, Any] = {"run.compile": False, "run.cuda_graphs": False}
 ON_CUDA: dict[str, Any] = {
     "model.backend": "triton",
     "model.loss_chunk": 1 << 13,
@@ -99,7 +100,7 @@ def base_config(experiment: Experiment, options: Options, *, data: Path | None) 
     author = QUICK if options.quick else PAPER
     own = experiment.quick_base if options.quick else experiment.base
     values = {section: dict(keys) for section, keys in (author if own is None else own).items()}
-    changes: dict[str, Any] = dict(ON_CUDA) if on_cuda(options.device) else {}
+    changes: dict[str, Any] = dict(ON_CUDA if on_cuda(options.device) else ON_CPU)
     changes |= {} if options.quick else experiment.settings
     changes |= {"run.steps": steps, "run.eval_every": max(1, steps // EVALUATIONS), "run.device": options.device}
     if data is not None:

@@ -1,5 +1,7 @@
 """The benchmarks on a GPU, at sizes that say nothing about speed: every implementation runs, is right and is timed."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks import attention, attention_page, decode_step, training
@@ -33,9 +35,9 @@ def test_a_decoding_step_is_captured_with_every_tile():
     assert {row["timing"] for row in shape["rows"]} == {"graph"}
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_every_kernel_trains(compiled):
-    setting = training.Setting(preset="paper-6m", context=512, tokens=1024, overrides={"n_layers": 2})
-    rows = training.measure(setting, compiled=compiled, rounds=1, steps=1)
-    assert [row for row in rows if "failed" in row] == []
-    assert all(row["tokens_per_second"] > 0 for row in rows)
+def test_every_way_of_training_runs_and_is_right():
+    sizes = replace(training.SIZES["cpu"], compiler="inductor")
+    results = training.run(Recorder(), device="cuda", parts=["step", "vocabulary", "small"], sizes=sizes, rounds=1)
+    rows = [row for part in ("step", "vocabulary", "small") for row in results[part]]
+    assert len(rows) > 6 and [row for row in rows if "failed" in row] == []
+    assert all(row["peak_bytes"] > 0 for row in results["step"])

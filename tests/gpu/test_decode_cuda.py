@@ -9,7 +9,7 @@ from longshort import GPT, GPTConfig, HeadPlan, generate
 from longshort.generation.graphs import DecodingStep
 from longshort.ops.decode.launch import DecodeShape
 
-from ..ops.decode.cases import Step, check, run
+from ..ops.decode.cases import Step, check, check_statistics_change_no_bit, run
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 PLANS = {
@@ -97,6 +97,12 @@ def test_a_thousand_runs_give_equal_bits(early, fetch):
     assert all(torch.equal(out, outs[0]) for out in outs) and not tickets.any()
 
 
+@pytest.mark.parametrize("new", [1, 4])
+@pytest.mark.parametrize("name", ["long-short", "rates"])
+def test_statistics_of_either_kind_change_no_bit(name, new):
+    check_statistics_change_no_bit(on_gpu(held=1000, new=new, rollback=7, batch=2, **PLANS[name]), "triton")
+
+
 def test_statistics_show_a_nan():
     step = on_gpu(windows=(None, 50), dim=64, held=900)
     q, k, v, ids = step.draw()
@@ -105,6 +111,8 @@ def test_statistics_show_a_nan():
     poisoned.draw = lambda: (q, k, v, ids)
     out, logits, *_ = run(poisoned, "triton")
     assert out[0, 0].isnan().all() and logits.max[0].isnan() and not logits.max[1].isnan()
+    _, logits, *_ = run(poisoned, "triton", stats="max")
+    assert logits.max.isnan().tolist() == [True, False]
 
 
 def build(**options):

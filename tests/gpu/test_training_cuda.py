@@ -32,7 +32,7 @@ def test_a_compiled_run_gives_the_losses_of_an_eager_one(how, window, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("how", [[], COMPILED, GRAPHS], ids=" ".join)
+@pytest.mark.parametrize("how", [[], COMPILED, GRAPHS, ["optimizer.kind=muon"]], ids=" ".join)
 def test_deterministic_runs_are_equal_to_the_bit(how, tmp_path):
     corpus = make_corpus(tmp_path)
     common = ("run.device=cuda", "run.precision=bf16", "run.steps=25", "run.deterministic=true", "data.batch_size=16")
@@ -52,6 +52,8 @@ def test_deterministic_runs_are_equal_to_the_bit(how, tmp_path):
         ["stability.guard=rollback"],
         ["stability.clip=tensor", "stability.qk_clip=100", "telemetry.layer_gradients=true"],
         ["data.segments=true", "run.accumulate=2"],
+        ["optimizer.kind=muon", "stability.qk_clip=100"],
+        ["optimizer.kind=muon", "stability.guard=skip"],
         COMPILED,
         GRAPHS,
     ],
@@ -84,10 +86,11 @@ def test_numbers_are_copied_into_pinned_memory():
     assert all(y.is_pinned() for y in (found.loss, found.norm, *found.logits, found.layers))
 
 
-def test_what_the_gpu_skips_is_what_the_host_would(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_what_the_gpu_skips_is_what_the_host_would(kind, tmp_path, monkeypatch):
     corpus = make_corpus(tmp_path)
     spoil_losses(monkeypatch, BAD)
-    changes = ["run.device=cuda", "run.deterministic=true"]
+    changes = ["run.device=cuda", "run.deterministic=true", f"optimizer.kind={kind}"]
     train(config_of(corpus, tmp_path / "gpu", "skip", *changes))
     monkeypatch.setattr("longshort.train.trainer._changes_more_than_weights", lambda config: True)
     train(config_of(corpus, tmp_path / "host", "skip", *changes))

@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 
 from longshort import HeadPlan, attention
 
-from ..ops.cases import HALF, LAYOUTS, SEGMENTS, Case, assert_close, assert_no_worse_than_rounding, run, run_in_rounding
+from ..ops.cases import (
+    HALF,
+    LAYOUTS,
+    SEGMENTS,
+    Case,
+    assert_close,
+    assert_no_worse_than_rounding,
+    assert_statistics_change_no_bit,
+    run,
+    run_in_rounding,
+)
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LONG_SHORT = HeadPlan.long_short(n_heads=4, n_global=1, window=50)
@@ -211,7 +221,8 @@ def test_nan_in_a_key_shows_in_the_rows_that_see_it_and_nowhere_else(head, dtype
     seeing[1, head, 100 : 301 if head == 0 else 150] = True
     assert torch.equal(result.out.isnan(), seeing[..., None].expand(-1, -1, -1, 64))
     assert torch.equal(result.lse.isnan(), seeing)
-    for extreme in result.stats:
+    largest = attention(q, k, v, LONG_SHORT, stats="max", backend="triton").stats.max
+    for extreme in (*result.stats, largest):
         assert extreme.isnan().tolist() == [h == head for h in range(4)]
 
 
@@ -226,6 +237,18 @@ def test_nan_in_padding_shows_nowhere():
     grads = torch.autograd.grad(result.out.square().sum(), (q, k, v))
     assert all(x.isfinite().all() for x in (result.out, *result.stats, *grads))
     assert torch.equal(result.lse == -torch.inf, (segments < 0)[:, None].expand(-1, 4, -1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", ["plain", "negative scale", "two-sided", "padding", "decays", "everything"])
+def test_statistics_of_either_kind_change_no_bit(name, dtype):
+    assert_statistics_change_no_bit(case_on_gpu(dtype=dtype, **OPTIONS[name]), "triton")
+
+
+@pytest.mark.parametrize("dim", [32, 64, 128])
+def test_statistics_of_either_kind_change_no_bit_of_a_long_head_in_parts(dim):
+    case = case_on_gpu(n_queries=8191, n_keys=8191, dim=dim, batch=1, dtype=torch.bfloat16)
+    assert_statistics_change_no_bit(case, "triton")
 
 
 DETERMINISTIC = {

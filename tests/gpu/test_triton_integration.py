@@ -143,13 +143,14 @@ def operator_arguments(name):
     segments = torch.randint(-1, 3, (2, 301), device="cuda")
     windows = [GLOBAL, 50, 50, 50]
     return (q, k, v), {
-        "plain": (windows, None, None, None, True, None, None, True),
-        "no statistics": (windows, None, None, None, True, None, None, False),
-        "everything": (windows, [0.001, 0.0, 0.1, 0.5], [0.01, 0.3, 0.0, 2.0], 0.3, True, 5.0, segments, True),
+        "plain": (windows, None, None, None, True, None, None, 2),
+        "maxima": (windows, None, None, None, True, None, None, 1),
+        "no statistics": (windows, None, None, None, True, None, None, 0),
+        "everything": (windows, [0.001, 0.0, 0.1, 0.5], [0.01, 0.3, 0.0, 2.0], 0.3, True, 5.0, segments, 2),
     }[name]
 
 
-@pytest.mark.parametrize("name", ["plain", "no statistics", "everything"])
+@pytest.mark.parametrize("name", ["plain", "maxima", "no statistics", "everything"])
 def test_forward_operator_passes_torchs_own_checks(name):
     tensors, options = operator_arguments(name)
     torch.library.opcheck(torch.ops.longshort.triton_forward.default, (*tensors, *options))

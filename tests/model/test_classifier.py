@@ -72,6 +72,7 @@ def test_statistics_are_those_of_the_heads():
     output = model()(torch.randint(16, (2, 10)), stats=True)
     assert output.stats.shape == (2, 4, 2) and (output.stats[..., 0] >= output.stats[..., 1]).all()
     assert output.loss is None and not output.stats.requires_grad
+    assert model()(torch.randint(16, (2, 10)), stats="max").stats.shape == (2, 4, 1)
 
 
 def test_batch_norm_takes_running_means_when_it_evaluates():

@@ -212,6 +212,9 @@ def test_stats_are_stacked_per_layer_and_head_and_detached() -> None:
     output = model(tokens, tokens, stats=True)
     assert output.stats.shape == (2, 4, 2) and not output.stats.requires_grad
     assert model(tokens).stats is None
+    largest = model(tokens, tokens, stats="max")
+    assert largest.stats.shape == (2, 4, 1) and torch.equal(largest.stats, output.stats[..., :1])
+    assert torch.equal(largest.loss, output.loss)
     positions = torch.arange(15)
     x = model.embedding(tokens) + model.position_embedding(positions)
     for layer, block in enumerate(model.blocks):

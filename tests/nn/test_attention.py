@@ -120,11 +120,13 @@ def test_stats_are_the_extremes_of_the_dense_logits(options: dict[str, Any]) -> 
 def test_layer_returns_the_tensor_alone_unless_statistics_are_asked_for(cached: bool) -> None:
     layer, x = build(), torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
     results = []
-    for stats in (False, True):
+    for stats in (False, True, "max"):
         cache = LSCache([PLAN], head_dim=6, batch_size=2, dtype=torch.float64).layers[0] if cached else None
         results.append(layer(x, cache=cache, stats=stats))
-    assert isinstance(results[1], LSAttentionResult)
-    assert torch.equal(x + results[0], x + results[1].out)
+    for result in results[1:]:
+        assert isinstance(result, LSAttentionResult)
+        assert torch.equal(x + results[0], x + result.out)
+    assert torch.equal(results[2].stats.max, results[1].stats.max) and results[2].stats.min is None
 
 
 @pytest.mark.parametrize("bias", [(False, False), (True, True), (True, False)], ids=str)

@@ -23,6 +23,7 @@ def test_block_adds_attention_and_mlp_of_normalised_input_to_the_residual() -> N
 def test_block_passes_statistics_on() -> None:
     block, x = Block(16, LSAttention(16, HeadPlan.full(2)), MLP(16, 64)), torch.randn(2, 9, 16)
     assert torch.equal(block(x), block(x, stats=True).out)
+    assert block(x, stats="max").stats.min is None
     assert torch.equal(block(x, stats=True).stats.max, block.attention(block.attention_norm(x), stats=True).stats.max)
 
 

@@ -121,6 +121,22 @@ def test_statistics_of_the_chunks_add_up_to_those_of_the_row():
     torch.testing.assert_close(parts[..., 1].amin(0), expected[..., 1])
 
 
+def test_the_largest_logits_alone_are_those_of_both():
+    model, tokens = build(n_global=2), draw()
+    caches = {stats: model.new_cache() for stats in (True, "max")}
+    for part in tokens.split((90, 1, 59), dim=1):
+        both, largest = (model(part, cache=cache, stats=stats).stats for stats, cache in caches.items())
+        assert largest.shape == (*both.shape[:2], 1) and torch.equal(largest[..., 0], both[..., 0])
+
+
+def test_statistics_of_no_known_kind_are_refused_before_anything_is_written():
+    model, tokens = build(), draw()
+    cache = model.new_cache()
+    with pytest.raises(ValueError, match=r"stats must be False, True or .* got 'min'"):
+        model(tokens, cache=cache, stats="min")
+    assert not cache.writing and cache.length == 0
+
+
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_a_left_padded_row_equals_the_row_alone(positions):
     model, rows = build(positions=positions), [draw(length=n, seed=n) for n in (40, 23, 5)]

@@ -113,6 +113,14 @@ def test_statistics_of_the_steps_add_up_to_those_of_the_row():
     torch.testing.assert_close(parts[..., 1].amin(0), expected[..., 1])
 
 
+def test_the_largest_logits_alone_are_those_of_both():
+    model, tokens = build(n_global=2), draw(length=60)
+    caches = {stats: new_cache(model, max_length=60) for stats in (True, "max")}
+    for part in tokens.split((40, *[1] * 20), dim=1):
+        both, largest = (model(part, cache=cache, stats=stats).stats for stats, cache in caches.items())
+        assert largest.shape == (*both.shape[:2], 1) and torch.equal(largest[..., 0], both[..., 0])
+
+
 def test_after_a_crop_it_goes_on_as_if_never_written():
     model, tokens, other = build(window=7, n_global=1), draw(length=80), draw(length=80, seed=5)
     cache = new_cache(model, max_length=80, rollback=6)

@@ -19,6 +19,7 @@ from torch import Tensor
 from longshort import HeadPlan
 from longshort.ops import AttentionResult, attention
 from longshort.ops.blocked import fused, groups, passes
+from longshort.ops.options import Stats
 
 LENGTHS = (1, 2, 3, 7, 16, 17, 33, 64, 65, 100, 129, 200, 257)
 EXTRA_KEYS = (0, 0, 0, 1, 5, 16, 63, 130)
@@ -119,19 +120,35 @@ class Outcome:
         yield "lse", self.result.lse
         if self.result.stats is not None:
             yield "stats.max", self.result.stats.max
-            yield "stats.min", self.result.stats.min
+            if self.result.stats.min is not None:
+                yield "stats.min", self.result.stats.min
         yield from zip(("grad of q", "grad of k", "grad of v"), self.grads, strict=True)
 
 
-def run(case: Case, backend: str, dtype: torch.dtype | None = None) -> Outcome:
+def run(case: Case, backend: str, dtype: torch.dtype | None = None, stats: Stats = True) -> Outcome:
     """Forward with statistics and backward of the case; `dtype` takes the same numbers to another precision first."""
     q, k, v, grad = case.tensors()
     if dtype is not None:
         q, k, v = (x.detach().to(dtype).requires_grad_() for x in (q, k, v))
     with _tiling(case):
-        result = attention(q, k, v, case.plan, **case.options, stats=True, backend=backend)
+        result = attention(q, k, v, case.plan, **case.options, stats=stats, backend=backend)
         grads = torch.autograd.grad(result.out, (q, k, v), grad.to(result.out.dtype))
     return Outcome(result, grads)
+
+
+def assert_statistics_change_no_bit(case: Case, backend: str) -> None:
+    """Neither kind changes a bit of other results; "max" alone finds the same maxima, and no minima."""
+    none, largest, both = (run(case, backend, stats=stats) for stats in (False, "max", True))
+    assert none.result.stats is None
+    assert largest.result.stats is not None and largest.result.stats.min is None
+    assert [name for name, _ in both.named() if name not in dict(largest.named())] == ["stats.min"]
+    for outcome in (none, largest):
+        want = dict(both.named())
+        assert [name for name, x in outcome.named() if not _same_bits(x, want[name])] == []
+
+
+def _same_bits(x: Tensor, y: Tensor) -> bool:
+    return x.dtype == y.dtype and torch.equal(x.isnan(), y.isnan()) and torch.equal(x.nan_to_num(), y.nan_to_num())
 
 
 def run_in_rounding(case: Case) -> Outcome:

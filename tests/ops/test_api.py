@@ -79,6 +79,9 @@ REFUSED_OPTIONS = {
     "segments must be on the device of q, cpu, got meta": {
         "segments": torch.zeros(2, 5, dtype=torch.int64, device="meta")
     },
+    "stats must be False, True or \"max\", got 'min'": {"stats": "min"},
+    'stats must be False, True or "max", got 1': {"stats": 1},
+    'stats must be False, True or "max", got None': {"stats": None},
     "backend must be one of auto, reference, blocked, triton, sdpa, flex, got 'flash'": {"backend": "flash"},
     "backend must be one of auto, reference, blocked, triton, sdpa, flex, got None": {"backend": None},
 }
@@ -128,6 +131,9 @@ def test_empty_batch_or_no_queries_gives_empty_results(batch, n_queries, n_keys,
     for x, grad in zip((q, k, v), torch.autograd.grad(result.out.sum(), (q, k, v)), strict=True):
         assert grad.shape == x.shape and not grad.any()
 
+    largest = attention(q, k, v, PLAN, segments=segments, stats="max", backend=backend).stats
+    assert largest.max.tolist() == [-torch.inf] * 2 and largest.min is None
+
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_head_with_no_visible_pair_has_infinite_statistics(backend):
@@ -136,11 +142,20 @@ def test_head_with_no_visible_pair_has_infinite_statistics(backend):
     assert logits.max.tolist() == [-torch.inf] * 2
     assert logits.min.tolist() == [torch.inf] * 2
     assert logits.abs_max.tolist() == [-torch.inf] * 2
+    largest = attention(q, k, v, PLAN, segments=torch.full((2, 5), -1), stats="max", backend=backend).stats
+    assert largest.max.tolist() == [-torch.inf] * 2
 
 
 def test_abs_max_is_the_larger_of_both_extremes_and_keeps_nan():
     stats = LogitStats(torch.tensor([3.0, 1.0, -2.0, torch.nan]), torch.tensor([-1.0, -4.0, -5.0, torch.nan]))
     torch.testing.assert_close(stats.abs_max, torch.tensor([3.0, 4.0, 5.0, torch.nan]), equal_nan=True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_abs_max_without_the_smallest_logits_is_refused_with_the_remedy(backend):
+    stats = attention(*torch.randn(3, 1, 2, 5, 4).unbind(), PLAN, stats="max", backend=backend).stats
+    with pytest.raises(ValueError, match=r'abs_max needs the smallest logits, which stats="max" .* use stats=True'):
+        _ = stats.abs_max
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -1,5 +1,7 @@
 """torch.compile, opcheck, fakes, autocast, and what autograd refuses."""
 
+import itertools
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -54,6 +56,15 @@ def test_compiled_call_without_graph_breaks_equals_eager(backend, plan, options)
     check_compiled(compiled, step, *inputs(90), None, tolerance=1e-5)
 
 
+def test_compiled_call_for_the_maxima_alone_has_no_breaks():
+    def step(q, k, v):
+        result = attention(q, k, v, PLAN, stats="max", backend="blocked")
+        assert result.stats.min is None
+        return result.out * 2, result.lse, result.stats.max
+
+    check_compiled(torch.compile(step, backend="aot_eager", fullgraph=True), step, *inputs(70))
+
+
 def test_one_graph_serves_lengths_on_both_sides_of_every_window():
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(train_step, backend=counter, fullgraph=True, dynamic=True)
@@ -99,15 +110,16 @@ def schema_arguments(name, length=37, keys=45):
     windows, segments = [GLOBAL, 1, 30, 64], torch.randint(-1, 3, (2, keys))
     slopes, decays = [0.1, 0.2, 0.0, 0.01], [0.0, 0.1, 0.0, 0.01]
     return (q, k, v), {
-        "plain": (windows, None, None, None, True, None, None, False),
-        "statistics": (windows, None, None, None, True, None, None, True),
-        "two-sided": (windows, None, None, 0.3, False, None, None, True),
-        "segments": (windows, None, None, None, True, None, segments, True),
-        "everything": (windows, decays, slopes, 0.3, True, 5.0, segments, True),
+        "plain": (windows, None, None, None, True, None, None, 0),
+        "statistics": (windows, None, None, None, True, None, None, 2),
+        "maxima": (windows, None, None, None, True, None, None, 1),
+        "two-sided": (windows, None, None, 0.3, False, None, None, 2),
+        "segments": (windows, None, None, None, True, None, segments, 2),
+        "everything": (windows, decays, slopes, 0.3, True, 5.0, segments, 2),
     }[name]
 
 
-OPTIONS = ("plain", "statistics", "two-sided", "segments", "everything")
+OPTIONS = ("plain", "statistics", "maxima", "two-sided", "segments", "everything")
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -146,13 +158,14 @@ def test_double_backward_is_refused_with_a_reason():
 def test_meta_tensors_give_the_shapes_and_dtypes_of_real_ones(dtype):
     real = [x.detach().to(dtype).requires_grad_() for x in inputs(9, keys=12)]
     meta = [x.detach().to("meta").requires_grad_() for x in real]
-    for segmented in (False, True):
+    for segmented, stats in itertools.product((False, True), (True, "max")):
         results = []
         for q, k, v in (real, meta):
             segments = torch.zeros(2, 12, dtype=torch.int64, device=q.device) if segmented else None
-            result = attention(q, k, v, PLAN, segments=segments, stats=True)
+            result = attention(q, k, v, PLAN, segments=segments, stats=stats)
             grads = torch.autograd.grad(result.out.sum(), (q, k, v))
-            results.append([(x.shape, x.dtype, x.stride()) for x in (result.out, result.lse, *result.stats, *grads)])
+            found = [x for x in (result.out, result.lse, *result.stats, *grads) if x is not None]
+            results.append([(x.shape, x.dtype, x.stride()) for x in found])
         assert results[0] == results[1]
 
 

@@ -46,12 +46,12 @@ def test_without_a_gpu_it_is_refused_with_the_reason():
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"stats": True}, "train with telemetry.logits_every=0"),
+        ({"extremes": 1}, "train with telemetry.logits_every=0"),
         ({"segments": torch.zeros(1, 20, dtype=torch.long)}, "a new block mask for every batch"),
     ],
 )
 def test_what_it_does_not_serve_is_refused_with_the_reason(options, reason):
     q, k, v = torch.randn(3, 1, 4, 20, 16).unbind()
-    arguments = {"segments": None, "stats": False} | options
+    arguments = {"segments": None, "extremes": 0} | options
     with pytest.raises(ValueError, match=f'^backend="flex" cannot serve this call: .*{reason}'):
         flex.attend(q, k, v, Options.of(PLANS["global"]), **arguments)

@@ -222,9 +222,11 @@ def test_result_keeps_no_memory_of_the_inputs(attend):
 
 def test_statistics_do_not_change_the_result(attend, plan):
     q, k, v = inputs()
-    with_stats, without = (attend(q, k, v, plan, stats=stats) for stats in (True, False))
-    assert torch.equal(with_stats.out, without.out) and torch.equal(with_stats.lse, without.lse)
-    assert without.stats is None
+    both, largest, without = (attend(q, k, v, plan, stats=stats) for stats in (True, "max", False))
+    for measured in (both, largest):
+        assert torch.equal(measured.out, without.out) and torch.equal(measured.lse, without.lse)
+    assert without.stats is None and largest.stats.min is None
+    assert torch.equal(largest.stats.max, both.stats.max)
 
 
 def test_statistics_are_taken_before_decay_softcap_and_slope(attend):

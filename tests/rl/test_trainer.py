@@ -100,14 +100,15 @@ def test_micro_batches_give_the_gradients_of_the_whole_update(tmp_path):
             torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("step", [1, 2, 3, 4, 5])
-def test_a_killed_run_resumes_as_if_never_stopped(step, tmp_path, monkeypatch):
-    reinforce(tiny_rl(tmp_path / "whole"))
+@pytest.mark.parametrize(("step", "kind"), [*((step, "adamw") for step in range(1, 6)), (4, "muon")])
+def test_a_killed_run_resumes_as_if_never_stopped(step, kind, tmp_path, monkeypatch):
+    whole, run = (tiny_rl(tmp_path / name, f"optimizer.kind={kind}") for name in ("whole", "run"))
+    reinforce(whole)
     with monkeypatch.context() as patch:
         killed_after(patch, step)
         with pytest.raises(Killed):
-            reinforce(tiny_rl(tmp_path / "run"))
-    reinforce(tiny_rl(tmp_path / "run"))
+            reinforce(run)
+    reinforce(run)
     assert differences(tmp_path / "run", tmp_path / "whole") == []
     assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
 
@@ -154,6 +155,16 @@ def test_what_was_drawn_from_is_what_is_computed_again(algorithm, tmp_path):
     learned = records(tmp_path / "run", "train")[3:]
     assert all(abs(record["rollout_kl"]) < 1e-6 for record in learned)
     assert all(len(record["logit_max"][0]) == 2 for record in learned)
+
+
+def test_qk_clip_reads_the_largest_logits_at_every_step_and_both_are_recorded_when_due(tmp_path, monkeypatch):
+    clipped = []
+    monkeypatch.setattr("longshort.rl.trainer.qk_clip", lambda model, largest, **options: clipped.append(largest.shape))
+    reinforce(tiny_rl(tmp_path / "run", "stability.qk_clip=1", "telemetry.logits_every=5"))
+    found = records(tmp_path / "run", "train")
+    assert [record["step"] for record in found if "logit_max" in record and "logit_min" in record] == [1, 5]
+    assert sum("logit_max" in record for record in found) == 2
+    assert len(clipped) == len(found) == 6 and len(set(clipped)) == 1
 
 
 def test_gaussian_noise_keeps_its_size_over_a_run(tmp_path):

@@ -23,6 +23,21 @@ def test_it_keeps_the_extremes_of_all_updates():
     assert smallest.tolist() == [[-2, -5]]
 
 
+def test_it_keeps_the_largest_alone_where_only_they_are_measured():
+    meter = LogitMeter()
+    meter.update(stats((1,), (math.nan,)))
+    meter.update(stats((2,), (3,)))
+    largest, smallest = meter.read()
+    assert largest[0, 0] == 2 and largest[0, 1].isnan() and smallest is None
+
+
+def test_passes_that_measured_different_extremes_are_not_mixed():
+    meter = LogitMeter()
+    meter.update(stats((1, -2), (3, 0)))
+    with pytest.raises(ValueError, match=r"stats must have the shape of those before .* \(1, 2, 2\), got \(1, 2, 1\)"):
+        meter.update(stats((1,), (3,)))
+
+
 def test_taking_in_the_same_pass_twice_changes_nothing():
     once, twice = LogitMeter(), LogitMeter()
     seen = torch.randn(3, 4, 2)
@@ -80,7 +95,11 @@ def read_on_rank(rank, folder):
         stats((3, -2), (7, -1), (math.nan, -1), (-2, -3)),
     ]
     meter.update(mine[rank])
-    torch.save(torch.stack(meter.read(across_ranks=True)), folder / f"rank{rank}.pt")
+    both = meter.read(across_ranks=True)
+    meter.update(mine[rank][..., :1])
+    largest, smallest = meter.read(across_ranks=True)
+    assert smallest is None and torch.equal(largest.nan_to_num(nan=99), both[0].nan_to_num(nan=99))
+    torch.save(torch.stack(both), folder / f"rank{rank}.pt")
     torch.distributed.destroy_process_group()
 
 

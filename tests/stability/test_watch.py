@@ -33,6 +33,22 @@ def test_watched_logits_are_those_that_stats_returns():
         assert torch.equal(seen[layer].max, result.stats.max) and torch.equal(seen[layer].min, result.stats.min)
 
 
+@pytest.mark.parametrize("watched", [True, "max"])
+@pytest.mark.parametrize("asked", [False, True, "max"])
+def test_the_caller_and_the_one_who_watches_each_get_what_they_asked_for(asked, watched):
+    layer, x = LSAttention(32, PLAN), torch.randn(2, 20, 32)
+    expected = layer(x, stats=True).stats
+    with watch_logits(layer, stats=watched) as seen:
+        result = layer(x, stats=asked)
+    found = {"caller": (asked, result.stats if asked else None), "watcher": (watched, seen[0])}
+    for wanted, stats in found.values():
+        if not wanted:
+            assert stats is None and isinstance(result, torch.Tensor)
+            continue
+        assert torch.equal(stats.max, expected.max)
+        assert stats.min is None if wanted == "max" else torch.equal(stats.min, expected.min)
+
+
 def test_extremes_are_kept_over_all_passes_within():
     model, small, large = Residual(), torch.randn(1, 9, 32), 10 * torch.randn(1, 9, 32)
     seen = {}
@@ -102,3 +118,12 @@ def test_what_cannot_be_watched_is_a_clear_error(prepare, message):
         outer.__enter__()
     with pytest.raises(ValueError, match=message), watch_logits(model):
         pass
+
+
+@pytest.mark.parametrize("stats", [False, "min"])
+def test_watching_nothing_or_something_unknown_is_a_clear_error(stats):
+    model = Residual()
+    with pytest.raises(ValueError, match=r"stats must be .*, got"), watch_logits(model, stats=stats):
+        pass
+    with watch_logits(model), pytest.raises(ValueError, match="stats must be False, True or"):
+        model.layers[0](torch.randn(1, 9, 32), stats="min")

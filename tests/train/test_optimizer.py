@@ -1,21 +1,29 @@
-"""AdamW's groups and its state by name."""
+"""The groups of AdamW and of Muon, and their state by name."""
 
 import pytest
 import torch
 
 from longshort import GPT
+from longshort.model import SequenceClassifier
+from longshort.train import ConfigError
 from longshort.train.config import OptimizerConfig
-from longshort.train.optimizer import build_optimizer, load_optimizer_tensors, optimizer_tensors
+from longshort.train.muon import Muon
+from longshort.train.optimizer import (
+    build_optimizer,
+    describe_optimizer,
+    load_optimizer_tensors,
+    optimizer_tensors,
+)
 
 from ..small import small_config
 
 CPU = torch.device("cpu")
 
 
-def made(**changes):
+def made(kind="adamw", **changes):
     torch.manual_seed(0)
     model = GPT(small_config(bias=True, sigma_reparam=True, **changes))
-    return model, build_optimizer(model, OptimizerConfig(lr=1e-2, weight_decay=0.3, betas=(0.8, 0.9)), CPU)
+    return model, build_optimizer(model, OptimizerConfig(kind=kind, lr=1e-2, weight_decay=0.3, betas=(0.8, 0.9)), CPU)
 
 
 def step(model, optimizer, seed):
@@ -26,8 +34,9 @@ def step(model, optimizer, seed):
     optimizer.zero_grad()
 
 
-def test_only_tensors_of_two_or_more_dimensions_decay():
-    model, optimizer = made()
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_only_tensors_of_two_or_more_dimensions_decay(kind):
+    model, optimizer = made(kind)
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in model.named_parameters():
         assert decay[id(parameter)] == (0.3 if parameter.ndim >= 2 else 0.0), name
@@ -40,11 +49,73 @@ def test_settings_reach_the_optimizer():
     assert optimizer.defaults["lr"] == 1e-2 and optimizer.defaults["betas"] == (0.8, 0.9)
 
 
-def test_frozen_parameters_are_left_out():
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_frozen_parameters_are_left_out(kind):
     model, _ = made()
-    model.embedding.weight.requires_grad_(False)
-    optimizer = build_optimizer(model, OptimizerConfig(), CPU)
-    assert not any(p is model.embedding.weight for group in optimizer.param_groups for p in group["params"])
+    frozen = [model.embedding.weight, model.blocks[0].mlp.up.weight]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    optimizer = build_optimizer(model, OptimizerConfig(kind=kind), CPU)
+    given = [p for group in optimizer.param_groups for p in group["params"]]
+    assert len(given) == len(list(model.parameters())) - 2
+    assert not any(p is one for p in given for one in frozen)
+
+
+@pytest.mark.parametrize("sigma_reparam", [False, True])
+@pytest.mark.parametrize("tie", [False, True])
+def test_muon_takes_the_matrices_of_the_blocks_with_each_projection_apart(sigma_reparam, tie):
+    changes = {"n_kv_heads": 2, "n_global": 2, "positions": "learned", "qk_norm": "width", "bias": True}
+    model = GPT(small_config(tie_embeddings=tie, sigma_reparam=sigma_reparam, **changes))
+    optimizer = build_optimizer(model, OptimizerConfig(kind="muon"), CPU)
+    rows = {
+        id(p): heights
+        for group in optimizer.param_groups
+        for p, heights in zip(group["params"], group["rows"] or [None] * len(group["params"]), strict=True)
+    }
+    found = {name: rows[id(p)] for name, p in model.named_parameters()}
+    assert {name: heights for name, heights in found.items() if heights is not None} == {
+        f"blocks.{layer}.{name}.weight": heights
+        for layer in range(2)
+        for name, heights in {
+            "attention.qkv": [32, 16, 16],
+            "attention.out": [32],
+            "mlp.up": [128],
+            "mlp.down": [32],
+        }.items()
+    }
+
+
+def test_a_layer_says_how_its_matrix_splits():
+    model = GPT(small_config())
+    model.blocks[0].mlp.up.rows = [64, 64]
+    optimizer = build_optimizer(model, OptimizerConfig(kind="muon"), CPU)
+    assert optimizer.param_groups[0]["rows"] == [[32] * 3, [32], [64, 64], [32], [32] * 3, [32], [128], [32]]
+
+
+def test_muon_may_have_a_learning_rate_of_its_own():
+    model = GPT(small_config())
+    for rate, ratio in ((None, 1.0), (0.02, 20.0)):
+        config = OptimizerConfig(kind="muon", lr=1e-3, muon_lr=rate, muon_momentum=0.8, muon_scale="spectral")
+        first, *others = build_optimizer(model, config, CPU).param_groups
+        assert first["lr"] == (rate or 1e-3) and first["lr_ratio"] == pytest.approx(ratio)
+        assert (first["momentum"], first["scale"]) == (0.8, "spectral")
+        assert all(group["lr"] == 1e-3 and "lr_ratio" not in group for group in others)
+
+
+def test_a_classifier_has_matrices_for_muon_and_a_model_without_blocks_has_none():
+    classifier = SequenceClassifier(small_config(positions="none"), n_classes=3)
+    optimizer = build_optimizer(classifier, OptimizerConfig(kind="muon"), CPU)
+    assert len(optimizer.param_groups[0]["params"]) == 8
+    with pytest.raises(ConfigError, match=r"optimizer\.kind=muon needs a model whose blocks have trainable matrices"):
+        build_optimizer(torch.nn.Linear(3, 3), OptimizerConfig(kind="muon"), CPU)
+
+
+def test_the_optimizer_is_described_in_words():
+    assert describe_optimizer(made()[1]) == "AdamW"
+    optimizer = build_optimizer(GPT(small_config(positions="none")), OptimizerConfig(kind="muon"), CPU)
+    text = describe_optimizer(optimizer)
+    assert isinstance(optimizer, Muon)
+    assert text == "Muon for 12 matrices (24,576 weights), AdamW for 7 other tensors (16,544)"
 
 
 def test_the_state_is_named_after_the_parameters():
@@ -55,14 +126,25 @@ def test_the_state_is_named_after_the_parameters():
     assert names == {f"{n}/{part}" for n, _ in model.named_parameters() for part in ("step", "exp_avg", "exp_avg_sq")}
 
 
+def test_muon_keeps_one_state_of_each_matrix_of_the_blocks():
+    model, optimizer = made("muon")
+    step(model, optimizer, 0)
+    names = set(optimizer_tensors(optimizer, model))
+    assert {name for name in names if name.startswith("blocks.0.mlp.up.weight/")} == {"blocks.0.mlp.up.weight/momentum"}
+    assert {name for name in names if name.startswith("embedding.weight/")} == {
+        f"embedding.weight/{part}" for part in ("step", "exp_avg", "exp_avg_sq")
+    }
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
 @pytest.mark.parametrize("tie", [False, True])
-def test_a_restored_optimizer_takes_the_next_steps_bit_for_bit(tie):
-    model, optimizer = made(tie_embeddings=tie)
+def test_a_restored_optimizer_takes_the_next_steps_bit_for_bit(tie, kind):
+    model, optimizer = made(kind, tie_embeddings=tie)
     step(model, optimizer, 0)
     step(model, optimizer, 1)
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     tensors = {name: value.clone() for name, value in optimizer_tensors(optimizer, model).items()}
-    other, restored = made(tie_embeddings=tie)
+    other, restored = made(kind, tie_embeddings=tie)
     step(other, restored, 9)
     other.load_state_dict(weights)
     load_optimizer_tensors(restored, other, tensors)

@@ -136,7 +136,7 @@ def _op_results(case: AttentionCase, backend: str, dtype: torch.dtype) -> dict[s
     shapes = [(2, case.plan.n_heads, case.queries, 32), *[(2, n_kv_heads, case.keys, 32)] * 2]
     q, k, v = (torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes)
     result = attention(q, k, v, case.plan, stats=True, backend=backend, **case.options)
-    assert result.stats is not None
+    assert result.stats is not None and result.stats.min is not None
     upstream = torch.randn(result.out.shape, generator=generator).to(dtype)
     gradients = torch.autograd.grad(result.out, (q, k, v), upstream)
     return {

@@ -101,8 +101,8 @@ def watch_logits() -> Iterator[dict[int, LogitStats]]:
 
     def observe(call: LayerCall) -> None:
         found = call.result.stats
-        assert found is not None
-        if (before := seen.get(call.layer)) is not None:
+        assert found is not None and found.min is not None
+        if (before := seen.get(call.layer)) is not None and before.min is not None:
             found = LogitStats(torch.maximum(before.max, found.max), torch.minimum(before.min, found.min))
         seen[call.layer] = found
 

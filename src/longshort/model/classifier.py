@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from longshort.model.config import GPTConfig
 from longshort.model.gpt import GPT
 from longshort.nn import Block, SequenceBatchNorm
+from longshort.ops.options import Stats
 
 NORMS = ("layer", "batch")
 
@@ -29,7 +30,7 @@ class ClassifierOutput(NamedTuple):
     loss: Tensor | None
     """Mean cross-entropy in nats, fp32; None without labels."""
     stats: Tensor | None
-    """(L, H, 2) fp32: largest and smallest attention logit of each head, detached; None unless stats=True."""
+    """Extremes of the attention logits, as in `GPTOutput`."""
 
 
 class SequenceClassifier(nn.Module):
@@ -108,7 +109,7 @@ class SequenceClassifier(nn.Module):
         labels: Tensor | None = None,
         *,
         segments: Tensor | None = None,
-        stats: bool = False,
+        stats: Stats = False,
     ) -> ClassifierOutput:
         """Compute the score of each class.
 
@@ -116,7 +117,7 @@ class SequenceClassifier(nn.Module):
             tokens: (B, T) token ids.
             labels: (B,) int64 classes.
             segments: (B, T) integers, negative where a token is padding; None if there is no padding.
-            stats: also return the extremes of the attention logits.
+            stats: also return the extremes of the attention logits; "max" only the largest, which is cheaper.
         """
         if labels is not None and (labels.dtype != torch.int64 or labels.shape != tokens.shape[:1]):
             raise ValueError(

@@ -30,6 +30,7 @@ from longshort.nn import (
     sinusoidal,
 )
 from longshort.nn.block import apply_norm
+from longshort.ops.options import Stats, extremes_of
 
 IGNORED_TARGET = -100
 """Targets of this value are left out of the loss and its mean."""
@@ -43,7 +44,8 @@ class GPTOutput(NamedTuple):
     loss: Tensor | None
     """Mean cross-entropy in nats, fp32; None without targets."""
     stats: Tensor | None
-    """(L, H, 2) fp32: largest and smallest attention logit of each head, detached; None unless stats=True."""
+    """(L, H, 2) fp32: largest and smallest attention logit of each head, detached; (L, H, 1), the largest alone, with
+    stats="max"; None with stats=False."""
 
 
 class GPT(nn.Module):
@@ -142,7 +144,7 @@ class GPT(nn.Module):
         segments: Tensor | None = None,
         positions: Tensor | None = None,
         cache: KVCache | None = None,
-        stats: bool = False,
+        stats: Stats = False,
         return_logits: bool | None = None,
         last_logits: int | None = None,
     ) -> GPTOutput:
@@ -157,7 +159,7 @@ class GPT(nn.Module):
                 `config.restart_positions`. ALiBi and "none" ignore them.
             cache: from `new_cache`: the tokens are appended to it and see what it holds; positions and segments
                 continue from the last cached token if None. There are no gradients then.
-            stats: also return the extremes of the attention logits.
+            stats: also return the extremes of the attention logits; "max" only the largest, which is cheaper.
             return_logits: whether to return logits; if None, only without targets. With targets the loss is computed in
                 chunks, and the (B, T, V) logits never exist unless asked for.
             last_logits: return the logits of only this many last positions; of all if None.
@@ -180,9 +182,9 @@ class GPT(nn.Module):
         embeddings: Tensor | None = None,
         segments: Tensor | None = None,
         positions: Tensor | None = None,
-        stats: bool = False,
+        stats: Stats = False,
     ) -> tuple[Tensor, Any]:
-        """The normalised last hidden state (B, T, width), and the statistics (L, H, 2) or None; see `forward`."""
+        """The normalised last hidden state (B, T, width), and the statistics or None; see `forward`."""
         self._check_inputs(tokens, None, embeddings, segments, positions, None)
         return self._hidden(tokens, embeddings, segments, positions, None, stats)
 
@@ -230,9 +232,10 @@ class GPT(nn.Module):
         segments: Tensor | None,
         positions: Tensor | None,
         cache: KVCache | None,
-        stats: bool,
+        stats: Stats,
     ) -> tuple[Tensor, Tensor | None]:
         """The normalised last hidden state (B, T, width) and the stacked statistics."""
+        extremes_of(stats)  # raises before the cache is written to
         x = self.embedding(tokens) if embeddings is None else embeddings
         if cache is not None:
             segments = cache.record(x.shape[1], segments, positions)
@@ -251,7 +254,7 @@ class GPT(nn.Module):
             result = self._run(block, x, positions=positions, segments=segments, stats=stats, **options)
             if isinstance(result, LSAttentionResult):
                 x = result.out
-                statistics.append(torch.stack((result.stats.max, result.stats.min), dim=-1))
+                statistics.append(torch.stack([x for x in result.stats if x is not None], dim=-1))
             else:
                 x = result
         if cache is not None:

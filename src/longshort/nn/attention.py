@@ -16,13 +16,14 @@ from longshort.nn.norms import QKNorm
 from longshort.nn.positions import place, placed_heads
 from longshort.nn.sigma_reparam import linear
 from longshort.ops import LogitStats, Smoothing, attention
+from longshort.ops.options import Stats, extremes_of
 from longshort.reach import LayerReach
 
 _ENCODINGS = ("rotary", "alibi", "none")
 
 
 class LSAttentionResult(NamedTuple):
-    """What `LSAttention` and `Block` return with `stats=True`; without, they return the tensor `out` alone."""
+    """What `LSAttention` and `Block` return with `stats`; without, they return the tensor `out` alone."""
 
     out: Tensor
     """(B, T, width)."""
@@ -57,7 +58,7 @@ class StatsOnRequest(Protocol):
         positions: Tensor | None = ...,
         segments: Tensor | None = ...,
         cache: CacheLayer | None = ...,
-        stats: Literal[True],
+        stats: Literal[True, "max"],
     ) -> LSAttentionResult: ...
 
     @overload
@@ -68,7 +69,7 @@ class StatsOnRequest(Protocol):
         positions: Tensor | None = ...,
         segments: Tensor | None = ...,
         cache: CacheLayer | None = ...,
-        stats: bool,
+        stats: Stats,
     ) -> Tensor | LSAttentionResult: ...
 
 
@@ -204,7 +205,7 @@ class LSAttention(nn.Module):
         positions: Tensor | None = None,
         segments: Tensor | None = None,
         cache: CacheLayer | None = None,
-        stats: bool = False,
+        stats: Stats = False,
     ) -> Tensor | LSAttentionResult:
         """Attend within x (B, T, width) and, with a cache, to what came before it. Returns (B, T, width).
 
@@ -214,9 +215,10 @@ class LSAttention(nn.Module):
             segments: (B, T) integers; a token sees its own segment only, and a negative id is padding. With a cache,
                 of the cached positions too: (B, cache.length + T).
             cache: one of a cache's `layers`: x is appended to it, and positions continue from it. No gradients then.
-            stats: return an `LSAttentionResult` instead, which also has the extremes of the logits.
+            stats: return an `LSAttentionResult` instead, which also has the extremes of the logits, or with "max" only
+                the largest.
         """
-        measured = stats or self.watched is not None
+        measured = self._measured(stats)
         if cache is not None:
             out, found = self._attend_cached(x, positions, segments, cache, measured)
         else:
@@ -225,11 +227,20 @@ class LSAttention(nn.Module):
             return out
         if self.watched is not None:
             self.watched.max.copy_(torch.maximum(self.watched.max, found.max))
-            self.watched.min.copy_(torch.minimum(self.watched.min, found.min))
-        return LSAttentionResult(out, found) if stats else out
+            if self.watched.min is not None and found.min is not None:
+                self.watched.min.copy_(torch.minimum(self.watched.min, found.min))
+        if not stats:
+            return out
+        return LSAttentionResult(out, found if stats is True else LogitStats(found.max))
+
+    def _measured(self, stats: Stats) -> Stats:
+        """What to ask of the op, for the caller and for the one who watches."""
+        if self.watched is None or extremes_of(stats) == 2:
+            return stats
+        return "max" if self.watched.min is None else True
 
     def _attend(
-        self, x: Tensor, positions: Tensor | None, segments: Tensor | None, stats: bool
+        self, x: Tensor, positions: Tensor | None, segments: Tensor | None, stats: Stats
     ) -> tuple[Tensor, LogitStats | None]:
         q, k, v = self.heads(x, positions)
         options: dict[str, Any] = {"softcap": self.softcap, "segments": segments, "stats": stats}
@@ -243,7 +254,7 @@ class LSAttention(nn.Module):
 
     @torch.no_grad()
     def _attend_cached(
-        self, x: Tensor, positions: Tensor | None, segments: Tensor | None, cache: CacheLayer, stats: bool
+        self, x: Tensor, positions: Tensor | None, segments: Tensor | None, cache: CacheLayer, stats: Stats
     ) -> tuple[Tensor, LogitStats | None]:
         self.check_cacheable()
         if not self.fits(cache):

@@ -10,6 +10,7 @@ from longshort.nn.attention import LSAttention, LSAttentionResult, StatsOnReques
 from longshort.nn.layer_cache import CacheLayer
 from longshort.nn.norms import SequenceBatchNorm
 from longshort.nn.sigma_reparam import linear
+from longshort.ops.options import Stats
 
 ACTIVATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 
@@ -66,7 +67,7 @@ class Block(nn.Module):
         positions: Tensor | None = None,
         segments: Tensor | None = None,
         cache: CacheLayer | None = None,
-        stats: bool = False,
+        stats: Stats = False,
     ) -> Tensor | LSAttentionResult:
         """The residual stream (B, T, width) after the block; with `stats`, also the statistics of its attention."""
         normalised = apply_norm(self.attention_norm, x, segments)

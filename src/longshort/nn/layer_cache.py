@@ -20,6 +20,7 @@ from longshort.heads import HeadPlan
 from longshort.nn.pool import Heads, Pool, RawValues, Rows
 from longshort.ops import LogitStats, Smoothing, attention
 from longshort.ops.blocked.fused import attend_last
+from longshort.ops.options import Stats
 from longshort.reach import LayerReach
 
 FIRST_ROWS = 64
@@ -34,7 +35,7 @@ class CachedAttention(NamedTuple):
     out: Tensor
     """(B, H, T, D)."""
     stats: LogitStats | None
-    """Extremes of the logits per head, of these queries; None unless stats=True."""
+    """Extremes of the logits per head, of these queries; None with stats=False."""
 
 
 class CacheLayer(ABC):
@@ -96,7 +97,7 @@ class CacheLayer(ABC):
         *,
         softcap: float | None,
         segments: Tensor | None,
-        stats: bool,
+        stats: Stats,
         backend: str,
     ) -> CachedAttention:
         """Append k and the values to attend to, at positions `start` and after, and attend from q; nothing is counted.
@@ -106,7 +107,7 @@ class CacheLayer(ABC):
         stop = start + k.shape[2]
         out = torch.empty_like(q) if len(self.pools) > 1 else q
         largest = torch.empty(self.plan.n_heads, device=q.device)
-        smallest = torch.empty_like(largest)
+        smallest = torch.empty_like(largest) if stats is True else None
         for pool in self.pools:
             pool.reserve(stop)
             keys, values = pool.extend(start, k[:, pool.kv_heads], v[:, pool.kv_heads])
@@ -120,7 +121,9 @@ class CacheLayer(ABC):
             else:
                 out[:, pool.heads] = result.out.to(q.dtype)
             if result.stats is not None:
-                largest[pool.heads], smallest[pool.heads] = result.stats
+                largest[pool.heads] = result.stats.max
+                if smallest is not None and result.stats.min is not None:
+                    smallest[pool.heads] = result.stats.min
         return CachedAttention(out, LogitStats(largest, smallest) if stats else None)
 
     @abstractmethod
@@ -136,7 +139,7 @@ class CacheLayer(ABC):
         *,
         softcap: float | None = None,
         segments: Tensor | None = None,
-        stats: bool = False,
+        stats: Stats = False,
         backend: str = "auto",
     ) -> CachedAttention:
         """Append k and v (B, H_kv, T, D) and attend from q (B, H, T, D) over all that each head sees.
@@ -173,7 +176,7 @@ class LSLayerCache(CacheLayer):
         *,
         softcap: float | None = None,
         segments: Tensor | None = None,
-        stats: bool = False,
+        stats: Stats = False,
         backend: str = "auto",
     ) -> CachedAttention:
         self.check(k.shape[0], k.shape[2])

@@ -77,10 +77,12 @@ class SigmaLinear(nn.Linear):
 
 
 def linear(in_features: int, rows: Sequence[int], *, bias: bool, sigma_reparam: bool) -> nn.Linear:
-    """A linear layer for matrices fused by rows, plain or sigma-reparametrised."""
+    """A linear layer for matrices fused by rows, plain or sigma-reparametrised; its `rows` are their heights."""
     if sigma_reparam:
         return SigmaLinear(in_features, rows=rows, bias=bias)
-    return nn.Linear(in_features, sum(rows), bias=bias)
+    layer = nn.Linear(in_features, sum(rows), bias=bias)
+    layer.rows = list(rows)  # type: ignore[assignment]
+    return layer
 
 
 def update_sigma(module: nn.Module) -> None:

@@ -19,6 +19,7 @@ from longshort.nn.kv_cache import KVCache, check_sizes
 from longshort.nn.layer_cache import CachedAttention, CacheLayer
 from longshort.ops import Smoothing
 from longshort.ops.decode import HeadLayout, decode
+from longshort.ops.options import Stats
 from longshort.reach import LayerReach
 
 MOST_TOKENS = 8
@@ -94,7 +95,7 @@ class LSStaticLayer(CacheLayer):
         *,
         softcap: float | None = None,
         segments: Tensor | None = None,
-        stats: bool = False,
+        stats: Stats = False,
         backend: str = "auto",
     ) -> CachedAttention:
         """Append and attend, as `LSLayerCache.attend`; `LSStaticCache.advance` counts the tokens, once for all layers.

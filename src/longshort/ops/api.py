@@ -17,7 +17,7 @@ from torch import Tensor
 
 from longshort.heads import HeadPlan
 from longshort.ops import schema, sdpa
-from longshort.ops.options import Options
+from longshort.ops.options import Options, Stats, extremes_of
 from longshort.ops.reference import reference
 from longshort.ops.smoothing import Smoothing, smooth_values
 
@@ -32,12 +32,14 @@ class LogitStats(NamedTuple):
 
     max: Tensor
     """(H,) fp32; -inf for a head with no visible pair; NaN if a visible logit is NaN."""
-    min: Tensor
-    """(H,) fp32; +inf for a head with no visible pair; NaN if a visible logit is NaN."""
+    min: Tensor | None = None
+    """(H,) fp32; +inf for a head with no visible pair; NaN if a visible logit is NaN. None with stats="max"."""
 
     @property
     def abs_max(self) -> Tensor:
-        """(H,) largest absolute logit; -inf for a head with no visible pair."""
+        """(H,) largest absolute logit; -inf for a head with no visible pair. Needs the smallest: stats=True."""
+        if self.min is None:
+            raise ValueError('abs_max needs the smallest logits, which stats="max" does not measure; use stats=True')
         return torch.maximum(self.max, -self.min)
 
 
@@ -50,7 +52,7 @@ class AttentionResult(NamedTuple):
     """(B, H, T) natural log-sum-exp of each row, fp32 (float64 for float64 inputs). Not differentiable. Empty,
     (0,), with backend="sdpa", which does not return one."""
     stats: LogitStats | None
-    """Per-head extremes of the logits; None unless stats=True."""
+    """Per-head extremes of the logits; None with stats=False."""
 
     @property
     def logits(self) -> LogitStats | None:
@@ -68,8 +70,9 @@ def attention(
     causal: bool = True,
     softcap: float | None = None,
     segments: Tensor | None = None,
+    sinks: Tensor | None = None,
     smoothing: Smoothing | None = None,
-    stats: bool = False,
+    stats: Stats = False,
     backend: str = "auto",
 ) -> AttentionResult:
     """Attention in which every head has its own reach.
@@ -87,8 +90,10 @@ def attention(
         softcap: logits become softcap * tanh(logits / softcap).
         segments: (B, S) integers; a query sees only keys of its own segment. A negative id is padding, which sees
             nothing and is seen by nothing; its output is zero and its lse -inf.
+        sinks: (H,) fp32, a learned score per head that joins each row's softmax with a value of zero, so that a head
+            can attend to nothing (gpt-oss); lse includes it, statistics do not, and padding does not see it.
         smoothing: pool the attention rows over the keys (LaS); lse and statistics remain those of the unpooled rows.
-        stats: also return the per-head extremes of the logits.
+        stats: also return the per-head extremes of the logits; "max" measures only the largest, which is cheaper.
         backend: "auto" chooses; a named backend serves the call or raises, and never falls back. "sdpa" and "flex" are
             PyTorch's own attention, for comparison: see `ops.sdpa` and `ops.flex` for what they support.
 
@@ -102,6 +107,8 @@ def attention(
     q, k, v = _autocast(q, k, v)
     _check_tensors(q, k, v)
     _check_options(q, k, plan, scale, softcap, segments)
+    _check_sinks(q, sinks)
+    extremes = extremes_of(stats)
     backend = chosen_backend(backend, q)
     pooling = None
     if smoothing is not None:
@@ -110,14 +117,16 @@ def attention(
         with _without_autocast(q):
             out, lse, largest, smallest = reference(
                 q, k, v, plan, scale=_scale(scale, q), causal=causal, softcap=softcap, segments=segments,
-                pooling=pooling,
+                pooling=pooling, sinks=sinks,
             )  # fmt: skip
     else:
         options = Options.of(plan, scale=scale, causal=causal, softcap=softcap)
         if backend in ("sdpa", "flex"):
-            return AttentionResult(*_peer(backend)(q, k, v, options, segments, stats), None)
-        out, lse, largest, smallest = schema.run(backend, q, k, v, options, segments, stats)
-    return AttentionResult(out, lse, LogitStats(largest, smallest) if stats else None)
+            if sinks is not None:
+                raise ValueError(f'backend="{backend}" cannot serve this call: it has no sinks')
+            return AttentionResult(*_peer(backend)(q, k, v, options, segments, extremes), None)
+        out, lse, largest, smallest = schema.run(backend, q, k, v, options, segments, extremes, sinks)
+    return AttentionResult(out, lse, LogitStats(largest, smallest if extremes == 2 else None) if extremes else None)
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -225,6 +234,21 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(
             f"q must have no more positions than k (queries are the last ones), got T={q.shape[2]} and S={k.shape[2]}"
         )
+
+
+def _check_sinks(q: Tensor, sinks: Tensor | None) -> None:
+    if sinks is None:
+        return
+    if not isinstance(sinks, Tensor):
+        raise ValueError(f"sinks must be None or a tensor, got {type(sinks).__name__}")
+    wanted = torch.promote_types(q.dtype, torch.float32)
+    if sinks.shape != q.shape[1:2] or sinks.dtype != wanted:
+        raise ValueError(
+            f"sinks must be {wanted} of shape (heads,) = {tuple(q.shape[1:2])}, "
+            f"got {sinks.dtype} of shape {tuple(sinks.shape)}"
+        )
+    if sinks.device != q.device:
+        raise ValueError(f"sinks must be on the device of q, {q.device}, got {sinks.device}")
 
 
 def _is_number(value: object) -> bool:

@@ -24,10 +24,10 @@ SMALLEST_HEAD_DIM = 16
 
 @torch.compiler.disable
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, stats: bool
+    q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, extremes: int
 ) -> tuple[Tensor, Tensor]:
     """out (B, H, T, D) and lse (B, H, T)."""
-    why = _cannot(segments, stats)
+    why = _cannot(segments, extremes)
     if why is not None:
         raise ValueError(f'backend="flex" cannot serve this call: {why}')
     if q.numel() == 0:
@@ -63,9 +63,9 @@ def cannot_run(q: Tensor) -> str | None:
     return None
 
 
-def _cannot(segments: Tensor | None, stats: bool) -> str | None:
+def _cannot(segments: Tensor | None, extremes: int) -> str | None:
     """Why it cannot compute this, or None."""
-    if stats:
+    if extremes:
         return (
             "FlexAttention returns only the largest score of a row, after decay, softcap and slope, so there are no "
             "logit statistics; call it with stats=False, and train with telemetry.logits_every=0"

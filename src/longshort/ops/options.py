@@ -6,7 +6,7 @@ to gets the record back; nothing else below the public op takes it apart.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
@@ -17,6 +17,22 @@ GLOBAL = 1 << 30
 
 SCHEMA = "int[] windows, float[]? decays, float[]? slopes, float? scale, bool causal, float? softcap"
 """The fields of `Options` as torch.library writes them."""
+
+Stats = bool | Literal["max"]
+"""What to measure of the logits: nothing, the largest and the smallest, or the largest alone, which costs less."""
+
+
+def extremes_of(stats: Stats) -> int:
+    """How many extremes of the logits this asks for, as everything below the public op has it: 0, 1 (the largest) or 2.
+
+    >>> extremes_of(False), extremes_of("max"), extremes_of(True)
+    (0, 1, 2)
+    """
+    if isinstance(stats, bool):
+        return 2 if stats else 0
+    if stats != "max":
+        raise ValueError(f'stats must be False, True or "max", got {stats!r}')
+    return 1
 
 
 class Options(NamedTuple):

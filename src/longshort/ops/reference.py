@@ -25,10 +25,12 @@ def reference(
     softcap: float | None,
     segments: Tensor | None,
     pooling: Smoothing | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """softmax(x) V per head, x[t, j] = softcap(scale q_t.k_j exp(-decay |t-j|)) - slope |t-j| over the visible keys.
 
     `pooling` averages x along the keys, before the mask and the softmax: see `smoothing.pool_rows`.
+    `sinks` (H,) are the scores of one more key per head, whose value is zero; rows that see nothing do not see it.
     Returns out (B, H, T, D), lse (B, H, T), and the largest and smallest scale q_t.k_j over visible pairs, each (H,).
     """
     n_queries, n_keys, group = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
@@ -60,12 +62,16 @@ def reference(
     x = x.masked_fill(~visible, -torch.inf)
 
     blind = ~visible.any(-1, keepdim=True)  # rows that see nothing give zeros, not NaN
+    if sinks is not None:
+        sink = sinks.to(dtype)[None, :, None, None].expand(*x.shape[:3], 1)
+        x = torch.cat((x, sink.masked_fill(blind, -torch.inf)), dim=-1)
+        v_BHSD = torch.cat((v_BHSD, v_BHSD.new_zeros(*v_BHSD.shape[:2], 1, v_BHSD.shape[3])), dim=2)
     probabilities = x.masked_fill(blind, 0).softmax(-1)
     # Decay makes far logits equal, and softmax on a CPU adds 10^5 equal terms one by one, all rounded the same way.
     probabilities = (probabilities / probabilities.sum(-1, keepdim=True)).masked_fill(blind, 0)
     out = (probabilities @ v_BHSD).to(q.dtype)
     with torch.no_grad():
-        lse = x.logsumexp(-1) if n_keys else x.new_full(x.shape[:3], -torch.inf)
+        lse = x.logsumexp(-1) if x.shape[-1] else x.new_full(x.shape[:3], -torch.inf)
         largest = _over_heads(logits.masked_fill(~visible, -torch.inf), torch.amax, -torch.inf)
         smallest = _over_heads(logits.masked_fill(~visible, torch.inf), torch.amin, torch.inf)
     return out, lse, largest, smallest

@@ -20,22 +20,33 @@ from torch import Tensor
 from longshort.ops.options import SCHEMA, Options
 
 HOMES = {"blocked": "longshort.ops.blocked", "triton": "longshort.ops.triton"}
-"""Modules with forward(q, k, v, options, segments, stats) and backward(grad, q, k, v, out, lse, options, segments).
-Without `stats` the extremes that forward returns may be None."""
+"""Modules with forward(q, k, v, options, segments, extremes, sinks) and backward(grad, q, k, v, out, lse, options,
+segments, sinks). `extremes` are 0, 1 (the largest) or 2; those of the logits that it does not ask for may be None, and
+so may the gradient of sinks that are None."""
 _library = torch.library.Library("longshort", "DEF")
+_RECEIVED = len(Options._fields) + 3
+"""Arguments of a forward op after q, k and v, the sinks included, which torch.library leaves out if they are None."""
 _PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
 
 
 def run(
-    backend: str, q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, stats: bool
+    backend: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    options: Options,
+    segments: Tensor | None,
+    extremes: int,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """out, lse, and the extremes of the logits, of no meaning unless `stats`."""
-    if not torch.compiler.is_compiling() and _is_plain(q, k, v, segments):
-        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            return Direct.apply(backend, q, k, v, options, segments, stats)
-        return _home(backend).forward(q, k, v, options, segments, stats)
+    """out, lse, and the largest and smallest logits, of no meaning unless `extremes` asks for them."""
+    if not torch.compiler.is_compiling() and _is_plain(q, k, v, segments, sinks):
+        learned = sinks is not None and sinks.requires_grad
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or learned):
+            return Direct.apply(backend, q, k, v, options, segments, extremes, sinks)
+        return _home(backend).forward(q, k, v, options, segments, extremes, sinks)
     forward = torch.ops.longshort.blocked_forward if backend == "blocked" else torch.ops.longshort.triton_forward
-    result: tuple[Tensor, Tensor, Tensor, Tensor] = forward(q, k, v, *options, segments, stats)
+    result: tuple[Tensor, Tensor, Tensor, Tensor] = forward(q, k, v, *options, segments, extremes, sinks)
     return result
 
 
@@ -56,73 +67,87 @@ class Direct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, backend: str, q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, stats: bool
+        ctx: Any,
+        backend: str,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        options: Options,
+        segments: Tensor | None,
+        extremes: int,
+        sinks: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        out, lse, logit_max, logit_min = _home(backend).forward(q, k, v, options, segments, stats)
+        out, lse, logit_max, logit_min = _home(backend).forward(q, k, v, options, segments, extremes, sinks)
         ctx.mark_non_differentiable(*(x for x in (lse, logit_max, logit_min) if x is not None))
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q, k, v, out, lse, segments)
+        ctx.save_for_backward(q, k, v, out, lse, segments, sinks)
         ctx.backend, ctx.options = backend, options
         return out, lse, logit_max, logit_min
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         if grads[0] is None:
-            return (None,) * 7
-        q, k, v, out, lse, segments = ctx.saved_tensors
+            return (None,) * 8
+        q, k, v, out, lse, segments, sinks = ctx.saved_tensors
         tensors = (grads[0], q, k, v, out, lse)
         if torch.is_grad_enabled():  # the library's op refuses a second derivative once it is asked for
-            found = getattr(torch.ops.longshort, f"{ctx.backend}_backward")(*tensors, *ctx.options, segments)
+            found = getattr(torch.ops.longshort, f"{ctx.backend}_backward")(*tensors, *ctx.options, segments, sinks)
         else:
-            found = _home(ctx.backend).backward(*tensors, ctx.options, segments)
-        return (None, *found, None, None, None)
+            found = _home(ctx.backend).backward(*tensors, ctx.options, segments, sinks)
+        *others, to_sinks = found
+        return (None, *others, None, None, None, None if sinks is None else to_sinks)
 
 
 def _forward(home: str) -> Callable[..., Any]:
     def forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
-        *options, segments, stats = rest
-        out, lse, *extremes = import_module(home).forward(q, k, v, Options.received(*options), segments, stats)
-        return out, lse, *(lse.new_empty(0) if x is None else x for x in extremes)
+        *options, segments, extremes, sinks = rest if len(rest) == _RECEIVED else (*rest, None)
+        out, lse, *found = import_module(home).forward(q, k, v, Options.received(*options), segments, extremes, sinks)
+        return out, lse, *(q.new_empty(0, dtype=torch.float32) if x is None else x for x in found)
 
     return forward
 
 
 def _backward(home: str) -> Callable[..., Any]:
-    def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any) -> Any:
-        *options, segments = rest
-        return import_module(home).backward(grad, q, k, v, out, lse, Options.received(*options), segments)
+    def backward(*arguments: Any) -> Any:
+        tensors, rest = arguments[:6], arguments[6:]
+        *options, segments, sinks = rest if len(rest) == _RECEIVED - 1 else (*rest, None)
+        *grads, found = import_module(home).backward(*tensors, Options.received(*options), segments, sinks)
+        return *grads, tensors[5].new_empty(0) if found is None else found
 
     return backward
 
 
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    stats = rest[-1]
-    wide = torch.promote_types(q.dtype, torch.float32)
-    extremes = [q.new_empty(q.shape[1] if stats else 0, dtype=torch.float32) for _ in range(2)]
-    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=wide), extremes[0], extremes[1]
+    wide, extremes = torch.promote_types(q.dtype, torch.float32), rest[len(Options._fields) + 1]
+    high, low = (q.new_empty(q.shape[1] if extremes > i else 0, dtype=torch.float32) for i in range(2))
+    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=wide), high, low
 
 
-def _backward_fake(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+def _backward_fake(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    sinks = rest[-1] if len(rest) == _RECEIVED - 1 else None
+    to_sinks = lse.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), to_sinks
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-    q, k, v, *options, segments, _ = inputs
+    q, k, v, *options, segments, _, sinks = inputs
     out, lse, logit_max, logit_min = output
     ctx.mark_non_differentiable(lse, logit_max, logit_min)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, out, lse, segments)
+    ctx.save_for_backward(q, k, v, out, lse, segments, sinks)
     ctx.options = options
 
 
 def _derivative(backend: str) -> Callable[..., tuple[Tensor | None, ...]]:
     def differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if grad is None:
-            return (None,) * (len(ctx.options) + 5)
-        q, k, v, out, lse, segments = ctx.saved_tensors
+            return (None,) * (len(ctx.options) + 6)
+        q, k, v, out, lse, segments, sinks = ctx.saved_tensors
         backward = getattr(torch.ops.longshort, f"{backend}_backward")
-        grads = backward(grad, q, k, v, out, lse, *ctx.options, segments)
-        return (*grads, *(None,) * (len(ctx.options) + 2))
+        *grads, to_sinks = backward(grad, q, k, v, out, lse, *ctx.options, segments, sinks)
+        return (*grads, *(None,) * (len(ctx.options) + 2), None if sinks is None else to_sinks)
 
     return differentiate
 
@@ -134,12 +159,12 @@ def _refuse(ctx: Any, *grads: Any) -> None:
 def _register(backend: str, home: str) -> None:
     forward, backward = f"{backend}_forward", f"{backend}_backward"
     _library.define(
-        f"{forward}(Tensor q, Tensor k, Tensor v, {SCHEMA}, Tensor? segments, bool stats)"
+        f"{forward}(Tensor q, Tensor k, Tensor v, {SCHEMA}, Tensor? segments, int extremes, Tensor? sinks=None)"
         " -> (Tensor out, Tensor lse, Tensor logit_max, Tensor logit_min)"
     )
     _library.define(
-        f"{backward}(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {SCHEMA}, Tensor? segments)"
-        " -> (Tensor grad_q, Tensor grad_k, Tensor grad_v)"
+        f"{backward}(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {SCHEMA},"
+        " Tensor? segments, Tensor? sinks=None) -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_sinks)"
     )
     for device in ("CPU", "CUDA"):
         _library.impl(forward, _forward(home), device)

@@ -21,10 +21,10 @@ times that where a kernel converts it to floats, a local head has no advantage l
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, stats: bool
+    q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, extremes: int
 ) -> tuple[Tensor, Tensor]:
     """out (B, H, T, D), and in place of an lse, which SDPA does not give, an empty tensor (0,)."""
-    why = _cannot(q, k, options, segments, stats)
+    why = _cannot(q, k, options, segments, extremes)
     if why is not None:
         raise ValueError(f'backend="sdpa" cannot serve this call: {why}')
     lse = q.new_empty(0, dtype=torch.promote_types(q.dtype, torch.float32))
@@ -41,9 +41,9 @@ def attend(
     return out if order == sorted(order) else out[:, [order.index(head) for head in range(len(order))]], lse
 
 
-def _cannot(q: Tensor, k: Tensor, options: Options, segments: Tensor | None, stats: bool) -> str | None:
+def _cannot(q: Tensor, k: Tensor, options: Options, segments: Tensor | None, extremes: int) -> str | None:
     """Why SDPA cannot compute this, or None."""
-    if stats:
+    if extremes:
         return "SDPA has no logit statistics; call it with stats=False, and train with telemetry.logits_every=0"
     if segments is not None:
         return "segments would need a T x S mask for every sequence"

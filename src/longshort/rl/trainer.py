@@ -273,7 +273,7 @@ class RLTrainer(Loop):
         entropy = gap = torch.zeros((), device=self.world.device)
         with ExitStack() as stack:
             stack.enter_context(autocast(self.config.run.precision, self.world.device))
-            watched = stack.enter_context(watch_logits(self.policy)) if wanted else None
+            watched = stack.enter_context(watch_logits(self.policy, stats=wanted)) if wanted else None
             for part in (drawn.part(rows) for update in self._slices() for rows in update):
                 scores = part.scores(self.policy, form=self.form, entropy=True)
                 assert scores.entropy is not None
@@ -285,8 +285,8 @@ class RLTrainer(Loop):
                 if self.reference is not None:
                     reference.append(part.log_probs(self.reference, form=self.form))
             if watched is not None:
-                ends = [torch.stack([getattr(stats, end) for stats in watched.values()]) for end in ("max", "min")]
-                logits = (ends[0].clone(), ends[1].clone())
+                largest, smallest = zip(*watched.values(), strict=True)
+                logits = (torch.stack(largest), torch.stack(smallest) if wanted is True else None)
         held = torch.cat(reference) if reference else None
         experience = Experience(drawn, advantages.to(self.world.device), torch.cat(old), held)
         tokens = drawn.mask.sum().clamp(min=1)

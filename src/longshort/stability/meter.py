@@ -8,7 +8,8 @@ from torch import Tensor
 
 
 class LogitMeter:
-    """Collects the (L, H, 2) statistics that `GPT` returns: the largest and smallest logit of each head.
+    """Collects the statistics that `GPT` returns: (L, H, 2), the largest and smallest logit of each head, or with
+    stats="max" (L, H, 1), the largest alone.
 
     Taking extremes is idempotent, so accumulation and recomputation are safe. A NaN stays visible, also across ranks.
 
@@ -21,17 +22,28 @@ class LogitMeter:
     """
 
     def __init__(self) -> None:
-        self._extremes: Tensor | None = None  # (L, H, 2): largest, and minus the smallest
+        self._extremes: Tensor | None = None  # (L, H, 2 or 1): largest, and minus the smallest
 
     def update(self, stats: Tensor) -> None:
         """Take in the statistics of one forward pass."""
-        mine = torch.stack((stats[..., 0], -stats[..., 1]), dim=-1).detach()
-        self._extremes = mine if self._extremes is None else torch.maximum(self._extremes, mine)
-
-    def read(self, *, across_ranks: bool = False) -> tuple[Tensor, Tensor]:
-        """Return the largest and smallest logits, (L, H) each, and reset; one packed reduction across ranks."""
+        mine = torch.cat((stats[..., :1], -stats[..., 1:]), dim=-1).detach()
         if self._extremes is None:
-            raise RuntimeError("the meter has seen no forward pass with stats=True since it was last read")
+            self._extremes = mine
+            return
+        if mine.shape != self._extremes.shape:
+            raise ValueError(
+                f"stats must have the shape of those before it since the meter was last read, "
+                f"{tuple(self._extremes.shape)}, got {tuple(mine.shape)}"
+            )
+        self._extremes = torch.maximum(self._extremes, mine)
+
+    def read(self, *, across_ranks: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Return the largest and smallest logits, (L, H) each, and reset; one packed reduction across ranks.
+
+        The smallest are None if they were not measured.
+        """
+        if self._extremes is None:
+            raise RuntimeError('the meter has seen no forward pass with stats=True or "max" since it was last read')
         extremes, self._extremes = self._extremes, None
         if across_ranks:
             # MAX drops NaN on some backends, so NaN is sent as a flag beside the numbers.
@@ -40,4 +52,4 @@ class LogitMeter:
             dist.all_reduce(packed, op=dist.ReduceOp.MAX)
             extremes, broken = packed.chunk(2)
             extremes = extremes.masked_fill(broken > 0, torch.nan)
-        return extremes[..., 0], -extremes[..., 1]
+        return extremes[..., 0], -extremes[..., 1] if extremes.shape[-1] == 2 else None

@@ -10,14 +10,15 @@ from torch import nn
 
 from longshort.nn import LSAttention
 from longshort.ops import LogitStats
+from longshort.ops.options import Stats, extremes_of
 
 
 @contextmanager
-def watch_logits(model: nn.Module) -> Iterator[dict[int, LogitStats]]:
+def watch_logits(model: nn.Module, *, stats: Stats = True) -> Iterator[dict[int, LogitStats]]:
     """Extremes of each head's logits over the enclosed forward passes, by layer, in the order of `model.modules()`.
 
     The op measures them as it runs, without hooks, so a compiled model can be watched too; it compiles once more.
-    A layer that has not run has -inf as its largest logit.
+    A layer that has not run has -inf as its largest logit. With stats="max" only the largest logits are measured.
 
     >>> from longshort import HeadPlan
     >>> plan = HeadPlan.long_short(n_heads=4, n_global=1, window=16)
@@ -27,6 +28,8 @@ def watch_logits(model: nn.Module) -> Iterator[dict[int, LogitStats]]:
     >>> seen[1].abs_max.shape
     torch.Size([4])
     """
+    if not extremes_of(stats):
+        raise ValueError(f'stats must be True or "max" to watch the logits, got {stats!r}')
     layers = [module for module in model.modules() if isinstance(module, LSAttention)]
     if not layers:
         raise ValueError(f"model must have an LSAttention layer, got a {type(model).__name__} without one")
@@ -34,7 +37,7 @@ def watch_logits(model: nn.Module) -> Iterator[dict[int, LogitStats]]:
         raise ValueError("model must not be watched already, got one inside another watch_logits")
     for layer in layers:
         largest = torch.full((layer.n_heads,), -torch.inf, device=layer.out.weight.device)
-        layer.watched = LogitStats(largest, -largest)
+        layer.watched = LogitStats(largest, -largest if stats is True else None)
     try:
         yield {index: layer.watched for index, layer in enumerate(layers) if layer.watched is not None}
     finally:

@@ -55,8 +55,13 @@ class TaskConfig(TaskSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW. Weight decay acts on tensors of two or more dimensions, embeddings included, as in the author's code."""
+    """AdamW or Muon. Weight decay acts on tensors of two or more dimensions, embeddings included, as in the author's
+    code.
+    """
 
+    kind: str = "adamw"
+    """adamw, or muon: Muon for the matrices of the blocks (queries, keys and values each by themselves) and AdamW for
+    embeddings, head, norms and biases."""
     lr: float = 6e-4
     """Peak learning rate, reached at the end of the warm-up."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -65,6 +70,13 @@ class OptimizerConfig:
     """Added to the denominator of Adam's update."""
     weight_decay: float = 0.1
     """Decoupled weight decay of matrices and embeddings; biases and norms have none."""
+    muon_scale: str = "match_rms"
+    """Size of Muon's updates of n x m matrices: match_rms (0.2 * sqrt(max(n, m)), for the learning rate and weight
+    decay of AdamW, arXiv 2502.16982) or spectral (sqrt(max(1, n / m)), for a muon_lr of about 0.02)."""
+    muon_lr: float | None = None
+    """Peak learning rate of the matrices that Muon trains; lr if None."""
+    muon_momentum: float = 0.95
+    """Decay rate of Muon's running mean of the gradient; the momentum is Nesterov's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +152,7 @@ class TelemetryConfig:
 
     logits_every: int = 10
     """Steps between recordings of every head's largest and smallest logit; 0 means never. QK-clip and the guard read
-    them at every step regardless."""
+    the largest at every step regardless."""
     entropy_every: int = 0
     """Steps between recordings of every head's attention entropy, on one sequence; 0 means never."""
     layer_gradients: bool = False

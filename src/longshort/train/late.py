@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-Logits = tuple[Tensor, Tensor]
-"""The largest and smallest attention logit of each head, (L, H) each."""
+Logits = tuple[Tensor, Tensor | None]
+"""The largest and smallest attention logit of each head, (L, H) each; None where only the largest are measured."""
 
 
 class Numbers(NamedTuple):
@@ -133,9 +133,10 @@ def at_once(device: torch.device) -> bool:
 def _to_host(numbers: Numbers) -> Numbers:
     """Begin to copy the numbers; from a GPU, into pinned memory."""
     loss, norm, logits, layers = numbers
+    low = None if logits is None or logits[1] is None else logits[1].to("cpu", non_blocking=True)
     return Numbers(
         loss.to("cpu", non_blocking=True),
         norm.to("cpu", non_blocking=True),
-        None if logits is None else (logits[0].to("cpu", non_blocking=True), logits[1].to("cpu", non_blocking=True)),
+        None if logits is None else (logits[0].to("cpu", non_blocking=True), low),
         None if layers is None else layers.to("cpu", non_blocking=True),
     )

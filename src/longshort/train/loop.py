@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from longshort.ops.options import Stats
 from longshort.runs.log import METRICS, RunLog
 from longshort.stability import LogitMeter, TensorClip, attention_entropy
 from longshort.stability.clipping import clip_by_global_norm
@@ -35,7 +36,7 @@ from longshort.train.identity import check_nothing_is_lost, check_same_run, open
 from longshort.train.late import Logits
 from longshort.train.memory import within_memory
 from longshort.train.models import Model, build_model, compiled
-from longshort.train.optimizer import OptimizerState, build_guard, build_optimizer
+from longshort.train.optimizer import OptimizerState, build_guard, build_optimizer, describe_optimizer
 from longshort.train.precision import autocast, matmul_precision, matmuls
 from longshort.train.progress import Reporter, Silent
 from longshort.train.schedule import learning_rate
@@ -146,6 +147,8 @@ class Loop(ABC):
         steps = self.config.run.steps
         if self.compilation.reason:
             self.reporter.message(announce_compilation(self.compilation))
+        if self.config.optimizer.kind != "adamw":
+            self.reporter.message(describe_optimizer(self.optimizer))
         resumed = self._resume()
         self._prepare(resumed=resumed)
         with self._logging(resumed), told_to_stop(self._interrupt):
@@ -189,10 +192,10 @@ class Loop(ABC):
         return "diverged", {"since": since, "reason": reason}
 
     def _set_rate(self, step: int, *, peak: float, steps: int) -> float:
-        """Give the optimizer the learning rate of step `step` of `steps`, counted from 0."""
+        """Give the optimizer the learning rate of step `step` of `steps`, counted from 0; see `build_optimizer`."""
         rate = learning_rate(step, peak=peak, steps=steps, schedule=self.config.schedule)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("lr_ratio", 1.0)
         return rate
 
     def _count_step(self) -> None:
@@ -230,7 +233,7 @@ class Loop(ABC):
         values |= {"seconds": progress.seconds, "tokens_per_second": speed}
         values["mfu"] = flops * speed / (self._peak * self.world.size) if self._peak and flops else None
         values |= more
-        if logits is not None:
+        if logits is not None and logits[1] is not None:  # both, or the record is not due
             values |= {"logit_max": logits[0], "logit_min": logits[1]}
         if entropy is not None:
             values["entropy"] = entropy
@@ -245,12 +248,13 @@ class Loop(ABC):
             end = f"the run stops after {cap} consecutive such steps" if cap else "the run continues (nonfinite_cap=0)"
             self.reporter.message(f"warning: step {step}: {what}; {end}")
 
-    def _wants_logits(self) -> bool:
+    def _wants_logits(self) -> Stats:
+        """Both extremes where they are recorded; the largest, which QK-clip and the guard read, at the other steps."""
         every, stability = self.config.telemetry.logits_every, self.config.stability
-        if stability.qk_clip is not None or stability.guard != "off":
-            return True
         first = self.progress.step == 0 and not self.compilation.compile  # compiling for statistics would delay step 2
-        return bool(every) and (first or (self.progress.step + 1) % every == 0)
+        if every and (first or (self.progress.step + 1) % every == 0):
+            return True
+        return "max" if stability.qk_clip is not None or stability.guard != "off" else False
 
     def _clip(self, norm: Tensor) -> None:
         """Clip the gradients; only steps that are taken enter the running means of the tensors' norms."""
@@ -275,7 +279,7 @@ class Loop(ABC):
         found: dict[str, Any] = {"loss": loss, "reason": reason, "action": action, "threshold": verdict.threshold}
         found |= {"batch": batch, "grad_norm": norm} | evidence
         if logits is not None:
-            found |= {"logit_max": logits[0], "logit_min": logits[1]}
+            found |= {name: x for name, x in zip(("logit_max", "logit_min"), logits, strict=True) if x is not None}
         self._record("spike", step=step, **found)
         return None if action == "warn" else action
 
@@ -366,7 +370,8 @@ class Loop(ABC):
             rewind_run(self.config, self.progress, resumed=resumed, message=self.reporter.message)
             self._log = open_log(self.config, self.out)
             if self._log.is_empty:  # also if a resumed run lost its log: the description comes first
-                self._record("run", **run_description(self.config, self.model, self.world, self.compilation))
+                about = run_description(self.config, self.model, self.world, self.compilation)
+                self._record("run", **about, optimizer=describe_optimizer(self.optimizer))
             self._run_data.keep_tokenizer(self.out)
         if resumed:
             self._record("resume", step=self.progress.step)

@@ -1,7 +1,7 @@
 """Checks that a run fits in memory before anything is allocated, and says what to change if it does not.
 
-Only what a run certainly needs is counted, so that no run that would fit is refused: weights, gradients and AdamW's
-moments, one batch of tokens, and the activations that every backend keeps for the backward pass.
+Only what a run certainly needs is counted, so that no run that would fit is refused: weights, gradients and the
+optimizer's moments, one batch of tokens, and the activations that every backend keeps for the backward pass.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ REMEDY_OF_RL = (
     "a larger run.accumulate, run.checkpoint_activations=true, a smaller rl.prompts, rl.group or rl.max_new_tokens, or "
     "a smaller model needs less"
 )
+_OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon"}
 _PROBLEM = 256
 """Bytes that a problem needs at least, as Python objects."""
 _OVER_THE_LEAST = 3
@@ -43,7 +44,9 @@ class Need:
     """The least number of bytes that a run needs."""
 
     state: int
-    """Weights, gradients, first and second moments."""
+    """Weights, gradients and moments: two of each weight, or one where Muon trains it."""
+    gradients: int
+    """The gradients' part of it."""
     tokens: int
     """Inputs and targets of one sequence."""
     activations: int
@@ -55,21 +58,25 @@ class Need:
 
     @property
     def total(self) -> int:
-        """The gradients, a quarter of the state, are allocated as the activations are freed."""
-        most = max(self.state, self.state * 3 // 4 + self.micro_rows * self.activations)
+        """The gradients are allocated as the activations are freed."""
+        most = max(self.state, self.state - self.gradients + self.micro_rows * self.activations)
         return most + self.rows * self.tokens
 
 
 def need_of(config: TrainConfig, world: World) -> Need:
     """The least that a run needs on the device of each of its processes."""
+    weights = 4 * least_parameters(config.model)
+    matrices = weights - 4 * _table_parameters(config.model)
+    state = 4 * weights - (matrices if config.optimizer.kind == "muon" else 0)
     if config.rl.task is not None:  # what a rollout needs depends on what is drawn
-        weights, problems = 4 * least_parameters(config.model), max(config.data.batch_size, config.rl.prompts)
-        state = (5 if config.rl.kl else 4) * weights
-        return Need(state=state, tokens=_PROBLEM, activations=0, rows=problems, micro_rows=0)
+        problems = max(config.data.batch_size, config.rl.prompts)
+        state += weights if config.rl.kl else 0
+        return Need(state=state, gradients=weights, tokens=_PROBLEM, activations=0, rows=problems, micro_rows=0)
     rows = config.data.batch_size // world.size
     bf16 = config.run.precision == "bf16" or (config.run.precision == "auto" and world.device.type == "cuda")
     return Need(
-        state=4 * 4 * least_parameters(config.model),
+        state=state,
+        gradients=weights,
         tokens=8 * config.length * (2 if config.task.name is None else 1),
         activations=config.length * _kept_per_token(config) * (2 if bf16 else 4),
         rows=rows,
@@ -83,9 +90,15 @@ def least_parameters(model: GPTConfig) -> int:
     >>> least_parameters(GPTConfig.preset("paper-6m"))
     6887424
     """
-    tables = model.vocab_size * (1 if model.tie_embeddings else 2) + model.context * (model.positions == "learned")
     attention = 2 * (model.n_heads + (model.n_kv_heads or model.n_heads)) * _head_dim(model)
-    return model.width * (tables + model.n_layers * (attention + 2 * model.ff_multiplier * model.width))
+    blocks = model.n_layers * model.width * (attention + 2 * model.ff_multiplier * model.width)
+    return _table_parameters(model) + blocks
+
+
+def _table_parameters(model: GPTConfig) -> int:
+    """Number of weights of the embeddings and the head."""
+    tables = model.vocab_size * (1 if model.tie_embeddings else 2) + model.context * (model.positions == "learned")
+    return model.width * tables
 
 
 def _head_dim(model: GPTConfig) -> int:
@@ -122,21 +135,21 @@ def _resumes(config: TrainConfig) -> bool:
 def check_memory(config: TrainConfig, world: World) -> None:
     """Raise if the run needs more memory than is free, saying how much that is and what would fit."""
     need, cpu = need_of(config, world), torch.device("cpu")
-    needs = {world.device: need}
+    needs, optimizer = {world.device: need}, _OPTIMIZERS[config.optimizer.kind]
     if world.device != cpu:
-        needs[cpu] = dataclasses.replace(need, state=0, activations=0)  # batches are made there
+        needs[cpu] = dataclasses.replace(need, state=0, gradients=0, activations=0)  # batches are made there
     for device, part in needs.items():
         left = available_memory(device)
         if left is not None and part.total > left and config.rl.task is not None:
             raise ConfigError(
                 f"this run needs at least {_size(part.total)} of memory on {device} for the weights, their gradients, "
-                f"AdamW, the reference and problems, but {_size(left)} is free; a smaller model, data.batch_size or "
-                "rl.prompts would fit"
+                f"{optimizer}, the reference and problems, but {_size(left)} is free; a smaller model, data.batch_size "
+                "or rl.prompts would fit"
             )
         if left is not None and part.total > left:
             raise ConfigError(
                 f"this run needs at least {_size(part.total)} of memory on {device}, of which {_size(part.state)} for "
-                f"the weights, their gradients and AdamW, and {_size(part.total - part.state)} for "
+                f"the weights, their gradients and {optimizer}, and {_size(part.total - part.state)} for "
                 f"data.batch_size={config.data.batch_size} sequences of {config.length:,} tokens, but "
                 f"{_size(left)} is free; {_what_fits(part, left, config, world)}"
             )

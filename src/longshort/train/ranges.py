@@ -10,6 +10,7 @@ from typing import Any
 from longshort.data.tasks import TASKS
 from longshort.model.classifier import NORMS
 from longshort.model.config import Range
+from longshort.train.muon import SCALES
 from longshort.train.rl_config import ALGORITHMS, FORMS
 from longshort.train.values import ConfigError, check_one_of
 
@@ -40,6 +41,8 @@ RANGES: dict[str, Range] = {
     "optimizer.betas": Range("two numbers from 0 to 1, 1 excluded", lambda both: all(0 <= b < 1 for b in both)),
     "optimizer.eps": _POSITIVE,
     "optimizer.weight_decay": _AT_LEAST_0,
+    "optimizer.muon_lr": _POSITIVE,
+    "optimizer.muon_momentum": Range("a number from 0 to 1, 1 excluded", lambda value: 0 <= value < 1),
     "schedule.warmup": _count(0),
     "schedule.floor": _SHARE,
     "schedule.decay": _SHARE,
@@ -95,6 +98,8 @@ RANGES: dict[str, Range] = {
 }
 
 CHOICES: dict[str, tuple[str, ...]] = {
+    "optimizer.kind": ("adamw", "muon"),
+    "optimizer.muon_scale": SCALES,
     "schedule.kind": ("constant", "cosine", "wsd"),
     "run.device": ("auto", "cpu", "cuda"),
     "run.precision": ("auto", "fp32", "bf16"),

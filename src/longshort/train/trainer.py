@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from longshort.data.ahead import BatchesAhead
 from longshort.data.stream import Batch
 from longshort.nn import update_sigma
+from longshort.ops.options import Stats
 from longshort.stability import qk_clip
 from longshort.stability.clipping import gradient_norm, layer_norms
 from longshort.train.answers import TaskData, answer_scores
@@ -67,9 +68,9 @@ class Trainer(Loop):
         self.batches = BatchesAhead(self._batch, pinned=world.device.type == "cuda")
         self.late = Late(world.device)
         self._waits = config.stability.guard == "skip" and _changes_more_than_weights(config)
-        self._met: set[bool] = set()
-        """Whether steps with and without statistics were met: the first of either may compile, which takes long, so it
-        is timed by itself."""
+        self._met: set[Stats] = set()
+        """The kinds of statistics that steps have had: the first of each may compile, which takes long, so it is timed
+        by itself."""
         self._flops = flops_per_token(self.model, config.length)
         if world.size > 1:
             self.parallel = DistributedDataParallel(self.parallel)
@@ -127,7 +128,7 @@ class Trainer(Loop):
         if ready is not None and action is None:
             self._finish_step(ready)
 
-    def _gradients(self, batch: Batch, with_stats: bool) -> Numbers:
+    def _gradients(self, batch: Batch, with_stats: Stats) -> Numbers:
         """Compute the gradients of the step, reading nothing from the device."""
         if self.compilation.cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()  # the last step's outputs may be overwritten
@@ -184,7 +185,7 @@ class Trainer(Loop):
             self._finish_step(ready)
         return action != "rollback"
 
-    def _forward_backward(self, batch: Batch, with_stats: bool) -> Tensor:
+    def _forward_backward(self, batch: Batch, with_stats: Stats) -> Tensor:
         """Compute the gradients of the whole step; returns its mean loss over all ranks."""
         accumulate, device = self.config.run.accumulate, self.world.device
         seed = (self.config.run.seed << 40) + (self.progress.batch << 12) + self.world.rank

@@ -66,13 +66,35 @@ def test_names_of_a_compiled_or_distributed_model_are_read(tmp_path, prefix):
     torch.testing.assert_close(logits(from_author(path)), theirs(tokens()), **TIGHT)
 
 
-def test_masks_saved_with_the_weights_are_left_out(tmp_path):
+SEEN = torch.ones(48, 48, dtype=torch.bool).tril()
+MASKS = {
+    "bias": SEEN.float().view(1, 1, 48, 48),
+    "mask": SEEN,
+    "local_mask": SEEN.triu(-4).view(1, 48, 48),
+    "head_masks": torch.stack((SEEN, SEEN, SEEN.triu(-4), SEEN.triu(-4))),
+    "added": torch.zeros(1, 4, 48, 48).masked_fill(~SEEN, -torch.inf),
+    "half_mask": torch.zeros(48, 48, dtype=torch.float16).masked_fill(~SEEN, -6e4),
+    "span": torch.tensor(4),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_saved_with_the_weights_are_left_out(tmp_path, name):
     theirs = Nano(n_local=2, visible=5, separate=False)
     for block in theirs.transformer.h:
-        block["attn"].register_buffer("bias", torch.ones(1, 1, 48, 48).tril())
-        block["attn"].register_buffer("local_bias", torch.ones(1, 1, 48, 48).tril())
+        block["attn"].register_buffer(name, MASKS[name])
     path = save(tmp_path / "ckpt.pt", theirs, args=SIZES)
     torch.testing.assert_close(logits(from_author(path, n_global=2, window=5)), theirs(tokens()), **TIGHT)
+
+
+@pytest.mark.parametrize("name", ["mask", "sinks"])
+def test_what_attention_adds_to_its_logits_is_not_taken_for_a_mask(tmp_path, name):
+    theirs = Nano(n_local=2, visible=5, separate=False)
+    added = -torch.arange(48.0).expand(48, 48) if name == "mask" else torch.zeros(4)
+    theirs.transformer.h[1]["attn"].register_buffer(name, added)
+    path = save(tmp_path / "ckpt.pt", theirs, args=SIZES)
+    with pytest.raises(ValueError, match=f"unknown h.1.attn.{name}"):
+        from_author(path, n_global=2, window=5)
 
 
 def test_a_tied_head_stays_tied_and_an_untied_one_untied(tmp_path):

@@ -12,7 +12,17 @@ from longshort import HeadPlan, attention
 from longshort.ops import blocked
 from longshort.ops.options import Options
 
-from ..cases import HALF, LAYOUTS, Case, assert_close, assert_no_worse_than_rounding, cases, run, run_in_rounding
+from ..cases import (
+    HALF,
+    LAYOUTS,
+    Case,
+    assert_close,
+    assert_no_worse_than_rounding,
+    assert_statistics_change_no_bit,
+    cases,
+    run,
+    run_in_rounding,
+)
 
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-11}
 NAN = float("nan")
@@ -43,6 +53,20 @@ def test_two_sided_call_agrees_with_the_reference_in_fp32(layout, case):
 @given(cases(dtypes=(torch.float64,)))
 def test_float64_call_agrees_with_the_reference(case):
     check_against_reference(case)
+
+
+@settings(max_examples=60)
+@given(cases(dtypes=(torch.float32, torch.float64, *HALF)))
+def test_statistics_of_either_kind_change_no_bit(case):
+    assert_statistics_change_no_bit(case, "blocked")
+
+
+def test_the_largest_logits_alone_take_no_pass_for_the_smallest(monkeypatch):
+    for name in ("amin", "aminmax"):
+        monkeypatch.setattr(torch.Tensor, name, None)
+    run(replace(MIXED, segments="negatives"), "blocked", stats="max")
+    with pytest.raises(TypeError):
+        run(MIXED, "blocked", stats=True)
 
 
 @pytest.mark.parametrize("segments", [None, "negatives"])
@@ -158,12 +182,12 @@ class _Memory(TorchDispatchMode):
         return result
 
 
-def memory_of(n, windows, *, slopes=None, softcap=None, segments=None, causal=True, stats=True, dim=16):
+def memory_of(n, windows, *, slopes=None, softcap=None, segments=None, causal=True, extremes=2, dim=16):
     """Of forward and backward, called beneath the opaque op, whose inside a dispatch mode does not see."""
     q, k, v, grad = torch.randn(4, 1, len(windows), n, dim).unbind()
     options = Options.of(HeadPlan(windows=windows, slopes=slopes), causal=causal, softcap=softcap)
     with _Memory() as memory:
-        out, lse, _, _ = blocked.forward(q, k, v, options, segments, stats)
+        out, lse, _, _ = blocked.forward(q, k, v, options, segments, extremes)
         blocked.backward(grad, q, k, v, out, lse, options, segments)
     return memory
 
@@ -218,6 +242,8 @@ def test_nan_in_a_query_shows_in_its_row_and_head_alone(windows, segments, softc
     assert torch.equal(result.out.isnan().any(-1), expected)
     assert torch.equal(result.lse.isnan(), expected)
     assert result.stats.max.isnan().tolist() == result.stats.min.isnan().tolist() == [False, True, False]
+    alone = attention(q, k, v, case.plan, **case.options, stats="max", backend="blocked").stats
+    assert alone.min is None and alone.max.isnan().tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("softcap", [None, 5.0])
@@ -235,6 +261,8 @@ def test_nan_in_a_key_shows_in_every_row_that_sees_it_and_in_its_head_alone(wind
         nan[1, 1] = False
         assert not nan.any()
     assert result.stats.max.isnan().tolist() == result.stats.min.isnan().tolist() == [False, True, False]
+    alone = attention(q, k, v, case.plan, **case.options, stats="max", backend="blocked").stats
+    assert alone.min is None and alone.max.isnan().tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("backend", ["reference", "blocked"])

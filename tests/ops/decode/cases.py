@@ -80,7 +80,7 @@ class Step:
         return storage.flatten()
 
 
-def run(step, backend):
+def run(step, backend, stats=True):
     q, k, v, ids = step.draw()
     layout, _ = step.layout()
     keys, values = (step.filled(x[:, :, : step.held]) for x in (k, v))
@@ -89,10 +89,17 @@ def run(step, backend):
     with nullcontext() if step.shape is None else use(step.shape):
         out, logits = decode(
             q, k[:, :, step.held :], v[:, :, step.held :], keys, values, length, ids, tickets, layout, step.plan,
-            softcap=step.softcap, stats=True, backend=backend,
+            softcap=step.softcap, stats=stats, backend=backend,
         )  # fmt: skip
     assert not tickets.any()
     return out, logits, keys, values
+
+
+def check_statistics_change_no_bit(step, backend):
+    """Neither kind changes the output, and "max" alone finds the maxima that both find, and no minima."""
+    (none, nothing, *_), (one, largest, *_), (two, both, *_) = (run(step, backend, s) for s in (False, "max", True))
+    assert torch.equal(none, two) and torch.equal(one, two)
+    assert nothing is None and largest.min is None and torch.equal(largest.max, both.max)
 
 
 def expected(step):

@@ -15,7 +15,7 @@ from longshort.ops.decode import launch
 from longshort.ops.decode.launch import DecodeShape
 from longshort.ops.options import Options
 
-from .cases import Step, check, run
+from .cases import Step, check, check_statistics_change_no_bit, run
 
 BACKENDS = ["blocked", "triton"]
 
@@ -106,6 +106,15 @@ def test_any_step_agrees_with_the_reference(backend, data):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("new", [1, 3])
+@pytest.mark.parametrize("programs", [1, 40], ids=["whole", "split"])
+def test_statistics_of_either_kind_change_no_bit(programs, new, backend):
+    shape = DecodeShape(16, 4, 1, programs)
+    step = Step(windows=(None, 5, 30), held=90, new=new, rollback=2, softcap=20.0, padding=(3,), shape=shape)
+    check_statistics_change_no_bit(step, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_nan_stays_visible_in_its_head_alone(backend, monkeypatch):
     original = Step.draw
 
@@ -118,6 +127,8 @@ def test_a_nan_stays_visible_in_its_head_alone(backend, monkeypatch):
     out, logits, *_ = run(Step(windows=(None, None, 5), held=120), backend)
     assert out[0, 1].isnan().all() and logits.max[1].isnan() and logits.min[1].isnan()
     assert not out[0, ::2].isnan().any() and not logits.max[::2].isnan().any()
+    _, logits, *_ = run(Step(windows=(None, None, 5), held=120), backend, stats="max")
+    assert logits.max.isnan().tolist() == [False, True, False]
 
 
 def test_two_runs_give_equal_bits_whichever_part_ends_last():
@@ -197,13 +208,14 @@ def test_an_empty_step_gives_empty_results(batch, new, backend):
     assert logits.max.tolist() == [-torch.inf] * 2 and logits.min.tolist() == [torch.inf] * 2
 
 
+@pytest.mark.parametrize("extremes", [0, 1, 2])
 @pytest.mark.parametrize("name", ["plain_decode", "triton_decode"])
-def test_the_op_keeps_the_rules_of_torch_library(name):
+def test_the_op_keeps_the_rules_of_torch_library(name, extremes):
     step = Step(windows=(None, 5), held=30, dim=16)
     q, k, v, _ = step.draw()
     layout, _ = step.layout()
     keys, values = (step.filled(x[:, :, :30]).nan_to_num() for x in (k, v))
     tickets = torch.zeros(2, dtype=torch.int32)
     args = (q, k[:, :, 30:], v[:, :, 30:], keys, values, torch.tensor([30]), None, tickets)
-    args = (*args, [n for head in layout for n in head], *Options.of(step.plan), True)
+    args = (*args, [n for head in layout for n in head], *Options.of(step.plan), extremes)
     torch.library.opcheck(getattr(torch.ops.longshort, name).default, args)

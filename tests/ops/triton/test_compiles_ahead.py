@@ -45,18 +45,18 @@ def kernels_of_the_source() -> set[str]:
     return {name for file in files for name in re.findall(r"^def (\w+_kernel)\(", file.read_text(), re.MULTILINE)}
 
 
-def attend(plan, *, dim=64, dtype=torch.bfloat16, kv_heads=4, packed=False, stats=False, causal=True, softcap=None):
+def attend(plan, *, dim=64, dtype=torch.bfloat16, kv_heads=4, packed=False, extremes=0, causal=True, softcap=None):
     """Forward and backward."""
     from longshort.ops.triton import launch
 
     q, k, v = (nothing(1, heads, 4096, dim, dtype=dtype) for heads in (4, kv_heads, kv_heads))
     segments = nothing(1, 4096, dtype=torch.int64) if packed else None
     options = Options.of(plan, causal=causal, softcap=softcap)
-    out, lse, *_ = launch.forward(q, k, v, options, segments, stats)
+    out, lse, *_ = launch.forward(q, k, v, options, segments, extremes)
     launch.backward(torch.empty_like(out), q, k, v, out, lse, options, segments)
 
 
-def decode(plan, *, new=1, kv_heads=4, packed=False, stats=False, softcap=None):
+def decode(plan, *, new=1, kv_heads=4, packed=False, extremes=0, softcap=None):
     """One step over a cache of 4096 positions, in a row of it for each position and KV head."""
     from longshort.ops.decode import launch
 
@@ -66,7 +66,7 @@ def decode(plan, *, new=1, kv_heads=4, packed=False, stats=False, softcap=None):
     segments = nothing(1, 4096, dtype=torch.int64) if packed else None
     layout = tuple(number for head in range(kv_heads) for number in (head * 4096, 4096, 4096))
     options = Options.of(plan, softcap=softcap)
-    launch.decode(q, k, v, cache, cache.clone(), length, segments, tickets, layout, options, stats)
+    launch.decode(q, k, v, cache, cache.clone(), length, segments, tickets, layout, options, extremes)
 
 
 def lose(exponent, *, with_gradient):
@@ -81,13 +81,17 @@ def nothing(*shape, dtype=torch.bfloat16):
 
 
 CASES = {
-    "windows": lambda: attend(PLAN, stats=True),
+    "windows": lambda: attend(PLAN, extremes=2),
     "decay, two-sided": lambda: attend(DAMPED, dim=128, dtype=torch.float16, causal=False),
-    "everything": lambda: attend(SLOPED, dim=32, dtype=torch.float32, kv_heads=2, packed=True, stats=True, softcap=30),
+    "everything": lambda: attend(SLOPED, dim=32, dtype=torch.float32, kv_heads=2, packed=True, extremes=2, softcap=30),
+    "maxima": lambda: attend(PLAN, extremes=1),
+    "maxima, everything": lambda: attend(SLOPED, dim=32, kv_heads=2, packed=True, extremes=1, softcap=30),
     "a query": lambda: decode(PLAN),
-    "a query, everything": lambda: decode(SLOPED, packed=True, stats=True, softcap=30),
+    "a query, everything": lambda: decode(SLOPED, packed=True, extremes=2, softcap=30),
+    "a query, maxima": lambda: decode(PLAN, extremes=1),
     "several queries": lambda: decode(PLAN, new=4),
-    "several queries, everything": lambda: decode(SLOPED, kv_heads=2, packed=True, stats=True, softcap=30),
+    "several queries, everything": lambda: decode(SLOPED, kv_heads=2, packed=True, extremes=2, softcap=30),
+    "several queries, maxima": lambda: decode(PLAN, new=4, extremes=1),
     "loss": lambda: lose(1.0, with_gradient=False),
     "damped loss": lambda: lose(0.5, with_gradient=True),
 }

@@ -11,7 +11,15 @@ from hypothesis import given, settings
 
 from longshort import HeadPlan, attention
 
-from ..cases import Case, assert_close, assert_no_worse_than_rounding, cases, run, run_in_rounding
+from ..cases import (
+    Case,
+    assert_close,
+    assert_no_worse_than_rounding,
+    assert_statistics_change_no_bit,
+    cases,
+    run,
+    run_in_rounding,
+)
 
 pytest.importorskip("triton", reason="the package triton is not installed")
 from longshort.ops.options import GLOBAL
@@ -74,6 +82,22 @@ def test_fp16_call_errs_at_most_twice_as_much_as_its_rounding(case):
 def test_each_option_agrees_with_the_reference(name):
     base = {"batch": 1, "n_queries": 101, "n_keys": 101, "kv_heads": 3, "dim": 16, "plan": MIXED, "poison": True}
     check(Case(**base | OPTIONS[name]))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.every(2)
+def test_statistics_of_either_kind_change_no_bit(name):
+    base = {"batch": 1, "n_queries": 70, "n_keys": 70, "kv_heads": 3, "dim": 16, "poison": True}
+    assert_statistics_change_no_bit(Case(**base | {"plan": HeadPlan(windows=(None, 7, 33))} | OPTIONS[name]), "triton")
+
+
+@pytest.mark.parametrize("slopes", [None, (0.1,)], ids=["plain", "slopes"])
+def test_statistics_of_either_kind_change_no_bit_where_walks_are_cut(slopes):
+    plan = HeadPlan(windows=(None,), slopes=slopes)
+    case = Case(batch=1, n_queries=70, n_keys=70, kv_heads=1, dim=16, plan=plan, poison=True)
+    with use({name: TileShape(32, 16, 1, 4, parts=3) for name in KERNELS}):
+        assert_statistics_change_no_bit(case, "triton")
+        check(case)
 
 
 @pytest.mark.parametrize("dim", [16, 32, 64, 96, 128, 40])
@@ -208,6 +232,8 @@ def test_empty_call_gives_empty_results(batch, n_queries, n_keys):
     result = attention(q, k, v, HeadPlan(windows=(None, 3)), stats=True, backend="triton")
     assert (result.out.shape, result.lse.shape) == (q.shape, q.shape[:3])
     assert result.stats.max.tolist() == [-torch.inf] * 2 and result.stats.min.tolist() == [torch.inf] * 2
+    largest = attention(q, k, v, HeadPlan(windows=(None, 3)), stats="max", backend="triton").stats
+    assert largest.max.tolist() == [-torch.inf] * 2 and largest.min is None
     for x, grad in zip((q, k, v), torch.autograd.grad(result.out.sum(), (q, k, v)), strict=True):
         assert grad.shape == x.shape and not grad.any()
 
@@ -219,6 +245,8 @@ def test_nan_stays_visible_in_its_head_alone():
     assert result.out[0, 1, 30:35].isnan().all() and result.lse[0, 1, 30:35].isnan().all()
     assert result.stats.max[1].isnan() and result.stats.min[1].isnan()
     assert result.out[0, 0].isfinite().all() and result.stats.abs_max[0].isfinite()
+    largest = attention(q, k, v, HeadPlan(windows=(None, 5)), stats="max", backend="triton").stats.max
+    assert largest.isnan().tolist() == [False, True]
 
 
 def test_two_runs_give_equal_bits():
@@ -227,9 +255,10 @@ def test_two_runs_give_equal_bits():
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(first.named(), second.named(), strict=True))
 
 
-def test_operator_passes_torchs_own_checks():
+@pytest.mark.parametrize("extremes", [0, 1, 2])
+def test_operator_passes_torchs_own_checks(extremes):
     q, k, v = (torch.randn(1, 2, 20, 16, requires_grad=True) for _ in range(3))
-    options = ([GLOBAL, 5], None, None, None, True, None, None, True)
+    options = ([GLOBAL, 5], None, None, None, True, None, None, extremes)
     torch.library.opcheck(torch.ops.longshort.triton_forward.default, (q, k, v, *options))
 
 

@@ -93,8 +93,13 @@ def filled(config: GPTConfig, tensors: Tensors, *, source: str) -> GPT:
 
 
 def _is_mask(x: Tensor) -> bool:
-    """Older code saved masks (1, 1, T, T), and the number that stood for -inf, with the weights."""
-    return x.ndim == 0 or (x.ndim == 4 and x.shape[:2] == (1, 1) and x.shape[2] == x.shape[3])
+    """Older code saved masks (..., T, T), of all heads or of each, and the number that stood for -inf.
+
+    A mask holds two values, such as 0 and 1 or 0 and -inf: what holds more was learned, or adds to the logits.
+    """
+    if x.ndim < 2 or not x.numel():
+        return x.ndim == 0
+    return x.shape[-1] == x.shape[-2] and bool(((x == x.amin()) | (x == x.amax())).all())
 
 
 def _renamed(name: str) -> str:

@@ -36,13 +36,21 @@ _GRADIENT_BYTES = 1 << 23
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, stats: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    options: Options,
+    segments: Tensor | None,
+    extremes: int,
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Implements longshort::blocked_forward."""
     wide = torch.promote_types(q.dtype, torch.float32)
     out, lse = torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:3], dtype=wide)
-    largest = q.new_full((q.shape[1] if stats else 0,), -torch.inf, dtype=torch.float32)
-    smallest = torch.full_like(largest, torch.inf)
+    largest, smallest = (
+        q.new_full(q.shape[1:2], nothing, dtype=torch.float32) if extremes > i else None
+        for i, nothing in enumerate((-torch.inf, torch.inf))
+    )
     if out.numel() == 0:
         return out, lse, largest, smallest
     with torch.autocast(q.device.type, enabled=False):
@@ -52,12 +60,21 @@ def forward(
             run, _ = _engines(group)
             with flat(out, rows, heads) as out_NTD, flat(lse, rows, heads) as lse_NT:
                 run(group, out_NTD, lse_NT)
-            if stats:
+            if largest is not None:
                 _note_extremes(group, heads, largest, smallest)
         if unseen is not None:
             out.masked_fill_(unseen[:, None, :, None], 0)
             lse.masked_fill_(unseen[:, None], -torch.inf)
+        if sinks is not None:
+            lse = _drained(out, lse, sinks)
     return out, lse, largest, smallest
+
+
+def _drained(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+    """Scale out, in place, by what the sinks leave of each row; returns the lse of the row with its sink."""
+    sink = sinks.to(lse.dtype)[None, :, None]
+    out.copy_(out * torch.sigmoid(lse - sink)[..., None])
+    return torch.logaddexp(lse, sink).masked_fill_(lse == -torch.inf, -torch.inf)
 
 
 def backward(
@@ -69,13 +86,15 @@ def backward(
     lse: Tensor,
     options: Options,
     segments: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Implements longshort::blocked_backward. Key and value gradients are summed in fp32, in a fixed order."""
     wide = lse.dtype
+    to_sinks = None if sinks is None else _sink_gradients(grad, out, lse, sinks)
     grads = [torch.empty(q.shape, dtype=wide, device=q.device)]
     grads += [torch.zeros(x.shape, dtype=wide, device=x.device) for x in (k, v)]
     if grad.numel() == 0:
-        return grads[0].to(q.dtype), grads[1].to(k.dtype), grads[2].to(v.dtype)
+        return grads[0].to(q.dtype), grads[1].to(k.dtype), grads[2].to(v.dtype), to_sinks
     with torch.autocast(q.device.type, enabled=False):
         q, k, v = without_padding(segments, q, k, v)
         grad = dense_rows(grad)
@@ -93,7 +112,15 @@ def backward(
                 flat(grads[2], rows, theirs, add=True) as grad_v,
             ):
                 run(group, grad_N, out_N, flatten(lse, rows, heads), grad_q, grad_k, grad_v)
-    return grads[0].to(q.dtype), grads[1].to(k.dtype), grads[2].to(v.dtype)
+    return grads[0].to(q.dtype), grads[1].to(k.dtype), grads[2].to(v.dtype), to_sinks
+
+
+def _sink_gradients(grad: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+    """A sink's value is zero, so a row's gradient of its score is its weight times -(grad . out)."""
+    inner = (grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
+    weights = (sinks.to(lse.dtype)[None, :, None] - lse).exp()
+    blind = lse == -torch.inf
+    return -(weights * inner).masked_fill_(blind, 0).sum((0, 2)).to(sinks.dtype)
 
 
 def _engines(group: Group) -> tuple[Callable[..., None], Callable[..., None]]:
@@ -200,23 +227,28 @@ def _scores(group: Group, tile: Tile, logits: Tensor, *, derivative: bool) -> tu
     return (x if visible is None else x.masked_fill(~visible, -torch.inf)), slope_of_x
 
 
-def _note_extremes(group: Group, heads: Heads, largest: Tensor, smallest: Tensor) -> None:
+def _note_extremes(group: Group, heads: Heads, largest: Tensor, smallest: Tensor | None) -> None:
     """A separate pass over the logits. amax, amin, aminmax, maximum and minimum all keep a NaN."""
     n_heads = len(largest[heads])
     high = largest.new_full((group.q.shape[0],), -torch.inf, dtype=torch.promote_types(group.q.dtype, torch.float32))
-    low = torch.full_like(high, torch.inf)
+    low = None if smallest is None else torch.full_like(high, torch.inf)
     for tile in group.dense_tiles():
         q, k, _ = _operands(group, tile)
         logits = (group.scale * q.to(high.dtype)) @ k.to(high.dtype).mT
         visible = group.visible(tile)
-        if visible is None:
+        if low is None:
+            seen = logits if visible is None else logits.masked_fill_(~visible, -torch.inf)
+            above = seen.flatten(1).amax(1)
+        elif visible is None:
             below, above = logits.flatten(1).aminmax(dim=1)
+            low = torch.minimum(low, below)
         else:
             above = logits.masked_fill(~visible, -torch.inf).flatten(1).amax(1)
-            below = logits.masked_fill_(~visible, torch.inf).flatten(1).amin(1)
-        high, low = torch.maximum(high, above), torch.minimum(low, below)
+            low = torch.minimum(low, logits.masked_fill_(~visible, torch.inf).flatten(1).amin(1))
+        high = torch.maximum(high, above)
     largest[heads] = torch.maximum(largest[heads], high.unflatten(0, (-1, n_heads)).amax(0).float())
-    smallest[heads] = torch.minimum(smallest[heads], low.unflatten(0, (-1, n_heads)).amin(0).float())
+    if smallest is not None and low is not None:
+        smallest[heads] = torch.minimum(smallest[heads], low.unflatten(0, (-1, n_heads)).amin(0).float())
 
 
 def _store(tile: Tile, out_NTD: Tensor, lse_NT: Tensor, part: Tensor, part_lse: Tensor) -> None:

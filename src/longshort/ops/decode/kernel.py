@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from longshort.ops.decode.walks import also_each_other, one_query, over_lanes, row_of, several_queries
-from longshort.ops.triton.scores import NEVER
+from longshort.ops.triton.scores import LOG2E, NEVER
 
 REGULAR_LAYOUT = tuple(
     f"{which}_{number}"
@@ -29,14 +29,15 @@ SIZES = ("B", "n_kv", "n_long", "parts", "columns", *REGULAR_LAYOUT)
 
 @triton.jit(do_not_specialize=SIZES)
 def decode_kernel(
-    q, k, v, keys, values, layout, length, ids, windows, decays, slopes, out, extremes, partial, numbers, tickets,
+    q, k, v, keys, values, layout, length, ids, windows, decays, slopes, sinks, out, extremes, partial, numbers,
+    tickets,
     sq_b, sq_h, sq_t, sk_b, sk_h, sk_t, sv_b, sv_h, sv_t, so_b, so_h, so_t,
     scale, softcap, B, n_kv, n_long, parts, columns,
     long_head, long_heads_apart, long_first, long_firsts_apart, long_apart, long_rows, long_window,
     rest_head, rest_heads_apart, rest_first, rest_firsts_apart, rest_apart, rest_rows, rest_window,
     T: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
-    PRECISION: tl.constexpr, SPLIT: tl.constexpr, STATS: tl.constexpr,
+    PRECISION: tl.constexpr, SPLIT: tl.constexpr, STATS: tl.constexpr, SINKS: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, NEW: tl.constexpr, JOINED: tl.constexpr, STAGES: tl.constexpr,
     REGULAR: tl.constexpr, EARLY: tl.constexpr, FETCH: tl.constexpr, AHEAD: tl.constexpr,
     PIECES: tl.constexpr,
@@ -109,8 +110,8 @@ def decode_kernel(
         whole = share == 1
     if whole:
         finish(
-            out, so_b, so_h, so_t, extremes, largest, total, weighted, top, bottom, m_M, b, head, B, n_kv,
-            T, GROUP, D, WIDTH, STATS,
+            out, so_b, so_h, so_t, extremes, sinks, largest, total, weighted, top, bottom, m_M, b, head, B, n_kv,
+            T, GROUP, D, WIDTH, STATS, SINKS,
         )  # fmt: skip
     elif SPLIT:
         leave(partial, numbers, largest, total, weighted, top, bottom, m_M, slot, part, parts, T, GROUP, WIDTH, STATS)
@@ -121,8 +122,8 @@ def decode_kernel(
             tl.store(tickets + slot, 0)  # for the next launch
             for m in range(GROUP * T):
                 join(
-                    out, so_b, so_h, so_t, extremes, partial, numbers, m, slot, parts, b, head, B, n_kv,
-                    T, GROUP, D, WIDTH, STATS, JOINED, AHEAD,
+                    out, so_b, so_h, so_t, extremes, sinks, partial, numbers, m, slot, parts, b, head, B, n_kv,
+                    T, GROUP, D, WIDTH, STATS, SINKS, JOINED, AHEAD,
                 )  # fmt: skip
 
 
@@ -180,14 +181,15 @@ def leave(
     tl.store(numbers + at * 4 + 1, total, mask=real)
     if STATS:
         tl.store(numbers + at * 4 + 2, top, mask=real)
+    if STATS == 2:
         tl.store(numbers + at * 4 + 3, bottom, mask=real)
 
 
 @triton.jit
 def join(
-    out, so_b, so_h, so_t, extremes, partial, numbers, m, slot, parts, b, head, B, n_kv,
+    out, so_b, so_h, so_t, extremes, sinks, partial, numbers, m, slot, parts, b, head, B, n_kv,
     T: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, STATS: tl.constexpr,
-    JOINED: tl.constexpr, AHEAD: tl.constexpr,
+    SINKS: tl.constexpr, JOINED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Finish query m from what all parts stored, JOINED parts at a time, with AHEAD times as many being fetched."""
     lanes = tl.arange(0, JOINED)
@@ -211,25 +213,32 @@ def join(
         largest = above
         if STATS:
             highs = tl.load(numbers + at * 4 + 2, mask=there, other=float("-inf"), cache_modifier=".cg")
+            top = tl.maximum(top, highs)
+        if STATS == 2:
             lows = tl.load(numbers + at * 4 + 3, mask=there, other=float("inf"), cache_modifier=".cg")
-            top, bottom = tl.maximum(top, highs), tl.minimum(bottom, lows)
+            bottom = tl.minimum(bottom, lows)
     largest, total, weighted, top, bottom = over_lanes(largest, total, weighted, top, bottom, STATS)
     finish(
-        out, so_b, so_h, so_t, extremes, largest, total, weighted, top, bottom, tl.arange(0, 1) + m,
-        b, head, B, n_kv, T, GROUP, D, WIDTH, STATS,
+        out, so_b, so_h, so_t, extremes, sinks, largest, total, weighted, top, bottom, tl.arange(0, 1) + m,
+        b, head, B, n_kv, T, GROUP, D, WIDTH, STATS, SINKS,
     )  # fmt: skip
 
 
 @triton.jit
 def finish(
-    out, so_b, so_h, so_t, extremes, largest, total, weighted, top, bottom, m_M, b, head, B, n_kv,
+    out, so_b, so_h, so_t, extremes, sinks, largest, total, weighted, top, bottom, m_M, b, head, B, n_kv,
     T: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, STATS: tl.constexpr,
+    SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Write the output rows of some queries, and the extremes of their logits: (2, B, heads, T)."""
+    """Write the output rows of some queries, and the extremes of their logits: (STATS, B, heads, T)."""
     d_D = tl.arange(0, WIDTH)
     real = m_M < GROUP * T
     member, i = m_M // T, m_M % T
-    rows = weighted / tl.where(total == 0.0, 1.0, total)[:, None]
+    whole = total
+    if SINKS:  # infinite where the row's own weights are nothing beside it
+        sink = tl.load(sinks + head * GROUP + tl.minimum(member, GROUP - 1))
+        whole = total + tl.exp2(sink * LOG2E - largest)
+    rows = weighted / tl.where(whole == 0.0, 1.0, whole)[:, None]
     at = b.to(tl.int64) * so_b + (head * GROUP + member) * so_h + i * so_t
     tl.store(
         out + at[:, None] + d_D[None, :], rows.to(out.dtype.element_ty), mask=real[:, None] & (d_D < D)[None, :]
@@ -240,4 +249,5 @@ def finish(
         broken = (total != total) & (largest < float("inf"))
         at = ((b * n_kv + head) * GROUP + member) * T + i
         tl.store(extremes + at, tl.where(broken, float("nan"), top), mask=real)
-        tl.store(extremes + B * n_kv * GROUP * T + at, tl.where(broken, float("nan"), bottom), mask=real)
+        if STATS == 2:
+            tl.store(extremes + B * n_kv * GROUP * T + at, tl.where(broken, float("nan"), bottom), mask=real)

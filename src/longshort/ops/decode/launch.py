@@ -79,11 +79,12 @@ def decode(
     tickets: Tensor,
     layout: tuple[int, ...],
     options: Options,
-    stats: bool,
+    extremes: int,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Implements longshort::triton_decode."""
     (batch, n_heads, new, dim), n_kv = q.shape, k.shape[1]
-    out, high, low = results_of(q, stats)
+    out, high, low = results_of(q, extremes)
     if out.numel() == 0:
         return out, high.fill_(-torch.inf), low.fill_(torch.inf)
     q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
@@ -91,7 +92,7 @@ def decode(
     queries = group * new
     shape = decode_shape(q, keys, layout, batch)
     cut = _cut(layout, options.windows[::group], shape.columns, shape.programs, batch, q.device)
-    extremes = q.new_empty((2, batch, n_heads, new) if stats else (1,), dtype=torch.float32)
+    found = q.new_empty((extremes, batch, n_heads, new) if extremes else (1,), dtype=torch.float32)
     slots = batch * cut.n_long * queries * cut.parts if cut.parts > 1 else 1
     partial = q.new_empty(slots * width_of(dim), dtype=torch.float32)
     numbers = q.new_empty(slots * 4, dtype=torch.float32)
@@ -102,7 +103,8 @@ def decode(
     places = length if cut.table is None else cut.table
     decode_kernel[(batch, n_kv + (cut.parts - 1) * cut.n_long)](
         *(q, k, v, keys, values, places, length, ids, reach, *(reach if r is None else r for r in rates)),
-        *(out, extremes, partial, numbers, tickets),
+        reach if sinks is None else sinks,
+        *(out, found, partial, numbers, tickets),
         *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3]),
         *(options.scale_for(q), 1.0 if options.softcap is None else options.softcap),
         *(batch, n_kv, cut.n_long, cut.parts, 0 if segments is None else segments.stride(0)),
@@ -110,15 +112,16 @@ def decode(
         **{"T": new, "GROUP": group, "D": dim, "WIDTH": width_of(dim)},
         **{"DECAY": rates[0] is not None, "SLOPE": rates[1] is not None},
         **{"SOFTCAP": options.softcap is not None, "SEGMENTS": segments is not None},
-        **{"PRECISION": precision_of(keys), "SPLIT": cut.parts > 1, "STATS": stats},
+        **{"PRECISION": precision_of(keys), "SPLIT": cut.parts > 1, "STATS": extremes, "SINKS": sinks is not None},
         **{"M": 1 if queries == 1 and not shape.matrix else max(16, power_of_two(queries)), "N": shape.columns},
         **{"NEW": max(16, power_of_two(new)), "JOINED": joined, "AHEAD": 1 if cut.parts <= joined else _AHEAD},
         **{"STAGES": shape.stages, "num_warps": shape.warps, "PIECES": _pieces(width_of(dim), 32 * shape.warps)},
         **{"REGULAR": cut.table is None, "EARLY": shape.early, "FETCH": shape.fetch if q.is_cuda else 0},
         **({"launch_pdl": True} if shape.early else {}),
     )
-    if stats:
-        reduce_extremes_kernel[(n_heads,)](extremes, high, low, batch, n_heads, new, BLOCK=1024, num_warps=4)
+    if extremes:
+        flags = {"STATS": extremes, "BLOCK": 1024, "num_warps": 4}
+        reduce_extremes_kernel[(n_heads,)](found, high, low, batch, n_heads, new, **flags)
     return out, high, low
 
 

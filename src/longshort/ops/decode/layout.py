@@ -19,9 +19,9 @@ class HeadLayout(NamedTuple):
     """Number of rows; position p is stored in row p modulo this."""
 
 
-def results_of(q: Tensor, stats: bool) -> tuple[Tensor, Tensor, Tensor]:
+def results_of(q: Tensor, extremes: int) -> tuple[Tensor, Tensor, Tensor]:
     """Empty tensors for the results; out has (B, T, H, D) memory, as the projection after it reads it."""
     batch, heads, new, dim = q.shape
     out = q.new_empty((batch, new, heads, dim)).transpose(1, 2)
-    high, low = (q.new_empty(heads if stats else 0, dtype=torch.float32) for _ in range(2))
+    high, low = (q.new_empty(heads if extremes > i else 0, dtype=torch.float32) for i in range(2))
     return out, high, low

@@ -50,10 +50,11 @@ def decode(
     tickets: Tensor,
     layout: tuple[int, ...],
     options: Options,
-    stats: bool,
+    extremes: int,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Implements longshort::plain_decode, pool by pool."""
-    out, high, low = results_of(q, stats)
+    out, high, low = results_of(q, extremes)
     if out.numel() == 0:
         return out, high.fill_(-torch.inf), low.fill_(torch.inf)
     group = q.shape[1] // k.shape[1]
@@ -62,11 +63,13 @@ def decode(
         index = torch.tensor(heads, device=q.device)
         own_keys, own_values = (_pool(x, pool, q) for x in (keys, values))
         attended, logits, seen = _attend_pool(
-            q[:, index], k[:, pool.heads], v[:, pool.heads], own_keys, own_values, length, segments, heads, options
-        )
+            q[:, index], k[:, pool.heads], v[:, pool.heads], own_keys, own_values, length, segments, heads, options,
+            None if sinks is None else sinks[index],
+        )  # fmt: skip
         out[:, index] = attended.to(out.dtype)
-        if stats:
+        if extremes:
             high[index] = logits.masked_fill(~seen, -torch.inf).amax((0, 2, 3)).float()
+        if extremes == 2:
             low[index] = logits.masked_fill(~seen, torch.inf).amin((0, 2, 3)).float()
     return out, high, low
 
@@ -88,6 +91,7 @@ def _attend_pool(
     segments: Tensor | None,
     heads: list[int],
     options: Options,
+    sinks: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """For the query heads `heads` of one pool: outputs (B, h, T, D), logits (B, h, T, R), and which rows they see."""
     new, ring, group = k.shape[2], keys.shape[2], q.shape[1] // k.shape[1]
@@ -116,7 +120,10 @@ def _attend_pool(
     decays, slopes = (_per_head(rates, heads, q.device) for rates in (options.decays, options.slopes))
     x = scores(logits, offset_TR.abs(), decays, slopes, options.softcap)
     blind = ~seen.any(-1, keepdim=True)
-    weights = x.masked_fill(~seen, -torch.inf).masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0)
+    x = x.masked_fill(~seen, -torch.inf).masked_fill(blind, 0)
+    weights = x.softmax(-1).masked_fill(blind, 0)
+    if sinks is not None:
+        weights = weights * torch.sigmoid(x.logsumexp(-1, keepdim=True) - sinks.to(dtype)[:, None, None])
     return weights @ v_BHRD, logits, seen.expand_as(logits)
 
 

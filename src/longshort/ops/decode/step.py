@@ -18,7 +18,7 @@ from torch import Tensor
 from longshort.heads import HeadPlan
 from longshort.ops.api import LogitStats, chosen_backend
 from longshort.ops.decode.layout import HeadLayout, results_of
-from longshort.ops.options import SCHEMA, Options
+from longshort.ops.options import SCHEMA, Options, Stats, extremes_of
 
 _HOMES = {"plain_decode": "longshort.ops.decode.plain", "triton_decode": "longshort.ops.decode.launch"}
 _library = torch.library.Library("longshort", "FRAGMENT")
@@ -41,7 +41,8 @@ def decode(
     plan: HeadPlan,
     *,
     softcap: float | None = None,
-    stats: bool = False,
+    sinks: Tensor | None = None,
+    stats: Stats = False,
     backend: str = "auto",
 ) -> tuple[Tensor, LogitStats | None]:
     """Write k and v (B, H_kv, T, D) into the cache and attend from q (B, H, T, D) over all that each head sees.
@@ -51,33 +52,36 @@ def decode(
         length: (1,) int64, number of positions held before this call.
         segments: (B, columns) int64 for all positions, the new ones included; a negative id is padding.
         tickets: at least B * H_kv int32, zero before and after, for the kernel's own use by one launch at a time.
+        sinks: (H,) fp32, as in `attention`.
         layout: that of each KV head. A ring must have room for everything that any of the T tokens sees.
         backend: as in `attention`; every backend but Triton means the plain form.
     """
-    ops = torch.ops.longshort
+    ops, extremes = torch.ops.longshort, extremes_of(stats)
     op = ops.triton_decode if chosen_backend(backend, q) == "triton" else ops.plain_decode
     numbers = [number for head in layout for number in head]
     options = Options.of(plan, softcap=softcap)
-    out, high, low = op(q, k, v, keys, values, length, segments, tickets, numbers, *options, stats)
-    return out, LogitStats(high, low) if stats else None
+    out, high, low = op(q, k, v, keys, values, length, segments, tickets, numbers, *options, extremes, sinks)
+    return out, LogitStats(high, low if extremes == 2 else None) if extremes else None
 
 
 def _implemented(home: str) -> Callable[..., Any]:
     def step(*arguments: Any) -> Any:
         *tensors, layout = arguments[:9]
-        *options, stats = arguments[9:]
-        return import_module(home).decode(*tensors, tuple(layout), Options.received(*options), stats)
+        count = len(Options._fields)
+        options, extremes, sinks = arguments[9 : 9 + count], arguments[9 + count], (*arguments, None)[10 + count]
+        return import_module(home).decode(*tensors, tuple(layout), Options.received(*options), extremes, sinks)
 
     return step
 
 
 def _fake(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return results_of(q, rest[-1])
+    return results_of(q, rest[8 + len(Options._fields)])
 
 
 for _name, _home in _HOMES.items():
     _library.define(
-        f"{_name}({_TENSORS}, int[] layout, {SCHEMA}, bool stats) -> (Tensor out, Tensor logit_max, Tensor logit_min)"
+        f"{_name}({_TENSORS}, int[] layout, {SCHEMA}, int extremes, Tensor? sinks=None)"
+        " -> (Tensor out, Tensor logit_max, Tensor logit_min)"
     )
     for _device in ("CPU", "CUDA"):
         _library.impl(_name, _implemented(_home), _device)

@@ -1,6 +1,7 @@
 """The walks of the decoding kernel: what the queries of one KV head see of the cache and of the new tokens.
 
-A state holds the largest score, total weight, weighted values, and highest and lowest logit of each query.
+A state holds the largest score, total weight, weighted values, and highest and lowest logit of each query; of the last
+two, STATS says how many are wanted, the highest first.
 Letters: T new tokens, D head dimension; M queries of a KV head, N rows of a tile.
 """
 
@@ -57,6 +58,7 @@ def one_query(
         largest = above
         if STATS:
             top = tl.maximum(top, tl.where(seen, logits, float("-inf")))
+        if STATS == 2:
             bottom = tl.minimum(bottom, tl.where(seen, logits, float("inf")))
     if part == 0:
         largest, total, weighted, top, bottom = also_itself(
@@ -73,10 +75,8 @@ def over_lanes(largest, total, weighted, top, bottom, STATS: tl.constexpr):
     fade = tl.exp2(largest - above)
     total = tl.sum(total * fade, 0, keep_dims=True)
     weighted = tl.sum(weighted * fade[:, None], 0, keep_dims=True)
-    if STATS:
-        top, bottom = tl.max(top, 0, keep_dims=True), tl.min(bottom, 0, keep_dims=True)
-    else:
-        top, bottom = above, above
+    top = tl.max(top, 0, keep_dims=True) if STATS else above
+    bottom = tl.min(bottom, 0, keep_dims=True) if STATS == 2 else above
     return above, total, weighted, top, bottom
 
 
@@ -99,6 +99,7 @@ def also_itself(
     x = tl.where(seen, x * LOG2E, float("-inf"))
     if STATS:
         top = tl.maximum(top, tl.where(seen, logits, float("-inf")))
+    if STATS == 2:
         bottom = tl.minimum(bottom, tl.where(seen, logits, float("inf")))
     above = tl.maximum(largest, x)
     p, fade = tl.exp2(x - above), tl.exp2(largest - above)
@@ -245,5 +246,6 @@ def see(
     weighted = tl.dot(p.to(v_ND.dtype), v_ND, weighted * fade[:, None], input_precision=PRECISION)
     if STATS:
         top = tl.maximum(top, tl.max(tl.where(seen, logits, float("-inf")), 1))
+    if STATS == 2:
         bottom = tl.minimum(bottom, tl.min(tl.where(seen, logits, float("inf")), 1))
     return above, total, weighted, top, bottom

@@ -1,5 +1,8 @@
 """The forward kernel: output, log-sum-exp and logit extremes of heads of any reach, in one launch.
 
+STATS is how many extremes are wanted: 0, 1 (the largest, which without decay, softcap and slope the softmax finds
+anyway) or 2.
+
 A program takes M query rows of one head and walks over the keys they see, N at a time. While the last rows of a single
 long head are computed, most of the GPU would be idle: such walks are cut into parts, which a second kernel joins.
 """
@@ -27,13 +30,14 @@ from longshort.ops.triton.walks import (
 
 @triton.jit(do_not_specialize=SIZES)
 def forward_kernel(
-    q, k, v, out, lse, extremes, partial, numbers, heads, windows, decays, slopes, segments, ranges,
+    q, k, v, out, lse, extremes, partial, numbers, heads, windows, decays, slopes, segments, ranges, sinks,
     sq_b, sq_h, sq_t, sk_b, sk_h, sk_t, sv_b, sv_h, sv_t, so_b, so_h, so_t,
     scale, softcap, B, H, T, S, n_long, parts,
     GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
     SKIP: tl.constexpr, FOLD: tl.constexpr, FADE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
-    SPLIT: tl.constexpr, STATS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
+    SPLIT: tl.constexpr, STATS: tl.constexpr, SINKS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     tile, part, slot, b, h = own_tile(tl.cdiv(T, M), n_long, parts, heads, SPLIT, True)
     window, decay, slope = head_options(windows, decays, slopes, h, DECAY, SLOPE)
@@ -70,18 +74,19 @@ def forward_kernel(
         tl.store(at + step + rows, total, mask=rows < T - row)
         if STATS:
             tl.store(at + 2 * step + rows, top, mask=rows < T - row)
+        if STATS == 2:
             tl.store(at + 3 * step + rows, bottom, mask=rows < T - row)
     else:
         finish(
-            out, so_b, so_h, so_t, lse, extremes, largest, total, weighted, top, bottom,
-            tile, b, h, scale, B, H, T, D, WIDTH, M, FOLD, STATS,
+            out, so_b, so_h, so_t, lse, extremes, sinks, largest, total, weighted, top, bottom,
+            tile, b, h, scale, B, H, T, D, WIDTH, M, FOLD, STATS, SINKS,
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=SIZES)
 def join_parts_kernel(
-    out, lse, extremes, partial, numbers, heads, so_b, so_h, so_t, scale, B, H, T, n_long, parts,
-    D: tl.constexpr, WIDTH: tl.constexpr, FOLD: tl.constexpr, STATS: tl.constexpr, M: tl.constexpr,
+    out, lse, extremes, partial, numbers, heads, sinks, so_b, so_h, so_t, scale, B, H, T, n_long, parts,
+    D: tl.constexpr, WIDTH: tl.constexpr, FOLD: tl.constexpr, STATS: tl.constexpr, SINKS: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """Compute the rows of long heads from what their parts saw."""
     tile, slot = tl.program_id(0), tl.program_id(1)
@@ -105,10 +110,11 @@ def join_parts_kernel(
         largest = above
         if STATS:
             top = tl.maximum(top, tl.load(at + 2 * step, mask=rows < T, other=float("-inf")))
+        if STATS == 2:
             bottom = tl.minimum(bottom, tl.load(at + 3 * step, mask=rows < T, other=float("inf")))
     finish(
-        out, so_b, so_h, so_t, lse, extremes, largest, total, weighted, top, bottom,
-        tile, b, h, scale, B, H, T, D, WIDTH, M, FOLD, STATS,
+        out, so_b, so_h, so_t, lse, extremes, sinks, largest, total, weighted, top, bottom,
+        tile, b, h, scale, B, H, T, D, WIDTH, M, FOLD, STATS, SINKS,
     )  # fmt: skip
 
 
@@ -122,31 +128,38 @@ def nothing_seen(M: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def finish(
-    out, so_b, so_h, so_t, lse, extremes, largest, total, weighted, top, bottom, tile, b, h, scale, B, H, T,
-    D: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, FOLD: tl.constexpr, STATS: tl.constexpr,
+    out, so_b, so_h, so_t, lse, extremes, sinks, largest, total, weighted, top, bottom, tile, b, h, scale, B, H, T,
+    D: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, FOLD: tl.constexpr, STATS: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Write the rows of a tile, and the extremes of their logits."""
     rows = tile * M + tl.arange(0, M)
     blind = total == 0.0
     share = 1.0 / tl.where(blind, 1.0, total)  # one division per row, not per element
-    store_rows(out, so_b, so_h, so_t, b, h, tile * M, T, weighted * share[:, None], M, D, WIDTH)
     log_total = tl.log2(tl.where(blind, 1.0, total))
     if FOLD:
         row_lse = largest * scale + log_total * LN2
         top, bottom = largest * scale, bottom * scale
     else:
         row_lse = (largest + log_total) * LN2
+    if SINKS:
+        sink = tl.load(sinks + h)
+        above = tl.maximum(row_lse, sink)
+        ours, theirs = tl.exp2((row_lse - above) * LOG2E), tl.exp2((sink - above) * LOG2E)
+        share = share * (ours / (ours + theirs))
+        row_lse = above + tl.log2(ours + theirs) * LN2
+    store_rows(out, so_b, so_h, so_t, b, h, tile * M, T, weighted * share[:, None], M, D, WIDTH)
     tl.store(lse + (b * H + h).to(tl.int64) * T + rows, tl.where(blind, float("-inf"), row_lse), mask=rows < T)
     if STATS:
         counts = (rows < T) & (total != 0.0)
         top = tl.max(tl.where(counts, top, float("-inf")), 0)
-        bottom = tl.min(tl.where(counts, bottom, float("inf")), 0)
         # tl.max and tl.min drop a NaN, but the row's total keeps it. An infinite logit makes the total NaN too, hence
         # the second condition.
         broken = tl.max(((total != total) & (largest < float("inf"))).to(tl.int32), 0) > 0
         at = (b * H + h) * tl.cdiv(T, M) + tile
         tl.store(extremes + at, tl.where(broken, float("nan"), top))
-        tl.store(extremes + B * H * tl.cdiv(T, M) + at, tl.where(broken, float("nan"), bottom))
+        if STATS == 2:
+            bottom = tl.min(tl.where(counts, bottom, float("inf")), 0)
+            tl.store(extremes + B * H * tl.cdiv(T, M) + at, tl.where(broken, float("nan"), bottom))
 
 
 @triton.jit
@@ -167,13 +180,14 @@ def see(
         x = x * LOG2E
     if SEGMENTS or edge:
         seen = visible(t_M[:, None], j_N[None, :], window, ids, S, CAUSAL, SEGMENTS)
-        if STATS:
+        if STATS == 2:
             bottom = tl.minimum(bottom, tl.min(by_lane(tl.where(seen, logits, float("inf"))), 1) * unit)
-            if not FOLD:
-                top = tl.maximum(top, tl.max(tl.where(seen, logits, float("-inf")), 1) * unit)
+        if STATS and not FOLD:
+            top = tl.maximum(top, tl.max(tl.where(seen, logits, float("-inf")), 1) * unit)
         x = tl.where(seen, x, float("-inf"))
     elif STATS and not FOLD:
-        bottom = tl.minimum(bottom, tl.min(by_lane(logits), 1) * unit)
+        if STATS == 2:
+            bottom = tl.minimum(bottom, tl.min(by_lane(logits), 1) * unit)
         top = tl.maximum(top, tl.max(logits, 1) * unit)
     if FADE:
         fade_M, fade_N = fading(t_M, j_N, key, decay, FADE)
@@ -186,7 +200,7 @@ def see(
         factor = scale * LOG2E if FOLD else 1.0
         above = tl.maximum(largest, tl.max(x, 1))
         y = x * factor - (above * factor)[:, None]
-    if STATS and FOLD and not SEGMENTS:
+    if STATS == 2 and FOLD and not SEGMENTS:
         # y <= 0, so its bits grow as it falls. Hopper finds the largest of three unsigned numbers in one instruction.
         lowest = tl.max(by_lane(y.to(tl.uint32, bitcast=True)), 1).to(tl.float32, bitcast=True)
         bottom = tl.minimum(bottom, tl.where(edge, float("inf"), lowest * (1.0 / factor) + above[:, None]))
@@ -204,8 +218,8 @@ def by_lane(x):
 
 
 @triton.jit(do_not_specialize=SIZES)
-def reduce_extremes_kernel(extremes, high, low, B, H, tiles, BLOCK: tl.constexpr):
-    """(2, B, H, tiles) -> (H,) maxima and minima; a NaN stays visible."""
+def reduce_extremes_kernel(extremes, high, low, B, H, tiles, STATS: tl.constexpr, BLOCK: tl.constexpr):
+    """(STATS, B, H, tiles) -> (H,) maxima and, if STATS is 2, minima; a NaN stays visible."""
     h, lanes = tl.program_id(0), tl.arange(0, BLOCK)
     top, bottom = tl.full((BLOCK,), float("-inf"), tl.float32), tl.full((BLOCK,), float("inf"), tl.float32)
     broken = tl.zeros((BLOCK,), tl.int32)
@@ -213,8 +227,10 @@ def reduce_extremes_kernel(extremes, high, low, B, H, tiles, BLOCK: tl.constexpr
         b, tile = (i + lanes) // tiles, (i + lanes) % tiles
         at = extremes + (b * H + h) * tiles + tile
         highs = tl.load(at, mask=b < B, other=float("-inf"))
-        lows = tl.load(at + B * H * tiles, mask=b < B, other=float("inf"))
-        top, bottom, broken = tl.maximum(top, highs), tl.minimum(bottom, lows), broken | (highs != highs).to(tl.int32)
+        top, broken = tl.maximum(top, highs), broken | (highs != highs).to(tl.int32)
+        if STATS == 2:
+            bottom = tl.minimum(bottom, tl.load(at + B * H * tiles, mask=b < B, other=float("inf")))
     bad = tl.max(broken, 0) > 0
     tl.store(high + h, tl.where(bad, float("nan"), tl.max(top, 0)))
-    tl.store(low + h, tl.where(bad, float("nan"), tl.min(bottom, 0)))
+    if STATS == 2:
+        tl.store(low + h, tl.where(bad, float("nan"), tl.min(bottom, 0)))

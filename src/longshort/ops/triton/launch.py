@@ -15,7 +15,7 @@ from torch import Tensor
 from longshort.ops.options import Options
 from longshort.ops.padding import dense_rows, without_padding
 from longshort.ops.triton import segment_ranges, tiles
-from longshort.ops.triton.backward_kernels import add_parts_kernel, grad_kv_kernel, grad_q_kernel
+from longshort.ops.triton.backward_kernels import add_parts_kernel, grad_kv_kernel, grad_q_kernel, grad_sinks_kernel
 from longshort.ops.triton.device import capability, precision_of, processors, table, width_of
 from longshort.ops.triton.forward_kernel import forward_kernel, join_parts_kernel, reduce_extremes_kernel
 from longshort.ops.triton.prepared import Launch, Layout, layout_of
@@ -29,11 +29,17 @@ _PREPARED = 1024
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, options: Options, segments: Tensor | None, stats: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    options: Options,
+    segments: Tensor | None,
+    extremes: int,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Implements longshort::triton_forward."""
     out, lse = torch.empty_like(q, memory_format=torch.contiguous_format), _numbers(*q.shape[:3], device=q.device)
-    high, low = (_numbers(q.shape[1], device=q.device) if stats else None for _ in range(2))
+    high, low = (_numbers(q.shape[1], device=q.device) if extremes > i else None for i in range(2))
     if out.numel() == 0:
         for numbers, nothing in ((high, -torch.inf), (low, torch.inf)):
             if numbers is not None:
@@ -41,18 +47,19 @@ def forward(
         return out, lse, high, low
     q, k, v = (_addressable(x) for x in without_padding(segments, q, k, v))
     ids = () if segments is None else (segments.to(torch.int64).contiguous(),)
-    ready = _forward_launches(layout_of(q, k, v, *ids), options, precision_of(q), stats, tiles.given())
-    cut = ready.cut
+    sunk = sinks is not None
+    ready = _forward_launches(layout_of(q, k, v, *ids), options, precision_of(q), extremes, sunk, tiles.given())
+    cut, held = ready.cut, lse if sinks is None else _aligned(sinks)
     # What a launch does not use, another tensor stands in for.
-    extremes = _numbers(2, *q.shape[:2], cut.tiles, device=q.device) if stats else lse
+    found = _numbers(extremes, *q.shape[:2], cut.tiles, device=q.device) if extremes else lse
     partial, numbers = _partial(cut, q, lse), lse
     if ready.join is not None:
-        numbers = _numbers(4, cut.slots, cut.parts, q.shape[2], device=q.device)
-    ready.walk(q, k, v, out, lse, extremes, partial, numbers, cut.heads, *_tables(ready, ids))
+        numbers = _numbers(2 + extremes, cut.slots, cut.parts, q.shape[2], device=q.device)
+    ready.walk(q, k, v, out, lse, found, partial, numbers, cut.heads, *_tables(ready, ids), held)
     if ready.join is not None:
-        ready.join(out, lse, extremes, partial, numbers, cut.heads)
-    if ready.reduce is not None and high is not None and low is not None:
-        ready.reduce(extremes, high, low)
+        ready.join(out, lse, found, partial, numbers, cut.heads, held)
+    if ready.reduce is not None and high is not None:
+        ready.reduce(found, high, high if low is None else low)
     return out, lse, high, low
 
 
@@ -65,11 +72,13 @@ def backward(
     lse: Tensor,
     options: Options,
     segments: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Implements longshort::triton_backward."""
     grad_q, grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    grad_sinks = None if sinks is None else torch.empty_like(sinks)
     if grad.numel() == 0:
-        return grad_q.zero_(), grad_k.zero_(), grad_v.zero_()
+        return grad_q.zero_(), grad_k.zero_(), grad_v.zero_(), None if grad_sinks is None else grad_sinks.zero_()
     q, k, v = (_addressable(x) for x in without_padding(segments, q, k, v))
     grad = _addressable(dense_rows(grad))
     ids: tuple[Tensor, ...] = ()
@@ -90,7 +99,15 @@ def backward(
     if ready.k_sum is not None and ready.v_sum is not None:
         ready.k_sum(partial_k, grad_k, ready.kv_cut.heads)
         ready.v_sum(partial_v, grad_v, ready.kv_cut.heads)
-    return grad_q, grad_k, grad_v
+    if sinks is not None and grad_sinks is not None:
+        ready.sinks(*numbers.unbind(), _aligned(sinks), grad_sinks)
+    return grad_q, grad_k, grad_v, grad_sinks
+
+
+def _aligned(sinks: Tensor) -> Tensor:
+    """As a prepared launch needs it."""
+    sinks = sinks.contiguous()
+    return sinks if sinks.data_ptr() % 16 == 0 else sinks.clone()
 
 
 def _partial(cut: _Cut, like: Tensor, unused: Tensor) -> Tensor:
@@ -118,19 +135,25 @@ class _Forward(NamedTuple):
 
 
 @lru_cache(maxsize=_PREPARED)
-def _forward_launches(layout: Layout, options: Options, precision: str, stats: bool, given: tiles.Given) -> _Forward:
+def _forward_launches(
+    layout: Layout, options: Options, precision: str, extremes: int, sunk: bool, given: tiles.Given
+) -> _Forward:
     call = _Call.of(layout, options, precision, first=0)
     batch, n_heads, n_queries, _ = call.q_shape
     shape = tile_shape("forward", layout[1], call.head_dim, options.windows, n_queries, call.device)
-    if stats:
-        shape = shape._replace(registers=None)  # statistics need a few more
+    if extremes == 2 or (extremes and not call.flags["FOLD"]):
+        shape = shape._replace(registers=None)  # a second extreme per row, besides the softmax's, needs a few more
     cut = call.cut(shape, 1, n_queries, shape.rows, call.n_keys, shape.columns)
     out = _dense(call.q_shape)
     walk = Launch(
         forward_kernel,
         cut.grid,
         (*call.strides, *out[:3], *call.scalars, cut.n_long, cut.parts),
-        {"STATS": stats, "TMA": call.tma, "SPLIT": cut.parts > 1, **call.flags, **_tiling(shape)},
+        {
+            **{"STATS": extremes, "SINKS": sunk, "TMA": call.tma, "SPLIT": cut.parts > 1},
+            **call.flags,
+            **_tiling(shape),
+        },
         rows=(shape.rows, shape.columns, shape.columns) if call.tma else (),
         again=call.aligned,
     )
@@ -142,24 +165,26 @@ def _forward_launches(layout: Layout, options: Options, precision: str, stats: b
             (*out[:3], call.scalars[0], batch, n_heads, n_queries, cut.n_long, cut.parts),
             {
                 **{name: call.flags[name] for name in ("D", "WIDTH", "FOLD")},
-                **{"STATS": stats, "M": shape.rows, "num_warps": 4},
+                **{"STATS": extremes, "SINKS": sunk, "M": shape.rows, "num_warps": 4},
             },
         )
-    if stats:
+    if extremes:
         sizes = (batch, n_heads, cut.tiles)
-        reduce = Launch(reduce_extremes_kernel, (n_heads, 1, 1), sizes, {"BLOCK": 1024, "num_warps": 4})
+        flags = {"STATS": extremes, "BLOCK": 1024, "num_warps": 4}
+        reduce = Launch(reduce_extremes_kernel, (n_heads, 1, 1), sizes, flags)
     return _Forward(walk, join, reduce, cut, call.tables, call.flags["SKIP"])
 
 
 class _Backward(NamedTuple):
-    """The launches of a backward call: query gradients and the two numbers per row that the other kernel reads, then
-    key and value gradients; and the sums over the parts of long walks, if they are cut."""
+    """The launches of a backward call: query gradients and the two numbers per row that the others read, then key and
+    value gradients; the sums over the parts of long walks, if they are cut; and the gradients of sinks."""
 
     q_walk: Launch
     q_sum: Launch | None
     kv_walk: Launch
     k_sum: Launch | None
     v_sum: Launch | None
+    sinks: Launch
     q_cut: _Cut
     kv_cut: _Cut
     padded: tuple[int, int, int]
@@ -208,6 +233,9 @@ def _backward_launches(layout: Layout, options: Options, precision: str, given: 
         kv_walk,
         _sum_of_parts(kv_cut, kv_shape, scale),
         _sum_of_parts(kv_cut, kv_shape, 1.0),
+        Launch(
+            grad_sinks_kernel, (n_heads, 1, 1), (batch, n_heads, n_queries, padded), {"BLOCK": 1024, "num_warps": 4}
+        ),
         q_cut,
         kv_cut,
         (batch, n_heads, padded),
