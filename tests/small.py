@@ -8,6 +8,6 @@ from longshort import GPTConfig
 def small_config(**changes: Any) -> GPTConfig:
     """Two layers of one global and three local heads, unless told otherwise."""
     fields = {"vocab_size": 256, "context": 128, "n_layers": 2, "width": 32, "n_heads": 4}
-    if changes.get("plan") is None and changes.get("plans") is None:
+    if all(changes.get(way) is None for way in ("plan", "plans", "reach")):
         fields |= {"n_global": 1, "window": 8}
     return GPTConfig(**fields | changes)

@@ -9,7 +9,17 @@ import pytest
 
 import longshort
 
-PUBLIC_NAMES = ["HeadPlan", "attention", "LSAttention", "GPT", "GPTConfig", "LSCache", "generate", "Smoothing"]
+PUBLIC_NAMES = [
+    "HeadPlan",
+    "attention",
+    "LSAttention",
+    "GPT",
+    "GPTConfig",
+    "LSCache",
+    "generate",
+    "Smoothing",
+    "reach",
+]
 LOADED_ON_DEMAND = ["triton", "transformers", "tokenizers", "typer", "rich", "yaml", "altair", "longshort.report"]
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from longshort.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from longshort import reach
     from longshort.generation import generate
     from longshort.heads import HeadPlan
     from longshort.model import GPT, GPTConfig
@@ -23,6 +24,7 @@ __all__ = [
     "Smoothing",
     "attention",
     "generate",
+    "reach",
 ]
 
 _HOMES = {
@@ -36,6 +38,7 @@ _HOMES = {
     "Smoothing": "longshort.ops",
     "attention": "longshort.ops",
     "generate": "longshort.generation",
+    "reach": "longshort.reach",
 }
 
 
@@ -43,7 +46,8 @@ def __getattr__(name: str) -> Any:
     """Names load when first used, so that `longshort --help` need not wait two seconds for torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    home = import_module(_HOMES[name])
+    value = globals()[name] = home if home.__name__ == f"{__name__}.{name}" else getattr(home, name)
     return value
 
 

@@ -269,6 +269,7 @@ COMMANDS = {
         options(preset=st.one_of(st.sampled_from(["tiny", "recall"]), texts)),
         st.sampled_from([[], [], ["--preset"]]),
     ),
+    "show": st.tuples(configs, st.lists(overrides(), max_size=5), options(context=numbers, out=news)),
     "train": st.tuples(configs, st.lists(overrides(), max_size=5)),
     "rl": st.tuples(st.one_of(st.just("rl.yaml"), configs), st.lists(overrides(), max_size=5)),
     "compare": st.tuples(

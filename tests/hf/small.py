@@ -11,6 +11,7 @@ from ..small import small_config
 MIXED = HeadPlan(windows=(None, 3, 8, None), decays=(0.0, 0.01, 0.0, 0.02))
 LAYERS = (HeadPlan(windows=(5, 5, 5, 5)), HeadPlan(windows=(None,) * 4, slopes=(0.5, 0.0, 0.25, 0.1)))
 
+ROTARY = {"positions": "rotary"}
 VARIANTS = {
     "learned": {},
     "rotary": {"positions": "rotary", "rope_theta": 500.0},
@@ -23,6 +24,11 @@ VARIANTS = {
     "one plan": {"plan": MIXED},
     "a plan a layer": {"plans": LAYERS},
     "alibi on a plan": {"plan": MIXED, "positions": "alibi"},
+    "ladder": {"reach": {"pattern": "ladder", "largest": 16, "smallest": 4}},
+    "dual rope": {"reach": {"pattern": "interleave", "layers": "LG", "window": 8, "dual_rope": True}, **ROTARY},
+    "nope": {"reach": {"pattern": "long_short", "n_global": 1, "window": 8, "nope": True}, **ROTARY},
+    "like llama-4": {"reach": {"like": "llama-4", "window": 8}, "n_layers": 4, "context": 64, **ROTARY},
+    "partly rotated": {"reach": {"like": "mimo-v2-flash", "window": 8, "sinks": False}, "n_layers": 3, **ROTARY},
     "las": {"plan": HeadPlan.las(n_heads=4, max_decay=0.1)},
     "las, smoothed": {"plan": HeadPlan.las(n_heads=4, max_decay=0.1), "smoothing": 3},
     "smoothed": {"smoothing": 5, "positions": "rotary"},

@@ -19,8 +19,8 @@ from .small import VARIANTS
 
 def same_model(one, other):
     """Equal but for the way in which the reach of the heads was written."""
-    reach = {"n_global": None, "window": None, "plan": None, "plans": None}
-    assert one.layer_plans == other.layer_plans
+    reach = {"n_global": None, "window": None, "plan": None, "plans": None, "reach": None}
+    assert one.layer_reaches == other.layer_reaches
     assert dataclasses.replace(one, **reach) == dataclasses.replace(other, **reach)
 
 
@@ -74,11 +74,20 @@ def test_no_field_of_the_model_is_forgotten():
         "smoothing_stage": "before",
         "attention_chunk": 12,
     }
-    assert changed.keys() | {"plan", "plans"} == {field.name for field in dataclasses.fields(GPTConfig)}
+    assert changed.keys() | {"plan", "plans", "reach"} == {field.name for field in dataclasses.fields(GPTConfig)}
     config = GPTConfig(**changed)
     assert LongShortConfig.from_gpt(config).to_gpt() == config
     others = {"ff_multiplier": 3, "ff_width": None, "loss": LossSettings(logit_softcap=5.0)}
     assert LongShortConfig.from_gpt(GPTConfig(**changed | others)).to_gpt() == GPTConfig(**changed | others)
+
+
+def test_reach_is_a_mapping_per_layer():
+    config = small_config(
+        reach={"pattern": "interleave", "layers": "LG", "window": 8, "nope": True}, positions="rotary"
+    )
+    theirs = LongShortConfig.from_gpt(config)
+    assert theirs.layer_reach == [layer.to_dict() for layer in config.reach]
+    assert theirs.to_gpt() == config
 
 
 def test_decays_and_slopes_go_with_the_short_way_of_giving_windows():
@@ -117,6 +126,10 @@ def test_transformers_sees_no_sliding_layers():
         ({"head_decays": [[0.1] * 3] * 2}, r"head_decays must have .* got rows of \[3, 3\]"),
         ({"head_windows": [[4] * 4] * 2, "num_global_heads": 4}, "num_global_heads and local_window, or head_windows"),
         ({"head_windows": [[0] * 4] * 2}, r"windows\[0\] must be None"),
+        (
+            {"layer_reach": [{"plan": {"windows": [4] * 4}}]},
+            "layer_reach must have one entry for each of num_hidden_la",
+        ),
         ({"score_exponent": 2.0}, "score_exponent must be a number from 0 to 1, got 2.0"),
         ({"loss_chunk": 0}, r"loss_chunk must be None or an integer from 1 to 2\^63 - 1, got 0"),
         ({"attention_backend": "fast"}, "attention_backend must be one of auto"),

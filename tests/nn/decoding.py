@@ -10,7 +10,7 @@ TIGHT = {"atol": 1e-5, "rtol": 1e-5}
 def build(**options):
     torch.manual_seed(0)
     sizes = {"vocab_size": 50, "context": 256, "n_layers": 2, "width": 32, "n_heads": 4, "init_std": 0.3}
-    reach = {} if options.keys() & {"plan", "plans"} else {"n_global": 1, "window": 8}
+    reach = {} if options.keys() & {"plan", "plans", "reach"} else {"n_global": 1, "window": 8}
     return GPT(GPTConfig(**sizes | reach | options)).eval()
 
 

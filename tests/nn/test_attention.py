@@ -212,7 +212,7 @@ def test_gradients_reach_every_parameter() -> None:
         ({"n_kv_heads": 3}, "n_kv_heads must be a divisor of the plan's 4 heads, got 3"),
         ({"qk_norm": "rms"}, "qk_norm must be None or one of"),
         ({"width": 25}, "width must be a multiple of the plan's 4 heads, or give head_dim; got 25"),
-        ({"plan": (None, 5)}, "plan must be a HeadPlan, got tuple"),
+        ({"plan": (None, 5)}, "plan must be a HeadPlan or a LayerReach, got tuple"),
     ],
 )
 def test_wrong_argument_is_a_clear_error(arguments: dict[str, Any], message: str) -> None:

@@ -41,12 +41,13 @@ def marks(browser, chart):
 @pytest.mark.every(4)
 def test_charts_are_drawn_and_nothing_overflows(shown, width, dark):
     browser = shown(width, dark)
-    loss, logits, first_heat, second_heat = (marks(browser, chart) for chart in range(4))
+    loss, logits, first_heat, second_heat, plan = (marks(browser, chart) for chart in range(5))
     assert loss["lines"] >= 5 + 3  # every step of five runs, and the trend of three variants
     assert loss["points"] >= 20 + 10  # ten evaluations of two variants; spikes
     assert loss["bands"] >= 2
     assert logits["lines"] >= 4
     assert min(first_heat["cells"], second_heat["cells"]) >= 3 * 6 * 20
+    assert plan["cells"] == 3 * 6
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     assert browser.evaluate("Math.max(...[...document.querySelectorAll('svg')].map(s => s.clientWidth))") <= width
 
@@ -66,7 +67,8 @@ def test_no_text_is_cut_off_or_tiny(shown, width):
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])
 def test_charts_are_laid_out_for_the_width_and_not_shrunk_to_it(shown, width):
     scales = "[...document.querySelectorAll('svg')].map(s => s.clientWidth / s.viewBox.baseVal.width)"
-    assert shown(width).evaluate(scales) == pytest.approx([1.0] * 4, abs=0.01)
+    found = shown(width).evaluate(scales)
+    assert found == pytest.approx([1.0] * (4 + 3), abs=0.01)  # three variants, each with a plan of its own
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -38,3 +38,9 @@ def test_reach_of_the_heads_is_one_row_and_its_keys_are_not(tmp_path):
 
 def test_runs_that_differ_by_seed_alone_have_no_rows(tmp_path):
     assert table(tmp_path, a={"d_model": 64}) == []
+
+
+def test_positions_of_the_heads_are_a_row_where_the_reach_has_them(tmp_path):
+    plan = {"windows": [None, 8]}
+    found = table(tmp_path, a={"reach": [{"plan": plan}]}, b={"reach": [{"plan": plan, "global_base": 1e6}] * 2})
+    assert found == [("positions of the heads", "model.reach", [DASH, "global_base 1e+06"])]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from longshort import GPTConfig, HeadPlan
+from longshort import GPTConfig, HeadPlan, reach
 from longshort.data import TokenFile
 from longshort.data.prepare import prepare
 from longshort.losses import LossSettings
@@ -367,3 +367,29 @@ def test_two_spellings_that_differ_are_an_error(model, message):
 def test_configurations_can_be_gathered_in_a_set():
     options = [{"modulus": 5}, {"modulus": 5}, {"modulus": 7}]
     assert len({TrainConfig.from_dict(TINY | {"rl": {"task": "chains", "task_options": one}}) for one in options}) == 2
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("ladder", {"pattern": "ladder"}),
+        ("{like: gemma-3, window: 64}", {"like": "gemma-3", "window": 64}),
+        (
+            "{pattern: interleave, layers: LG, window: 8, dual_rope: [1e4, 1e6]}",
+            {"pattern": "interleave", "layers": "LG", "window": 8, "dual_rope": (10_000.0, 1_000_000.0)},
+        ),
+    ],
+)
+def test_reach_can_be_written_as_a_pattern(written, expected):
+    config = TrainConfig.load("tiny", [f"model.reach={written}", "model.positions=rotary"])
+    model = config.model
+    assert model.reach == reach.resolve(expected, n_layers=model.n_layers, n_heads=model.n_heads)
+    assert TrainConfig.from_dict(config.to_dict()) == config
+
+
+def test_wrong_pattern_is_one_line_that_names_the_key():
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig.load("tiny", ["model.reach={pattern: interleave, layers: LLXG, window: 8}"])
+    assert str(caught.value).startswith("model.reach interleave: layers must be letters L (local) and G (global)")
+    with pytest.raises(ConfigError, match=r"^model.reach ladder: largest must be at most context=256, got 512"):
+        TrainConfig.load("tiny", ["model.reach=ladder", "model.context=256"])

@@ -23,6 +23,7 @@ from longshort.cli import (
     moved,
     report,
     rl,
+    show,
     train,
 )
 from longshort.cli.errors import OneLineGroup, one_line_errors
@@ -64,6 +65,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "check": check.check,
     "data": data.data,
     "config": config.config,
+    "show": show.show,
     "train": train.train,
     "rl": rl.rl,
     "compare": compare.compare,

@@ -26,6 +26,7 @@ _NAMES = {
     "head_dim": "head_dim",
     "n_global": "num_global_heads",
     "window": "local_window",
+    "reach": "layer_reach",
     "positions": "position_embedding_type",
     "restart_positions": "restart_positions",
     "rope_theta": "rope_theta",
@@ -108,6 +109,9 @@ class LongShortConfig(PreTrainedConfig):
     head_windows: list | None = None
     head_decays: list | None = None
     head_slopes: list | None = None
+    layer_reach: list | None = None
+    """A mapping per layer, as `reach.LayerReach.to_dict` gives it: plan, rotary bases, rotated shares; in place of the
+    fields above."""
 
     position_embedding_type: str = "learned"
     """learned, rotary, sinusoidal, alibi or none."""
@@ -174,6 +178,7 @@ class LongShortConfig(PreTrainedConfig):
         values["hidden_act"] = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}[config.mlp]
         values["intermediate_size"] = config.mlp_width
         values["rotary_scaling"] = config.rope_scaling and config.rope_scaling.to_dict()
+        values["layer_reach"] = config.to_dict()["reach"]
         plans = config.plans if config.plan is None else (config.plan,) * config.n_layers
         if plans is not None:
             values["head_windows"] = [list(plan.windows) for plan in plans]

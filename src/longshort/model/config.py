@@ -15,6 +15,7 @@ from longshort.nn.norms import NORMS, QK_NORMS
 from longshort.nn.positions import RopeScaling
 from longshort.ops.api import BACKENDS
 from longshort.ops.smoothing import SIDES, STAGES
+from longshort.reach import LayerReach, resolve
 from longshort.spelling import check_fields
 
 POSITIONS = ("learned", "rotary", "sinusoidal", "alibi", "none")
@@ -44,8 +45,9 @@ def _taking_aliases(cls: type[GPTConfig]) -> type[GPTConfig]:
 class GPTConfig:
     """What a GPT is made of. Fields are given by keyword; `GPTConfig.preset` has named sizes.
 
-    The reach of the heads is given in one of three ways: `n_global` and `window` for all layers, one `plan` for all
-    layers, or `plans`, one per layer. With none of them, every head is global: plain multi-head attention.
+    The reach of the heads is given in one of four ways: `n_global` and `window` for all layers, one `plan` for all
+    layers, `plans`, one per layer, or `reach`, a pattern. With none of them, every head is global: plain multi-head
+    attention.
 
     >>> config = GPTConfig(vocab_size=256, context=512, n_layers=2, width=64, n_heads=4, n_global=1, window=32)
     >>> config.layer_plans[0].windows
@@ -80,6 +82,9 @@ class GPTConfig:
     """Reach of each head, the same in all layers."""
     plans: tuple[HeadPlan, ...] | None = None
     """Reach of each head, layer by layer."""
+    reach: str | Mapping[str, Any] | tuple[LayerReach, ...] | None = None
+    """Reach of the whole model: a pattern or a published model by name, or with arguments; kept as one entry per
+    layer. See `longshort.reach`."""
     positions: str = "learned"
     """learned (a table added to the input), rotary, sinusoidal (fixed, added to the input), alibi or none."""
     restart_positions: bool = False
@@ -140,6 +145,10 @@ class GPTConfig:
         if isinstance(self.rope_scaling, Mapping):
             object.__setattr__(self, "rope_scaling", RopeScaling.from_dict(self.rope_scaling))
         _check_fields(self)
+        _check_one_way_of_reach(self)
+        if self.reach is not None:
+            sizes = {name: getattr(self, name) for name in ("n_layers", "n_heads", "n_kv_heads", "context")}
+            object.__setattr__(self, "reach", resolve(self.reach, **sizes))
         _check_reach(self)
 
     @classmethod
@@ -154,7 +163,7 @@ class GPTConfig:
         if not isinstance(name, str) or name not in PRESETS:
             raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
         base = dict(PRESETS[name])
-        if overrides.get("plan") is not None or overrides.get("plans") is not None:
+        if any(overrides.get(way) is not None for way in ("plan", "plans", "reach")):
             del base["n_global"], base["window"]
         return cls.from_dict(base | with_one_mlp(overrides))
 
@@ -191,7 +200,9 @@ class GPTConfig:
     @property
     def layer_plans(self) -> tuple[HeadPlan, ...]:
         """The plan of each layer, with ALiBi slopes added if positions are alibi and the plan has none."""
-        if self.plans is not None:
+        if isinstance(self.reach, tuple):
+            plans = tuple(layer.plan for layer in self.reach)
+        elif self.plans is not None:
             plans = self.plans
         elif self.plan is not None:
             plans = (self.plan,) * self.n_layers
@@ -203,6 +214,13 @@ class GPTConfig:
             plans = tuple(plan.with_alibi() if plan.slopes is None else plan for plan in plans)
         return plans
 
+    @property
+    def layer_reaches(self) -> tuple[LayerReach, ...]:
+        """The reach of each layer: its plan, as in `layer_plans`, and how its heads tell positions apart."""
+        if not isinstance(self.reach, tuple):
+            return tuple(LayerReach(plan=plan) for plan in self.layer_plans)
+        return tuple(replace(layer, plan=plan) for layer, plan in zip(self.reach, self.layer_plans, strict=True))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON or YAML."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -210,6 +228,7 @@ class GPTConfig:
         values["plan"] = self.plan and self.plan.to_dict()
         values["plans"] = self.plans and [plan.to_dict() for plan in self.plans]
         values["rope_scaling"] = self.rope_scaling and self.rope_scaling.to_dict()
+        values["reach"] = [layer.to_dict() for layer in self.reach] if isinstance(self.reach, tuple) else None
         return values
 
     @classmethod
@@ -344,24 +363,28 @@ def _check_reach(config: GPTConfig) -> None:
         _check("head_dim", head_dim, "even with rotary positions", head_dim % 2 == 0)
     if config.positions == "sinusoidal":
         _check("width", config.width, "even with sinusoidal positions", config.width % 2 == 0)
-    _check_one_way_of_reach(config)
     group = heads // kv_heads
     if config.n_global is not None:
         # Otherwise the cache would keep everything of a KV head for the sake of some of its query heads.
         whole = config.n_global % group == 0
         _check("n_global", config.n_global, f"a multiple of n_heads / n_kv_heads = {group}", whole)
         return
-    for layer, plan in enumerate(config.plans or config.layer_plans[:1]):
-        name = "plan" if config.plans is None else f"plans[{layer}]"
+    if isinstance(config.reach, tuple) and config.positions != "rotary":
+        right = "rotary for the bases or shares of rotation in reach"
+        _check("positions", config.positions, right, all(layer.rotates_alike for layer in config.reach))
+    by_layer = config.plans is not None or config.reach is not None
+    for layer, plan in enumerate(config.layer_plans if by_layer else config.layer_plans[:1]):
+        name = "plan" if not by_layer else f"plans[{layer}]" if config.reach is None else f"reach[{layer}]"
         _check(name, plan, f"a HeadPlan of n_heads={heads} heads", plan.n_heads == heads)
         alike = all(plan[first : first + group].n_global in (0, group) for first in range(0, heads, group))
         _check(name, plan, f"all global or all local in each {group} query heads that share a KV head", alike)
 
 
 def _check_one_way_of_reach(config: GPTConfig) -> None:
-    ways = [name for name in ("n_global", "plan", "plans") if getattr(config, name) is not None]
+    ways = [name for name in ("n_global", "plan", "plans", "reach") if getattr(config, name) is not None]
     if len(ways) > 1:
-        raise ValueError(f"reach must be given as n_global and window, plan, or plans, got {' and '.join(ways)}")
+        given = " and ".join(ways)
+        raise ValueError(f"heads must have their reach by n_global and window, plan, plans, or reach, got {given}")
     n_global, window, plans = config.n_global, config.window, config.plans
     if n_global is None:
         _check("window", window, "None unless n_global is set", window is None)

@@ -213,7 +213,7 @@ class GPT(nn.Module):
         layers = self._attention_layers()
         layers[0].check_cacheable()
         weight, context = self.embedding.weight, self.config.context
-        plans = [layer.plan for layer in layers]
+        plans = [layer.reach for layer in layers]
         sizes: dict[str, Any] = {"n_kv_heads": layers[0].n_kv_heads, "head_dim": layers[0].head_dim}
         sizes |= {"batch_size": batch_size, "rollback": rollback, "smoothing": layers[0].smoothing}
         sizes |= {"dtype": dtype or weight.dtype, "device": weight.device if device is None else device}
@@ -371,7 +371,7 @@ class GPT(nn.Module):
 def _block(config: GPTConfig, layer: int, causal: bool) -> Block:
     attention = LSAttention(
         config.width,
-        config.layer_plans[layer],
+        config.layer_reaches[layer],
         n_kv_heads=config.n_kv_heads,
         head_dim=config.head_dim,
         positions="rotary" if config.positions == "rotary" else "none",  # the plan brings ALiBi's slopes

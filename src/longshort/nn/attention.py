@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, overload
 
 import torch
@@ -13,10 +14,11 @@ from longshort.heads import HeadPlan
 from longshort.nn.chunks import attend_within_chunks
 from longshort.nn.layer_cache import CacheLayer, check_smoothing
 from longshort.nn.norms import QKNorm
-from longshort.nn.positions import RopeScaling, rotary
+from longshort.nn.positions import RopeScaling, place, placed_heads
 from longshort.nn.sigma_reparam import linear
 from longshort.ops import LogitStats, Smoothing, attention
 from longshort.ops.options import Stats, extremes_of
+from longshort.reach import LayerReach
 
 _ENCODINGS = ("rotary", "alibi", "none")
 
@@ -79,7 +81,7 @@ class LSAttention(nn.Module):
 
     Args:
         width: features of the input and the output.
-        plan: reach of each query head; its length is the number of heads.
+        plan: reach of each query head; its length is the number of heads. A `LayerReach` has rotary bases besides.
         n_kv_heads: key/value heads, a divisor of the number of heads (grouped queries); as many as heads if None.
         head_dim: features per head; width / heads if None.
         positions: "rotary", "alibi" (the standard slopes, unless the plan brings its own) or "none". Learned and
@@ -116,7 +118,7 @@ class LSAttention(nn.Module):
     def __init__(
         self,
         width: int,
-        plan: HeadPlan,
+        plan: HeadPlan | LayerReach,
         *,
         n_kv_heads: int | None = None,
         head_dim: int | None = None,
@@ -139,13 +141,15 @@ class LSAttention(nn.Module):
         chunk: int | None = None,
     ) -> None:
         super().__init__()
-        self.head_dim = _head_dim(width, plan, head_dim)
-        self.n_heads, self.n_kv_heads = plan.n_heads, n_kv_heads or plan.n_heads
-        plan.kv_windows(self.n_kv_heads)  # raises where the heads cannot be grouped
+        self.reach = _layer_reach(plan, positions)
+        self.plan = self.reach.plan
+        self.head_dim = _head_dim(width, self.plan, head_dim)
+        self.n_heads, self.n_kv_heads = self.plan.n_heads, n_kv_heads or self.plan.n_heads
+        self.plan.kv_windows(self.n_kv_heads)  # raises where the heads cannot be grouped
         _check_options(positions, self.head_dim, attention_dropout)
-        self.plan = plan.with_alibi() if positions == "alibi" and plan.slopes is None else plan
         self.rope_theta = rope_theta if positions == "rotary" else None
         self.rope_scaling, self.scale = rope_scaling, scale
+        self._placed = placed_heads(self.reach, self.n_kv_heads, self.head_dim, self.rope_theta)
         self.softcap, self.backend = softcap, backend
         self.causal, self.chunk = causal, _checked_chunk(chunk)
         pooling = Smoothing(
@@ -167,7 +171,7 @@ class LSAttention(nn.Module):
 
     @classmethod
     def from_projections(
-        cls, plan: HeadPlan, *, qkv: nn.Linear | Sequence[nn.Linear], out: nn.Linear, **options: Any
+        cls, plan: HeadPlan | LayerReach, *, qkv: nn.Linear | Sequence[nn.Linear], out: nn.Linear, **options: Any
     ) -> LSAttention:
         """A layer with the weights of another attention, on their device and in their dtype.
 
@@ -270,8 +274,8 @@ class LSAttention(nn.Module):
 
     def fits(self, cache: CacheLayer) -> bool:
         """Whether the cache was made for a layer like this one."""
-        theirs = (cache.plan, cache.n_kv_heads, cache.head_dim, cache.smoothing)
-        return theirs == (self.plan, self.n_kv_heads, self.head_dim, self.smoothing)
+        theirs = (cache.reach, cache.n_kv_heads, cache.head_dim, cache.smoothing)
+        return theirs == (self.reach, self.n_kv_heads, self.head_dim, self.smoothing)
 
     def check_cacheable(self) -> None:
         """Raise where what is cached of a token would not stay as it is, or not stay in sight."""
@@ -292,18 +296,33 @@ class LSAttention(nn.Module):
         q, k, v = heads.split((self.n_heads, self.n_kv_heads, self.n_kv_heads), dim=-2)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        if self.rope_theta is not None:
+        if self.rope_theta is not None or self.reach.temperature is not None:
             if positions is None:
                 positions = torch.arange(x.shape[1], device=x.device)
-            q, k = (rotary(y, positions, theta=self.rope_theta, scaling=self.rope_scaling) for y in (q, k))
+            q, k = place(q, k, positions, self._placed, scaling=self.rope_scaling)
         if self.scale is not None:  # the op and every cache divide by sqrt(head_dim)
             q = q * (self.scale * math.sqrt(self.head_dim))
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
+def _layer_reach(plan: HeadPlan | LayerReach, positions: str) -> LayerReach:
+    """The plan as a record, with ALiBi's slopes where they are wanted and it has none."""
+    if isinstance(plan, HeadPlan):
+        plan = LayerReach(plan=plan)
+    if not isinstance(plan, LayerReach):
+        raise ValueError(f"plan must be a HeadPlan or a LayerReach, got {type(plan).__name__}")
+    if not plan.rotates_alike and positions != "rotary":
+        raise ValueError(f"positions must be 'rotary' for a reach with bases or shares of rotation, got {positions!r}")
+    if plan.sink != "none":
+        raise ValueError(
+            f"sink must be 'none', got {plan.sink!r}: there are no sinks yet; set sinks=False in the reach"
+        )
+    if positions == "alibi" and plan.plan.slopes is None:
+        return replace(plan, plan=plan.plan.with_alibi())
+    return plan
+
+
 def _head_dim(width: int, plan: HeadPlan, head_dim: int | None) -> int:
-    if not isinstance(plan, HeadPlan):
-        raise ValueError(f"plan must be a HeadPlan, got {type(plan).__name__}")
     if head_dim is not None:
         if head_dim < 1:
             raise ValueError(f"head_dim must be at least 1, got {head_dim}")
@@ -313,7 +332,7 @@ def _head_dim(width: int, plan: HeadPlan, head_dim: int | None) -> int:
     return width // plan.n_heads
 
 
-def _projected_sizes(plan: HeadPlan, qkv: list[nn.Linear], out: nn.Linear) -> tuple[int, int]:
+def _projected_sizes(plan: HeadPlan | LayerReach, qkv: list[nn.Linear], out: nn.Linear) -> tuple[int, int]:
     """Head dim and KV heads of an attention that has these projections."""
     for name, part in (*(("qkv", part) for part in qkv), ("out", out)):
         if not isinstance(part, nn.Linear):

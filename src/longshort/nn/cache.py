@@ -15,6 +15,7 @@ from longshort.heads import HeadPlan
 from longshort.nn.kv_cache import KVCache, check_sizes
 from longshort.nn.layer_cache import FIRST_ROWS, LSLayerCache, smaller
 from longshort.ops import Smoothing
+from longshort.reach import LayerReach
 
 
 class LSCache(KVCache):
@@ -24,7 +25,7 @@ class LSCache(KVCache):
     advance together; where their lengths differ, they are padded on the left by negative `segments`.
 
     Args:
-        plans: reach of the query heads, one plan per layer.
+        plans: reach of the query heads, one plan or `LayerReach` per layer.
         head_dim: features per head.
         n_kv_heads: key/value heads per layer; as many as query heads if None.
         batch_size: sequences.
@@ -45,7 +46,7 @@ class LSCache(KVCache):
 
     def __init__(
         self,
-        plans: Sequence[HeadPlan],
+        plans: Sequence[HeadPlan | LayerReach],
         *,
         head_dim: int,
         n_kv_heads: int | None = None,

@@ -16,6 +16,7 @@ from torch import Tensor
 from longshort.heads import HeadPlan
 from longshort.nn.layer_cache import CacheLayer, check_smoothing
 from longshort.ops import Smoothing
+from longshort.reach import LayerReach
 
 
 class KVCache(ABC):
@@ -130,7 +131,7 @@ class KVCache(ABC):
 
 
 def check_sizes(
-    plans: Sequence[HeadPlan],
+    plans: Sequence[HeadPlan | LayerReach],
     *,
     head_dim: int,
     batch_size: int,

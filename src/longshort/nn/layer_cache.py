@@ -21,6 +21,7 @@ from longshort.nn.pool import Heads, Pool, RawValues, Rows
 from longshort.ops import LogitStats, Smoothing, attention
 from longshort.ops.blocked.fused import attend_last
 from longshort.ops.options import Stats
+from longshort.reach import LayerReach
 
 FIRST_ROWS = 64
 """Slots of a pool that grows, to begin with; it doubles from there."""
@@ -42,7 +43,7 @@ class CacheLayer(ABC):
 
     def __init__(
         self,
-        plan: HeadPlan,
+        plan: HeadPlan | LayerReach,
         n_kv_heads: int,
         head_dim: int,
         *,
@@ -53,7 +54,9 @@ class CacheLayer(ABC):
         device: torch.device | str,
         smoothing: Smoothing | None = None,
     ) -> None:
-        self.plan, self.n_kv_heads, self.head_dim, self.max_length = plan, n_kv_heads, head_dim, max_length
+        self.reach = LayerReach(plan=plan) if isinstance(plan, HeadPlan) else plan
+        self.plan = plan = self.reach.plan
+        self.n_kv_heads, self.head_dim, self.max_length = n_kv_heads, head_dim, max_length
         self.smoothing = smoothing
         self.pools: list[Pool] = []
         reaches = plan.kv_windows(n_kv_heads)
@@ -148,7 +151,7 @@ class CacheLayer(ABC):
 class LSLayerCache(CacheLayer):
     """The cache of one attention layer, which counts on the host; `LSCache` makes them."""
 
-    def __init__(self, plan: HeadPlan, n_kv_heads: int, head_dim: int, **sizes: Any) -> None:
+    def __init__(self, plan: HeadPlan | LayerReach, n_kv_heads: int, head_dim: int, **sizes: Any) -> None:
         super().__init__(plan, n_kv_heads, head_dim, **sizes)
         self.length = 0
         """Positions held."""
@@ -156,7 +159,7 @@ class LSLayerCache(CacheLayer):
         """One past the last position ever written: what a crop leaves behind has overwritten older slots. A ring that
         was resized counts as if it had had its present size all along."""
         alike = all(set(pool.plan.windows) == {pool.window} for pool in self.pools)
-        self._sees_alike = alike and plan.decays is None and plan.slopes is None
+        self._sees_alike = alike and self.plan.decays is None and self.plan.slopes is None
 
     def check(self, batch_size: int, new: int) -> None:
         """Raise, before anything is written, if `new` more tokens for `batch_size` sequences each have no room."""

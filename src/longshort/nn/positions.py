@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from longshort.reach import LayerReach, QueryTemperature
 from longshort.spelling import check_fields
 
 SCALINGS = ("linear", "llama3")
@@ -95,11 +97,81 @@ def rotary(x: Tensor, positions: Tensor, *, theta: float = 10000.0, scaling: Rop
     >>> bool((rotary(x, torch.zeros(5, dtype=torch.long)) == x).all())
     True
     """
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    angles = _angles(positions, x.shape[-1], theta, dtype, scaling).unsqueeze(-2)
-    cos, sin = angles.cos(), angles.sin()
-    first, second = x.to(angles.dtype).chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    return _turned(x, _table(positions, x.shape[-1], theta, x.dtype, scaling))
+
+
+class PlacedHeads(NamedTuple):
+    """Neighbouring KV heads, and the query heads that share them, which tell positions apart in one way."""
+
+    kv_heads: int
+    theta: float | None
+    """Base of their rotary angles; None without rotation."""
+    features: int
+    """Features of each head that are rotated, the first ones."""
+    temperature: QueryTemperature | None
+    """Growth of their queries with position."""
+
+
+def placed_heads(reach: LayerReach, n_kv_heads: int, head_dim: int, theta: float | None) -> tuple[PlacedHeads, ...]:
+    """How the heads of a layer tell positions apart; `theta` is the model's rotary base, None without rotation."""
+    kinds = []
+    for (base, share), window in zip(reach.rotations(n_kv_heads), reach.plan.kv_windows(n_kv_heads), strict=True):
+        turned = theta is not None and share > 0
+        features = head_dim if share == 1 else max(2, 2 * round(share * head_dim / 2))
+        own = (base or theta, features) if turned else (None, 0)
+        kinds.append((*own, reach.temperature if window is None else None))
+    return tuple(PlacedHeads(len(list(alike)), *kind) for kind, alike in groupby(kinds))
+
+
+def place(
+    q: Tensor, k: Tensor, positions: Tensor, heads: tuple[PlacedHeads, ...], *, scaling: RopeScaling | None = None
+) -> tuple[Tensor, Tensor]:
+    """Give queries (B, T, H, D) and keys (B, T, H_kv, D) their positions (T,) or (B, T).
+
+    Heads with the same base share one table of angles; `scaling` slows all of them.
+    """
+    group = q.shape[-2] // k.shape[-2]
+    tables: dict[tuple[float, int], tuple[Tensor, Tensor]] = {}
+    placed_q, placed_k = [], []
+    several = len(heads) > 1
+    parts_q = q.split([alike.kv_heads * group for alike in heads], dim=-2) if several else (q,)
+    parts_k = k.split([alike.kv_heads for alike in heads], dim=-2) if several else (k,)
+    for part_q, part_k, alike in zip(parts_q, parts_k, heads, strict=True):
+        if alike.theta is not None:
+            key = alike.theta, alike.features
+            if key not in tables:
+                tables[key] = _table(positions, alike.features, alike.theta, q.dtype, scaling)
+            part_q, part_k = _turned(part_q, tables[key]), _turned(part_k, tables[key])
+        if alike.temperature is not None:
+            part_q = _warmed(part_q, positions, alike.temperature)
+        placed_q.append(part_q)
+        placed_k.append(part_k)
+    if not several:
+        return placed_q[0], placed_k[0]
+    return torch.cat(placed_q, dim=-2), torch.cat(placed_k, dim=-2)
+
+
+def _table(
+    positions: Tensor, features: int, theta: float, dtype: torch.dtype, scaling: RopeScaling | None
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (..., T, 1, features / 2) of the rotary angles, for heads of this dtype."""
+    angles = _angles(positions, features, theta, torch.promote_types(dtype, torch.float32), scaling).unsqueeze(-2)
+    return angles.cos(), angles.sin()
+
+
+def _turned(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+    """The first features of x (B, T, heads, D) rotated, as many as the table has angles for; the others as they are."""
+    cos, sin = table
+    features = 2 * cos.shape[-1]
+    first, second = x[..., :features].to(cos.dtype).chunk(2, dim=-1)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    return turned if features == x.shape[-1] else torch.cat((turned, x[..., features:]), dim=-1)
+
+
+def _warmed(q: Tensor, positions: Tensor, temperature: QueryTemperature) -> Tensor:
+    whole = torch.div(positions + 1, temperature.every, rounding_mode="floor")
+    factors = 1 + temperature.scale * torch.log1p(whole.to(torch.promote_types(q.dtype, torch.float32)))
+    return (q * factors[..., None, None]).to(q.dtype)
 
 
 def sinusoidal(positions: Tensor, width: int, *, dtype: torch.dtype = torch.float32) -> Tensor:

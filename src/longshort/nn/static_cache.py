@@ -20,6 +20,7 @@ from longshort.nn.layer_cache import CachedAttention, CacheLayer
 from longshort.ops import Smoothing
 from longshort.ops.decode import HeadLayout, decode
 from longshort.ops.options import Stats
+from longshort.reach import LayerReach
 
 MOST_TOKENS = 8
 """The most tokens in a step; also at most 64 query rows per KV head, which the kernel keeps in registers."""
@@ -45,7 +46,7 @@ class LSStaticLayer(CacheLayer):
 
     def __init__(
         self,
-        plan: HeadPlan,
+        plan: HeadPlan | LayerReach,
         n_kv_heads: int,
         head_dim: int,
         *,
@@ -140,7 +141,7 @@ class LSStaticCache(KVCache):
 
     def __init__(
         self,
-        plans: Sequence[HeadPlan],
+        plans: Sequence[HeadPlan | LayerReach],
         *,
         head_dim: int,
         max_length: int,

@@ -28,7 +28,7 @@ _NAMES = {
     "stability.qk_clip": "QK-clip threshold",
 }
 _SAID_ELSEWHERE = ("run.out", "run.variant", "run.seed", "run.name")
-_REACH = ("model.n_global", "model.window", "model.plan", "model.plan.windows", "model.plans")
+_REACH = ("model.n_global", "model.window", "model.plan", "model.plan.windows", "model.plans", "model.reach")
 
 
 class Difference(NamedTuple):
@@ -44,7 +44,9 @@ def differences(variants: Sequence[Variant]) -> list[Difference]:
     reaches = [_joined(reach(run.header.plans) for run in variant.runs) for variant in variants]
     flats = [[flatten(run.config) for run in variant.runs] for variant in variants]
     keys = dict.fromkeys(key for runs in flats for flat in runs for key in flat)
+    placed = [_joined(_positions(run.config) for run in variant.runs) for variant in variants]
     rows = [Difference("reach of the heads", "model.plan", reaches)]
+    rows.append(Difference("positions of the heads", "model.reach", placed))
     for key in keys:
         if key not in (*_REACH, *_SAID_ELSEWHERE):
             values = [_joined(_shown(flat.get(key)) for flat in runs) for runs in flats]
@@ -71,6 +73,13 @@ def reach(plans: Sequence[Sequence[int | None]]) -> str:
         f"layer{'s' if len(places) > 1 else ''} {', '.join(map(str, places))}: {said}"
         for said, places in layers.items()
     )
+
+
+def _positions(config: dict[str, Any]) -> str:
+    """What the layers of `model.reach` say beside their plans, such as rotary bases."""
+    layers = config.get("model", {}).get("reach") or []
+    said = [[f"{key} {_shown(value)}" for key, value in layer.items() if key != "plan"] for layer in layers]
+    return "; ".join(dict.fromkeys(", ".join(parts) for parts in said if parts)) or "\N{EN DASH}"
 
 
 def _name(key: str) -> str:

@@ -19,10 +19,10 @@
     const key = element.dataset.chart.replace(/\{(\w+)\}/g, (_, name) => state[name]);
     const spec = structuredClone(specs[key]);
     const names = new Set(JSON.stringify(spec).match(/"data":\{"name":"[^"]+"\}/g).map((m) => JSON.parse(`{${m}}`).data.name));
-    spec.datasets = {};
-    for (const name of names) spec.datasets[name] = name in tables ? unpack(tables[name]) : heat[name.slice(5)];
+    spec.datasets ??= {};
+    for (const name of names) spec.datasets[name] ??= name in tables ? unpack(tables[name]) : heat[name.slice(5)];
     spec.width = "container";
-    if (narrow.matches && !key.startsWith("heat")) spec.height = 270;
+    if (narrow.matches && !/^(heat|plan)/.test(key)) spec.height = 270;
     return spec;
   };
 

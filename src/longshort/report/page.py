@@ -18,9 +18,12 @@ from longshort.report import comparison, datasets, theme
 from longshort.report.charts import LOSSES, X_AXES, Charts, ReportError, drawing, with_data
 from longshort.report.differences import differences
 from longshort.report.pictures import vegalite, write_picture
+from longshort.report.plan import plan_chart
 from longshort.runs import Run, Sample, load_runs
 
 MORE_SAMPLES = 6
+MOST_CELLS = 2000
+"""Heads of a plan that the page draws."""
 PAGE = "report.html"
 
 
@@ -104,6 +107,7 @@ def render(runs: Sequence[Run], data: datasets.Datasets, title: str, out: Path, 
         unfinished=any(run.status != "finished" for run in runs),
         samples=[chosen for variant in variants if (chosen := _samples(variant)) is not None],
         differences=differences(variants),
+        plans=[", ".join(names) for _, names in _plans(runs)],
         configs=[(run, _yaml(run.config)) for run in runs],
         train_commands=[f"longshort {_verb(run)} {shlex.quote(config_name(run))}" for run in runs],
         report_command=shlex.join(["longshort", "report", *(str(run.path) for run in runs), "--out", str(out)]),
@@ -133,6 +137,15 @@ def _measured(runs: Sequence[Run]) -> list[str]:
     return [name for name in datasets.MEASURES if any(np.isfinite(run.learning[name]).any() for run in runs)]
 
 
+def _plans(runs: Sequence[Run]) -> list[tuple[tuple[tuple[int | None, ...], ...], list[str]]]:
+    """The plans of the runs, each with the variants that have it; those with too many heads to draw are left out."""
+    found: dict[tuple[tuple[int | None, ...], ...], dict[str, None]] = {}
+    for run in runs:
+        if run.header.plans and sum(map(len, run.header.plans)) <= MOST_CELLS:
+            found.setdefault(run.header.plans, {})[run.variant] = None
+    return [(plan, list(names)) for plan, names in found.items()]
+
+
 def _payload(runs: Sequence[Run], data: datasets.Datasets) -> dict[str, Any]:
     charts = Charts(runs, data, legend=False)
     specs = {f"{quantity}-{x}": charts.loss(quantity, x) for quantity in LOSSES for x in X_AXES}
@@ -140,6 +153,7 @@ def _payload(runs: Sequence[Run], data: datasets.Datasets) -> dict[str, Any]:
     if data.logit_range:
         specs |= {f"logits-{x}": charts.logits(x) for x in X_AXES}
         specs |= {f"heat-{i}": charts.heat(i) for i, rows in enumerate(data.heat) if rows}
+    specs |= {f"plan-{i}": plan_chart(plan) for i, (plan, _) in enumerate(_plans(runs))}
     themes = {name: _theme(colors, charts.variants) for name, colors in (("light", theme.LIGHT), ("dark", theme.DARK))}
     return {"specs": specs, "variants": charts.variants, "tables": data.tables, "heat": data.heat, "themes": themes}
 

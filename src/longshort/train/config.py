@@ -376,7 +376,7 @@ def _model(values: dict[str, Any], loss: dict[str, Any]) -> GPTConfig:
     hints = typing.get_type_hints(GPTConfig)
     check_keys("model", values, _names())
     plain = {
-        key: value if key in ("plan", "plans", "rope_scaling") else typed(f"model.{key}", value, hints[key])
+        key: value if key in ("plan", "plans", "reach", "rope_scaling") else typed(f"model.{key}", value, hints[key])
         for key, value in values.items()
     }
     plain["loss"] = _section("loss", LossSettings, loss)

@@ -22,6 +22,7 @@ from longshort.model import GPTConfig
 from longshort.model.config import RANGES as MODEL_RANGES
 from longshort.model.presets import PRESETS
 from longshort.nn import RopeScaling
+from longshort.reach import PATTERNS
 from longshort.train.config import TrainConfig
 from longshort.train.ranges import CHOICES, RANGES
 
@@ -61,7 +62,7 @@ def config_keys() -> tuple[Key, ...]:
             keys.append(
                 Key(
                     name=name,
-                    type=_type(hints[field.name]),
+                    type=_TYPES.get(name) or _type(hints[field.name]),
                     default=_DEFAULTS.get(name) or _default(field),
                     range=_range(name, hints[field.name]),
                     meaning=_in_yaml(meanings.get(field.name, "")),
@@ -92,12 +93,15 @@ _PRESET = Key(
     range=f"one of {', '.join(PRESETS)}",
     meaning="A named model size, from which every key of the section that is not set takes its value.",
 )
+_TYPES = {"model.reach": "str, mapping, list or null"}
 _DEFAULTS = {"model.vocab_size": "that of the data or of the preset"}
 _REACH = "{windows: [null, 16, 16, 16]}, one entry per head; also decays, slopes"
+_PATTERN = "{pattern: interleave, layers: LLLLLG, window: 512, dual_rope: true} or {like: gemma-3, window: 512}"
 _OWN_RANGES = {
     "model.n_global": "an integer from 0 to model.n_heads",
     "model.plan": f"a mapping such as {_REACH}",
     "model.plans": "a list of mappings as in model.plan, one per layer",
+    "model.reach": f"{', '.join(PATTERNS)}, or a model such as gemma-3; or a mapping such as {_PATTERN}",
 }
 
 

@@ -35,7 +35,7 @@ def layer_wise(config: TrainConfig) -> TrainConfig:
     heads, layers = config.model.n_heads, config.model.n_layers
     local, full = HeadPlan(windows=(local_window(config),) * heads), HeadPlan.full(heads)
     plans = tuple(full if layer % 3 == 2 or layer == layers - 1 else local for layer in range(layers))
-    return replace(config, model=replace(config.model, plans=plans, plan=None, n_global=None, window=None))
+    return replace(config, model=replace(config.model, plans=plans, plan=None, reach=None, n_global=None, window=None))
 
 
 def decay_only(config: TrainConfig) -> TrainConfig:
@@ -64,7 +64,7 @@ def smoothed(config: TrainConfig) -> TrainConfig:
 
 def with_plan(config: TrainConfig, plan: HeadPlan) -> TrainConfig:
     """The same configuration with one plan for all layers."""
-    return replace(config, model=replace(config.model, plan=plan, plans=None, n_global=None, window=None))
+    return replace(config, model=replace(config.model, plan=plan, plans=None, reach=None, n_global=None, window=None))
 
 
 def local_window(config: TrainConfig) -> int:

@@ -1,0 +1,75 @@
+"""What a reach costs: keys that a token sees, bytes of cache, and FLOPs of attention, beside full attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from longshort.reach.layer import LayerReach
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What the attention of a causal model costs per token, on the average over a sequence of `context` tokens."""
+
+    visible_keys: float
+    """Keys that a head sees, on the average over heads."""
+    full_visible_keys: float
+    """The same with full attention, as in the other fields that begin with full."""
+    cache_bytes: float
+    """Keys and values of all layers that a cache holds after the last token, divided by the tokens."""
+    full_cache_bytes: float
+    flops: float
+    """Queries times keys and probabilities times values, of all layers, forward alone."""
+    full_flops: float
+
+    @property
+    def share(self) -> float:
+        """Attention FLOPs, and so visible keys, as a share of full attention's."""
+        return self.flops / self.full_flops
+
+    @property
+    def cache_share(self) -> float:
+        """Bytes of cache as a share of full attention's."""
+        return self.cache_bytes / self.full_cache_bytes
+
+
+def costs(
+    layers: Sequence[LayerReach],
+    *,
+    context: int,
+    n_kv_heads: int | None = None,
+    head_dim: int = 1,
+    value_bytes: int = 2,
+) -> Costs:
+    """What these layers cost at a context; `value_bytes` is the size of a cached number, 2 for bf16.
+
+    >>> from longshort.reach.patterns import ladder
+    >>> round(costs(ladder(n_layers=8, n_heads=8), context=2048).share, 3)
+    0.239
+    """
+    if not layers or not isinstance(context, int) or context < 1:
+        raise ValueError(f"layers must not be empty and context at least 1, got {len(layers)} layers, {context!r}")
+    kv_heads = n_kv_heads or layers[0].n_heads
+    windows = [window for layer in layers for window in layer.plan.windows]
+    seen, most = sum(mean_visible(window, context) for window in windows), mean_visible(None, context)
+    held = [window for layer in layers for window in layer.plan.kv_windows(kv_heads)]
+    kept = sum(context if window is None else min(window, context) for window in held) / context
+    return Costs(
+        visible_keys=seen / len(windows),
+        full_visible_keys=most,
+        cache_bytes=2 * head_dim * value_bytes * kept,
+        full_cache_bytes=2.0 * head_dim * value_bytes * len(held),
+        flops=4 * head_dim * seen,
+        full_flops=4 * head_dim * most * len(windows),
+    )
+
+
+def mean_visible(window: int | None, length: int) -> float:
+    """Keys that a query sees, averaged over a sequence; windows and causality are counted exactly.
+
+    >>> mean_visible(None, 3), mean_visible(2, 3)
+    (2.0, 1.6666666666666667)
+    """
+    w = length if window is None else min(window, length)
+    return (w * (w + 1) / 2 + (length - w) * w) / length

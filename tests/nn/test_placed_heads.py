@@ -1,0 +1,133 @@
+"""Heads of one layer that tell positions apart in different ways."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longshort import HeadPlan, LSAttention
+from longshort.nn.positions import place, placed_heads, rotary
+from longshort.reach import LayerReach, QueryTemperature
+
+LENGTH, DIM = 40, 8
+MIXED = HeadPlan(windows=(None, 8, 8, None))
+
+
+def queries_and_keys(n_heads, n_kv_heads, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, LENGTH, n_heads, DIM), (2, LENGTH, n_kv_heads, DIM))
+    return tuple(torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes)
+
+
+def turned(x, positions, theta, share):
+    """One head, by the definition: `rotary` of its first features."""
+    features = 2 * round(share * DIM / 2)
+    if not features:
+        return x
+    return torch.cat((rotary(x[..., :features], positions, theta=theta), x[..., features:]), dim=-1)
+
+
+@st.composite
+def layers(draw):
+    kv_heads, group = draw(st.integers(1, 4)), draw(st.integers(1, 2))
+    kv_windows = draw(st.lists(st.sampled_from([None, 8, 4]), min_size=kv_heads, max_size=kv_heads))
+    plan = HeadPlan(windows=tuple(window for window in kv_windows for _ in range(group)))
+    bases, shares = st.sampled_from([None, 100.0, 1e6]), st.sampled_from([0.0, 0.25, 0.5, 1.0])
+    return kv_heads, LayerReach(
+        plan=plan,
+        local_base=draw(bases),
+        global_base=draw(bases),
+        local_share=draw(shares),
+        global_share=draw(shares),
+        temperature=draw(st.sampled_from([None, QueryTemperature(scale=0.5, every=7)])),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(layers(), st.booleans())
+def test_every_head_is_placed_by_its_own_reach(drawn, by_sequence):
+    kv_heads, reach = drawn
+    group = reach.n_heads // kv_heads
+    q, k = queries_and_keys(reach.n_heads, kv_heads)
+    positions = torch.arange(3, 3 + LENGTH)
+    positions = torch.stack((positions, positions.flip(0))) if by_sequence else positions
+    found_q, found_k = place(q, k, positions, placed_heads(reach, kv_heads, DIM, 500.0))
+    factor = 1 + 0.5 * torch.log1p(((positions + 1) // 7).float())
+    for head, window in enumerate(reach.plan.windows):
+        base, share = (
+            (reach.global_base, reach.global_share) if window is None else (reach.local_base, reach.local_share)
+        )
+        expected = turned(q[:, :, [head]], positions, base or 500.0, share)
+        if window is None and reach.temperature is not None:
+            expected = expected * factor[..., None, None]
+        torch.testing.assert_close(found_q[:, :, [head]], expected)
+        kv_head = head // group
+        torch.testing.assert_close(
+            found_k[:, :, [kv_head]], turned(k[:, :, [kv_head]], positions, base or 500.0, share)
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_heads_alike_are_rotated_bit_for_bit_as_by_rotary(dtype):
+    q, k = queries_and_keys(4, 2, dtype)
+    positions = torch.arange(LENGTH)
+    heads = placed_heads(LayerReach(plan=HeadPlan(windows=(None, None, 8, 8))), 2, DIM, 10000.0)
+    assert len(heads) == 1
+    found = place(q, k, positions, heads)
+    assert torch.equal(found[0], rotary(q, positions))
+    assert torch.equal(found[1], rotary(k, positions))
+
+
+def test_bases_that_come_twice_share_a_table(monkeypatch):
+    made = []
+    from longshort.nn import positions as module
+
+    table = module._table
+    monkeypatch.setattr(module, "_table", lambda *arguments: made.append(arguments) or table(*arguments))
+    reach = LayerReach(plan=HeadPlan(windows=(None, 8, None, 8)), local_base=1e4, global_base=1e6)
+    place(*queries_and_keys(4, 4), torch.arange(LENGTH), placed_heads(reach, 4, DIM, 10000.0))
+    assert len(made) == 2
+
+
+def test_layer_without_rotation_on_global_heads_forgets_their_order():
+    torch.manual_seed(0)
+    reach = LayerReach(plan=MIXED, global_share=0)
+    layer = LSAttention(32, reach, positions="rotary")
+    x = torch.randn(1, LENGTH, 32)
+    q, _, _ = layer.heads(x, torch.arange(LENGTH))
+    later, _, _ = layer.heads(x, torch.arange(100, 100 + LENGTH))
+    assert torch.equal(q[:, [0, 3]], later[:, [0, 3]])
+    assert not torch.allclose(q[:, [1, 2]], later[:, [1, 2]])
+
+
+def test_temperature_needs_no_rotation():
+    reach = LayerReach(plan=MIXED, temperature=QueryTemperature(scale=1.0, every=1))
+    torch.manual_seed(0)
+    layer = LSAttention(32, reach)
+    plain = LSAttention(32, MIXED)
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(1, LENGTH, 32)
+    (q, k, v), (plain_q, plain_k, plain_v) = layer.heads(x), plain.heads(x)
+    factor = 1 + torch.log(torch.arange(LENGTH) + 2.0)[:, None]
+    torch.testing.assert_close(q[:, [0, 3]], plain_q[:, [0, 3]] * factor)
+    assert torch.equal(q[:, [1, 2]], plain_q[:, [1, 2]])
+    assert torch.equal(k, plain_k)
+    assert torch.equal(v, plain_v)
+
+
+@pytest.mark.parametrize(
+    ("reach", "positions", "words"),
+    [
+        (LayerReach(plan=MIXED, local_base=1e4), "none", "positions must be 'rotary' for a reach with bases"),
+        (LayerReach(plan=MIXED, global_share=0.5), "alibi", "positions must be 'rotary' for a reach with bases"),
+        (LayerReach(plan=MIXED, sink="learned"), "rotary", "sink must be 'none', got 'learned'"),
+    ],
+)
+def test_reach_that_the_layer_cannot_serve_is_refused(reach, positions, words):
+    with pytest.raises(ValueError, match=words):
+        LSAttention(32, reach, positions=positions)
+
+
+def test_alibi_gives_its_slopes_to_the_plan_of_a_reach():
+    layer = LSAttention(32, LayerReach(plan=MIXED), positions="alibi")
+    assert layer.plan == layer.reach.plan == MIXED.with_alibi()

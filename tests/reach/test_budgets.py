@@ -1,0 +1,102 @@
+"""What a reach costs, and the plan within a budget."""
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.reach import OF_EIGHT
+from longshort import HeadPlan, reach
+from longshort.reach.budgets import EVIDENCE
+
+RESULTS = Path(__file__).parents[2] / "experiments" / "results" / "reach.json"
+
+
+def counted(layers, context):
+    """Visible pairs of a causal model, one by one."""
+    return sum(
+        min(t + 1, context if window is None else window)
+        for layer in layers
+        for window in layer.plan.windows
+        for t in range(context)
+    )
+
+
+@given(st.lists(st.none() | st.integers(1, 40), min_size=1, max_size=6), st.integers(1, 30))
+def test_costs_are_those_of_the_pairs_one_by_one(windows, context):
+    layers = (reach.LayerReach(plan=HeadPlan(windows=tuple(windows))),) * 2
+    found = reach.costs(layers, context=context, head_dim=4, value_bytes=2)
+    assert found.visible_keys == pytest.approx(counted(layers, context) / context / len(windows) / 2)
+    assert found.flops == pytest.approx(4 * 4 * counted(layers, context) / context)
+    kept = sum(min(context, context if window is None else window) for window in windows)
+    assert found.cache_bytes == pytest.approx(2 * 2 * 4 * 2 * kept / context)
+    assert found.full_cache_bytes == 2 * 2 * 4 * 2 * len(windows)
+    assert 0 < found.share <= 1
+    assert 0 < found.cache_share <= 1
+
+
+def test_grouped_queries_share_a_cache():
+    layers = reach.full(n_layers=3, n_heads=8, n_kv_heads=2)
+    assert reach.costs(layers, context=64, n_kv_heads=2, head_dim=16).cache_bytes == 3 * 2 * 16 * 2 * 2
+
+
+def test_evidence_is_the_experiments():
+    rows = {row["variant"]: statistics.fmean(row["final_losses"]) for row in json.loads(RESULTS.read_text())["rows"]}
+    found = {name: loss - rows["full"] for name, loss in rows.items()}
+    assert {name: round(found[name], 4) for name in EVIDENCE} == EVIDENCE
+    best = sorted(OF_EIGHT, key=found.__getitem__)[: len(EVIDENCE)]
+    assert best == list(EVIDENCE)
+    assert found["one-full-2"] > 0
+    assert round(found["all-local-w64"], 3) == 0.116
+
+
+def test_budget_of_the_experiment_gives_its_plans():
+    sizes = {"n_layers": 8, "n_heads": 8, "context": 2048}
+    ladder = reach.budget(**sizes, share=0.24)
+    assert ladder.layers == reach.ladder(n_layers=8, n_heads=8)
+    assert "ladder" in ladder.reason
+    late = reach.budget(**sizes, share=0.2)
+    assert late.layers == reach.interleave("LLLLLLLG", 64, n_layers=8, n_heads=8)
+    assert "full layer at the end" in late.reason
+
+
+@given(
+    st.integers(1, 40),
+    st.sampled_from([(1, 1), (4, 1), (6, 6), (8, 2), (12, 12), (32, 8)]),
+    st.integers(1, 70_000),
+    st.floats(0.001, 1),
+    st.booleans(),
+)
+def test_choice_is_within_its_budget(n_layers, heads, context, share, by_cache):
+    n_heads, n_kv_heads = heads
+    sizes = {"n_layers": n_layers, "n_heads": n_heads, "n_kv_heads": n_kv_heads}
+    whole = reach.costs(reach.full(**sizes), context=context, n_kv_heads=n_kv_heads, head_dim=64).cache_bytes
+    limit = {"cache_bytes": share * whole} if by_cache else {"share": share}
+    try:
+        choice = reach.budget(**sizes, context=context, **limit)
+    except ValueError as error:
+        assert "must allow one global layer" in str(error)
+        return
+    assert (choice.costs.cache_share if by_cache else choice.costs.share) <= share * (1 + 1e-9)
+    assert any(layer.plan.n_global for layer in choice.layers)
+    assert choice.reason.count(". ") == 0
+    windows = [window for layer in choice.layers for window in layer.plan.windows if window is not None]
+    assert max(windows, default=1) <= context
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "a budget must have cache_bytes, share or both, got neither"),
+        ({"share": 1.5}, "share must be a number above 0 and at most 1, got 1.5"),
+        ({"cache_bytes": 0}, "cache_bytes must be a number above 0, got 0"),
+        ({"share": 0.01}, r"the budget must allow one global layer, which takes 13\.2%"),
+        ({"share": 0.5, "n_kv_heads": 3}, "n_kv_heads must be a divisor"),
+    ],
+)
+def test_impossible_budget_gets_one_clear_error(given, words):
+    with pytest.raises(ValueError, match=f"^{words}"):
+        reach.budget(n_layers=8, n_heads=8, context=2048, **given)

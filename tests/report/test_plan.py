@@ -1,0 +1,131 @@
+"""The picture of a plan, in a terminal and in files."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from longshort import GPTConfig, reach
+from longshort.cli import app
+from longshort.report.plan import kinds, plan_chart, plan_text, write_plan
+
+SIZES = {"vocab_size": 50, "context": 2048, "n_layers": 8, "width": 256, "n_heads": 8, "positions": "rotary"}
+
+
+def model(written="ladder", **options):
+    return GPTConfig(**SIZES | {"reach": written} | options)
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_each_head_is_a_letter_from_the_widest_reach_down():
+    lines = plan_text(model()).splitlines()
+    assert lines[:8] == [f"layer {layer}  G a b c d e f g" for layer in range(8)]
+    assert lines[9].split() == ["G", "all", "earlier", "keys", "8", "heads", "base", "10,000"]
+    assert lines[16].split() == ["g", "a", "window", "of", "8", "keys", "8", "heads", "base", "10,000"]
+
+
+def test_costs_stand_beside_those_of_full_attention():
+    found = reach.costs(model().layer_reaches, context=2048, head_dim=32)
+    lines = plan_text(model()).splitlines()[-4:]
+    assert lines[0].startswith("at 2,048 tokens")
+    assert [line.split()[-1] for line in lines[1:]] == [
+        f"{found.share:.1%}",
+        f"{found.cache_share:.1%}",
+        f"{found.share:.1%}",
+    ]
+    assert f"{found.visible_keys:,.0f}" in lines[1]
+    assert "at 8,192 tokens" in plan_text(model(), 8192)
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ({"like": "command-a", "window": 64}, {"G": "not rotated", "a": "base 10,000"}),
+        ({"like": "mimo-v2-flash", "window": 64}, {"G": "base 5,000,000 on 33%", "a": "base 10,000 on 33%"}),
+    ],
+)
+def test_rotation_of_global_and_local_heads_is_told(written, words):
+    lines = plan_text(model(written)).splitlines()
+    for letter, said in words.items():
+        assert any(line.startswith(f"{letter}  ") and line.endswith(said) for line in lines)
+
+
+@pytest.mark.parametrize(("n_heads", "n_layers"), [(1, 1), (35, 3), (36, 3), (80, 12), (200, 2), (8, 100)])
+@pytest.mark.parametrize("color", [False, True])
+def test_lines_fit_80_columns(n_heads, n_layers, color):
+    config = model("full", n_heads=n_heads, n_layers=n_layers, width=2 * n_heads)
+    text = re.sub(r"\x1b\[[\d;]*m", "", plan_text(config, color=color))
+    assert max(map(len, text.splitlines())) <= 80
+    drawn = text.split("\n\n")[0].replace("layer", "")
+    assert drawn.count("G") == n_heads * (n_layers if n_layers <= 48 else 1)
+
+
+def test_colours_are_terminal_sequences_of_the_same_text():
+    plain, coloured = plan_text(model()), plan_text(model(), color=True)
+    assert "\x1b[" in coloured and "\x1b[" not in plain
+    without = re.sub(r"\x1b\[[\d;]*m", "", coloured)
+    assert [line.rstrip() for line in without.splitlines()] == plain.splitlines()
+
+
+def test_kinds_are_told_apart_by_letter_colour_and_label():
+    found = kinds([[None, 512, 8], [64, 64, 64]])
+    assert list(found) == [None, 512, 64, 8]
+    for part in zip(*found.values(), strict=True):
+        assert len(set(part)) == 4
+
+
+def test_chart_has_a_cell_for_every_head():
+    plans = [plan.windows for plan in model().layer_plans]
+    spec = plan_chart(plans, "a title")
+    rows = spec["datasets"]["plan"]
+    assert len(rows) == 64
+    assert {row["sees"] for row in rows if row["head"] == 0} == {"all"}
+    assert rows[1] == {"layer": 0, "head": 1, "sees": "512"}
+
+
+@pytest.mark.parametrize(("name", "start"), [("p.png", b"\x89PNG"), ("p.svg", b"<svg"), ("p.html", b"<!DOCTYPE html>")])
+def test_show_writes_the_picture(tmp_path, name, start):
+    shown = run("show", "paper-6m", "model.reach=ladder", "--out", tmp_path / name)
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.rstrip().endswith(f"wrote {tmp_path / name}")
+    assert (tmp_path / name).read_bytes().lstrip().startswith(start)
+
+
+def test_svg_says_what_it_costs(tmp_path):
+    text = write_plan(model(), tmp_path / "plan.svg", title="Mine").read_text()
+    assert "Mine" in text and "23.9% of full attention" in text
+
+
+def test_show_draws_a_shipped_configuration_without_colours_in_a_file():
+    shown = run("show", "tiny", "--context", 1024)
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.startswith("layer 0  G a a a\nlayer 1  G a a a\n\nG  all earlier keys")
+    assert "at 1,024 tokens" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tiny", "--out", "plan.pdf"], "--out must be a file that ends in .png, .svg, .html, got 'plan.pdf'"),
+        (["tiny", "model.reach={pattern: interleave, layers: LLXG, window: 8}"], "layers must be letters L (local)"),
+        (["tiny", "model.reach=laddr"], "model.reach must be full, long_short"),
+        (["no-such.yaml"], "no-such"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, words):
+    shown = run("show", *arguments)
+    assert shown.exit_code == 1
+    (line,) = shown.stderr.strip().splitlines()
+    assert line.startswith("error: ") and words in line
+
+
+def test_page_draws_each_plan_once(report):
+    html = report.files.html.read_text()
+    payload = json.loads(re.search(r'id="payload">(.*?)</script>', html, re.S)[1])
+    drawn = [key for key in payload["specs"] if key.startswith("plan-")]
+    assert drawn == [f"plan-{i}" for i in range(len(drawn))] and drawn
+    assert all(f'data-chart="{key}"' in html for key in drawn)
