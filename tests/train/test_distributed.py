@@ -15,7 +15,8 @@ from longshort.train.distributed import World, choose_device
 
 from .tiny import records, tiny_config
 
-CHANGES = ["run.steps=6", "run.save_every=3", "run.accumulate=2", "stability.guard=skip", "telemetry.entropy_every=3"]
+CHANGES = ["run.steps=6", "run.save_every=3", "run.accumulate=2", "stability.guard=skip"]
+CHANGES += ["telemetry.entropy_every=3", "telemetry.logits_every=1"]
 
 
 def torchrun(config, path, processes=2):
