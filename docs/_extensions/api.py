@@ -55,10 +55,11 @@ def _home(found: Any) -> Any:
 
 
 def exported(name: str) -> list[tuple[str, Any]]:
-    """The public names of a package and what they are; without those that `longshort` itself has."""
+    """The public names of a package and what they are; without those that `longshort` itself has, and packages."""
     found, face = _found(name), _source()
     names = found.exports or [n for n, m in found.members.items() if not (n.startswith("_") or m.is_alias)]
     shown = [(n, _home(found[n])) for n in names if n in found.members]
+    shown = [(n, t) for n, t in shown if not t.is_module]
     known = set() if found is face else {_home(face[n]).path for n in face.exports}
     # An attribute that nothing is said about is an older name of something else.
     return [(n, t) for n, t in shown if t.path not in known and (t.docstring or not t.is_attribute)]
