@@ -46,7 +46,7 @@ def test_an_api_page_has_every_public_name_and_starts_with_those_asked_for(gener
     heads = [line.split()[1] for line in api.package("longshort", ["HeadPlan"]) if line.startswith("`" * 7 + "{")]
     names = [head.partition("(")[0] for head in heads]
     assert names[0] == "HeadPlan"
-    assert sorted(names) == sorted(longshort.__all__)
+    assert sorted(names) == sorted(set(longshort.__all__) - {"reach"})  # a package, with a page of its own
 
 
 def test_the_drawing_of_the_masks_is_that_of_the_plans(monkeypatch):

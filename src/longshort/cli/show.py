@@ -32,7 +32,7 @@ def show(
 
     if out is not None and (not is_text(str(out)) or out.suffix not in FORMATS):
         raise ValueError(f"--out must be a file that ends in {', '.join(FORMATS)}, got {str(out)!r}")
-    model = TrainConfig.load(config, overrides or [], lambda text: typer.echo(text, err=True)).model
+    model = TrainConfig.load(config, overrides or [], typer.echo).model
     typer.echo(plan_text(model, context, color="NO_COLOR" not in os.environ))  # echo drops colours in a file
     if out is not None:
         title = f"What each head sees: {Path(config).stem}"
