@@ -58,14 +58,6 @@ def test_without_a_mode_neither_is_called(monkeypatch):
     assert calls == []
 
 
-def test_output_that_is_not_used_gives_no_gradient():
-    q, k, v, _ = inputs()
-    result = attention(q, k, v, PLAN, backend="blocked")
-    assert not result.lse.requires_grad
-    total = q.sum() + 0 * result.out.detach().sum()
-    assert torch.equal(torch.autograd.grad(total, q)[0], torch.ones_like(q))
-
-
 def test_changed_inputs_are_noticed():
     q, k, v, _ = inputs()
     out = attention(q * 1, k, v, PLAN, backend="blocked").out

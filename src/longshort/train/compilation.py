@@ -12,7 +12,7 @@ from longshort.train.models import Model
 HOST_SECONDS = 0.02
 """Time that Python takes to launch a step of a small model; a GPU that is faster waits for it."""
 PAYS_FROM = 120.0
-"""Seconds of training from which compiling pays: it takes about half a minute and saves a quarter or more."""
+"""Seconds of training from which compiling pays: it takes about half a minute and saves a sixth or more."""
 _REACHED = 0.4
 """Share of the peak that a step reaches, roughly."""
 _USUAL_PEAK = 150e12
