@@ -220,7 +220,7 @@ def test_dictionary_may_leave_out_rates():
 
 @pytest.mark.parametrize("data", [{}, {"decays": [0.1]}, {"windows": [4], "window": 4}])
 def test_dictionary_with_wrong_keys_is_refused(data):
-    with pytest.raises(ValueError, match="plan must have the keys windows, decays and slopes, got"):
+    with pytest.raises(ValueError, match="plan must have the keys windows, decays, slopes and firsts, got"):
         HeadPlan.from_dict(data)
 
 

@@ -143,10 +143,10 @@ def operator_arguments(name):
     segments = torch.randint(-1, 3, (2, 301), device="cuda")
     windows = [GLOBAL, 50, 50, 50]
     return (q, k, v), {
-        "plain": (windows, None, None, None, True, None, None, 2),
-        "maxima": (windows, None, None, None, True, None, None, 1),
-        "no statistics": (windows, None, None, None, True, None, None, 0),
-        "everything": (windows, [0.001, 0.0, 0.1, 0.5], [0.01, 0.3, 0.0, 2.0], 0.3, True, 5.0, segments, 2),
+        "plain": (windows, None, None, None, True, None, None, None, 2),
+        "maxima": (windows, None, None, None, True, None, None, None, 1),
+        "no statistics": (windows, None, None, None, True, None, None, None, 0),
+        "everything": (windows, [0.001, 0.0, 0.1, 0.5], [0.01, 0.3, 0.0, 2.0], 0.3, True, 5.0, [0, 3, 0, 2], segments, 2),
     }[name]
 
 

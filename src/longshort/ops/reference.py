@@ -30,6 +30,7 @@ def reference(
     """softmax(x) V per head, x[t, j] = softcap(scale q_t.k_j exp(-decay |t-j|)) - slope |t-j| over the visible keys.
 
     `pooling` averages x along the keys, before the mask and the softmax: see `smoothing.pool_rows`.
+    With `plan.firsts` a head also sees the first keys of its segment, or of the sequence without segments.
     `sinks` (H,) are the scores of one more key per head, whose value is zero; rows that see nothing do not see it.
     Returns out (B, H, T, D), lse (B, H, T), and the largest and smallest scale q_t.k_j over visible pairs, each (H,).
     """
@@ -42,6 +43,10 @@ def reference(
     distance_TS = offset_TS.abs().to(dtype)
 
     visible = _within_reach(offset_TS, plan, causal)[None]
+    if plan.firsts is not None:
+        rank_BS = keys_S[None] if segments is None else _ranks(segments)
+        first = rank_BS[:, None, None] < torch.tensor(plan.firsts, device=q.device)[:, None, None]
+        visible = visible | (first & (offset_TS >= 0) if causal else first)
     if segments is not None:
         padded = (segments < 0)[:, None, :, None]  # what padding holds, even NaN, must not affect anything
         q_BHTD = q_BHTD.masked_fill(padded[:, :, n_keys - n_queries :], 0)
@@ -84,6 +89,11 @@ def _within_reach(offset_TS: Tensor, plan: HeadPlan, causal: bool) -> Tensor:
         visible = offset_TS >= 0 if causal else torch.ones_like(offset_TS, dtype=torch.bool)
         heads.append(visible if window is None else visible & (offset_TS.abs() < window))
     return torch.stack(heads)
+
+
+def _ranks(segments: Tensor) -> Tensor:
+    """(B, S): how many earlier keys of its own segment each key has."""
+    return (segments[:, :, None] == segments[:, None, :]).tril(-1).sum(-1)
 
 
 def _per_head(rates: tuple[float, ...], device: torch.device) -> Tensor:
