@@ -37,7 +37,7 @@ TRITON = pytest.param("triton", marks=needs_triton)
 def segments_of(kind, n_keys):
     match kind:
         case "documents":
-            return (torch.arange(n_keys) // torch.tensor([[11], [17]])).clone()
+            return (torch.arange(n_keys) // torch.tensor([[n_keys // 4], [n_keys // 3 + 2]])).clone()
         case "shuffled":
             return torch.randint(-1, 3, (2, n_keys), generator=torch.Generator().manual_seed(1))
         case "padding":
@@ -45,9 +45,20 @@ def segments_of(kind, n_keys):
     return None
 
 
-def results(backend, dtype=torch.float32, *, plan=PLAN, kv_heads=4, n_keys=45, segments=None, sinks=False, **options):
+def results(
+    backend,
+    dtype=torch.float32,
+    *,
+    plan=PLAN,
+    kv_heads=4,
+    n_queries=41,
+    n_keys=45,
+    segments=None,
+    sinks=False,
+    **options,
+):
     generator = torch.Generator().manual_seed(0)
-    shapes = (4, 41), (kv_heads, n_keys), (kv_heads, n_keys)
+    shapes = (4, n_queries), (kv_heads, n_keys), (kv_heads, n_keys)
     q, k, v = (torch.randn(2, *shape, 16, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes)
     leaves = [x.requires_grad_() for x in (q, k, v)]
     if sinks:
@@ -65,6 +76,32 @@ def test_every_backend_computes_what_the_reference_defines(backend, name):
     exact = results("reference", torch.float64, **CASES[name])
     for ours, theirs in zip(results(backend, **CASES[name]), exact, strict=True):
         torch.testing.assert_close(ours, theirs.to(ours.dtype), rtol=2e-4, atol=2e-5)
+
+
+LONG_CASES = {
+    "plain": {},
+    "two-sided": {"causal": False},
+    "documents": {"segments": "documents", "kv_heads": 2},
+    "documents in any order": {"segments": "shuffled"},
+    "documents, two-sided": {"segments": "documents", "causal": False},
+    "decays": {"plan": HeadPlan(windows=PLAN.windows, firsts=PLAN.firsts, decays=DECAYS)},
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("parts", [0, 2])
+@pytest.mark.parametrize("name", LONG_CASES)
+def test_first_tiles_far_before_the_window_are_walked(name, parts):
+    from longshort.ops.triton.tiles import KERNELS, TileShape, use
+
+    case = {"n_queries": 150, "n_keys": 160} | LONG_CASES[name]
+    if parts:  # all heads are long ones, whose walks are cut
+        case["plan"] = HeadPlan(windows=(2000, 1100, 1024, None), firsts=(3, 20, 0, 0))
+    with use({kernel: TileShape(32, 32, 1, 4, parts=parts) for kernel in KERNELS}):
+        ours = results("triton", **case)
+    exact = results("reference", torch.float64, **case)
+    for found, wanted in zip(ours, exact, strict=True):
+        torch.testing.assert_close(found, wanted.to(found.dtype), rtol=2e-4, atol=2e-5)
 
 
 def test_a_head_sees_its_window_and_the_first_keys_of_its_document_and_nothing_else():

@@ -1,8 +1,8 @@
 """PyTorch's FlexAttention as a backend, chosen by name, on CUDA: compiled, with a block mask made from the plan.
 
 A peer to measure against and to train with. It supports windows, first keys, decays, slopes and softcap, causal and
-two-sided, grouped queries and S >= T, and returns the lse. Block masks are cached by shape and plan, so a model makes one per
-length. FlexAttention is compiled on its own: a compiled model has a graph break at each call.
+two-sided, grouped queries and S >= T, and returns the lse. Block masks are cached by shape and plan, so a model makes
+one per length. FlexAttention is compiled on its own: a compiled model has a graph break at each call.
 
 Shapes: B batch, H query heads, T queries, S keys, D head dimension.
 """
