@@ -72,7 +72,7 @@ class CacheLayer(ABC):
             kept = None
             if first:
                 shape = (batch_size, len(kv_heads), smaller(first, max_length) or 0, head_dim)
-                rows_of_first = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+                rows_of_first = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
                 kept = FirstRows(None, first, *rows_of_first)
             self.pools.append(
                 Pool(window, limit, k, v, plan.of_heads(heads), _as_slice(heads), _as_slice(kv_heads), kept)

@@ -42,3 +42,14 @@ def documents(segments: Tensor, first: int) -> Documents:
 def ranks(segments: Tensor) -> Tensor:
     """(B, S): how many earlier positions of its own segment each position has."""
     return documents(segments, 1).rank
+
+
+def starts(segments: Tensor, held: Tensor, new: int) -> Tensor:
+    """(B, T): where the documents of the T positions from `held` (1,) on begin; later segments may be anything.
+
+    >>> starts(torch.tensor([[-1, 4, 4, 7, 9]]), torch.tensor([2]), 2)
+    tensor([[1, 3]])
+    """
+    places = torch.arange(segments.shape[1], device=segments.device)
+    ours = segments.index_select(1, held + places[:new])
+    return torch.where(segments[:, None] == ours[:, :, None], places, segments.shape[1]).amin(-1)
