@@ -95,10 +95,10 @@ def decode_kernel(
             tl.store(keys + at, kept_k, mask=d_D < D)
             tl.store(values + at, kept_v, mask=d_D < D)
             if FIRST:
-                early = is_kept(held, begin, kept, ids, SEGMENTS)
+                to_keep = kept_of(held, begin, kept, ids, D, SEGMENTS)
                 at = (held - begin - kept).to(tl.int64) * D + d_D
-                tl.store(keys + at, kept_k, mask=(d_D < D) & early)
-                tl.store(values + at, kept_v, mask=(d_D < D) & early)
+                tl.store(keys + at, kept_k, mask=d_D < to_keep)
+                tl.store(values + at, kept_v, mask=d_D < to_keep)
     else:
         largest, total, weighted, top, bottom = several_queries(
             q, sq_h, sq_t, keys, values, ids, windows, firsts, kept, begins, begin, decays, slopes, head, held, rows,
@@ -184,12 +184,12 @@ def append(cache, new, stride, held, rows, T: tl.constexpr, D: tl.constexpr, WID
 
 
 @triton.jit
-def is_kept(t, begin, kept, ids, SEGMENTS: tl.constexpr):
-    """Is the new token at t one of the first keys of its document?"""
-    early = t - begin < kept
+def kept_of(t, begin, kept, ids, D: tl.constexpr, SEGMENTS: tl.constexpr):
+    """Numbers to keep of the new token at t: D if it is one of the first keys of its document, else 0."""
+    count = tl.where(t - begin < kept, D, 0)
     if SEGMENTS:
-        early = early & (tl.load(ids + t) >= 0)
-    return early
+        count = tl.where(tl.load(ids + t) >= 0, count, 0)
+    return count
 
 
 @triton.jit
@@ -205,8 +205,8 @@ def keep(
             begin = tl.load(begins + i).to(tl.int32)
         row = tl.load(new + i * stride + d_D, mask=d_D < D)
         at = (held + i - begin - kept).to(tl.int64) * D
-        mask = (d_D < D) & is_kept(held + i, begin, kept, ids, SEGMENTS)
-        tl.store(cache + at + d_D, row.to(cache.dtype.element_ty), mask=mask)
+        count = kept_of(held + i, begin, kept, ids, D, SEGMENTS)
+        tl.store(cache + at + d_D, row.to(cache.dtype.element_ty), mask=d_D < count)
 
 
 @triton.jit
