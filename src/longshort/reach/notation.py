@@ -57,9 +57,7 @@ def resolve(
             (reach for reach in (*layer.plan.windows, *(layer.plan.firsts or ())) if reach is not None), default=0
         )
         if context is not None and widest > context:
-            raise ValueError(
-                f"reach[{place}] must have windows and first keys of at most context={context}, got {widest}"
-            )
+            raise ValueError(f"reach[{place}] must have windows of at most context={context}, got {widest}")
     return layers
 
 
