@@ -50,7 +50,10 @@ def las(config: TrainConfig) -> TrainConfig:
 
 
 def las_before(config: TrainConfig) -> TrainConfig:
-    """LaS pooled before the softmax; in two-sided classifiers by the reference."""
+    """LaS pooled before the softmax: decays, smoothed keys.
+
+    Two-sided classifiers have no smoothed keys, so the reference pools their logits.
+    """
     config = las(config)
     model = replace(config.model, smoothing_stage="before")
     return replace(config, model=replace(model, backend="reference") if _is_two_sided(config) else model)
