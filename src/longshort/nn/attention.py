@@ -77,7 +77,7 @@ class StatsOnRequest(Protocol):
 class LSAttention(nn.Module):
     """Self-attention, causal unless said otherwise, in which every head has its own reach.
 
-    Project, QK-norm, rotary, smoothing of the values, attention, project back, dropout: in that order.
+    Project, QK-norm, rotary, smoothing of the values or keys, attention, project back, dropout: in that order.
 
     Args:
         width: features of the input and the output.
@@ -99,9 +99,9 @@ class LSAttention(nn.Module):
         causal: False lets a token see both sides, a local head window - 1 keys to each; no cache then.
         smoothing: values that are averaged, the pooling of LaS attention (arXiv 2311.16620); none if None or 1. A local
             head then reaches window + smoothing - 1 keys. See `Smoothing`.
-        smoothing_side: "causal", or "centred" where the attention is two-sided or `lookahead` is set.
-        smoothing_stage: "after" the softmax, or "before" it, an experiment with backend="reference".
-        lookahead: allow centred smoothing in causal attention, where it leaks the future.
+        smoothing_side: "causal", or "centred" where the attention is two-sided or `lookahead` is set, or "leading".
+        smoothing_stage: "after" the softmax (smoothed values), or "before" it (pooled logits, by smoothed keys).
+        lookahead: allow sides that take in later values in causal attention, where they leak the future.
         chunk: attention within chunks of so many positions, without a cache; the whole sequence if None.
 
     >>> layer = LSAttention(64, HeadPlan.long_short(n_heads=4, n_global=1, window=16), positions="rotary")
@@ -158,7 +158,7 @@ class LSAttention(nn.Module):
         pooling.check(causal=causal)
         self.smoothing = pooling if pooling.width > 1 else None
         if self.smoothing is not None:
-            self.smoothing.check_backend(backend)
+            self.smoothing.check_backend(backend, causal=causal, decays=self.plan.decays)
 
         heads = (self.n_heads, self.n_kv_heads, self.n_kv_heads)
         self.qkv = linear(width, [n * self.head_dim for n in heads], bias=bias, sigma_reparam=sigma_reparam)
