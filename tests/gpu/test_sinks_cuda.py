@@ -1,11 +1,12 @@
-"""Sinks on a GPU: the Triton kernels and decoding steps against the float64 reference, with the sinks' gradient."""
+"""Sinks on a GPU: kernels and decoding steps against the float64 reference, and models with learned sinks."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from longshort import HeadPlan, attention
+from longshort import GPT, GPTConfig, HeadPlan, attention, generate
+from longshort.generation.graphs import DecodingStep
 
 from ..ops.cases import Case, run
 from ..ops.decode.cases import Step
@@ -168,3 +169,50 @@ def test_statistics_of_a_decoding_step_are_unchanged_by_sinks(stats):
     found, without = (run_step(s, "triton", stats)[1] for s in (long_step(), replace(long_step(), sinks=False)))
     assert torch.equal(found.max, without.max)
     assert found.min is without.min is None if stats == "max" else torch.equal(found.min, without.min)
+
+
+def model(**options):
+    """Like gpt-oss, with sinks that differ."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 101, "context": 400, "n_layers": 2, "width": 128, "n_heads": 4, "n_kv_heads": 2}
+    reach = {"like": "gpt-oss", "window": 8}
+    made = GPT(GPTConfig(**sizes | {"positions": "rotary", "init_std": 0.1, "reach": reach} | options)).cuda().eval()
+    for block in made.blocks:
+        torch.nn.init.normal_(block.attention.sinks, std=2.0)
+    return made
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_replayed_steps_equal_the_uncached_model(dtype):
+    own = model().to(dtype)
+    tokens = torch.randint(101, (2, 200), device="cuda")
+    cache = own.new_cache(2, max_length=200, static=True)
+    own(tokens[:, :37], cache=cache)
+    step = DecodingStep(own, cache, graph=True, required=True)
+    got = torch.stack([step(tokens[:, i : i + 1]).clone() for i in range(37, 200)], dim=1)
+    tolerance = 2e-4 if dtype == torch.float32 else 0.1
+    assert step.captured
+    torch.testing.assert_close(got, own(tokens).logits[:, 37:].float(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_generated_text_of_padded_rows_is_that_of_the_uncached_model(graph):
+    own, rows = model(), [[5, 6, 7, 8, 9, 10, 11], [3], [100, 99, 50]]
+    options = {"max_new_tokens": 60, "temperature": 0.0}
+    expected = torch.stack(list(generate(own, rows, use_cache=False, **options)))
+    assert torch.equal(torch.stack(list(generate(own, rows, cuda_graph=graph, **options))), expected)
+
+
+@pytest.mark.usefixtures("_fresh_dynamo")
+@pytest.mark.filterwarnings("ignore::UserWarning")  # inductor has much to say about fp32
+def test_a_compiled_model_learns_sinks_as_the_eager_one():
+    own, tokens = model().train(), torch.randint(101, (2, 130), device="cuda")
+    found = []
+    for form in (torch.compile(own), own):
+        own.zero_grad()
+        form(tokens[:, :-1], tokens[:, 1:], stats=True).loss.backward()
+        found.append([block.attention.sinks.grad for block in own.blocks])
+    for ours, theirs in zip(*found, strict=True):
+        assert theirs.all()
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)

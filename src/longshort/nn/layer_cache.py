@@ -114,7 +114,7 @@ class CacheLayer(ABC):
             keys, values = pool.extend(start, k[:, pool.kv_heads], v[:, pool.kv_heads])
             queries = q[:, pool.heads].to(keys.dtype)
             ids = None if segments is None else segments[:, stop - keys.shape[2] :]
-            options = {"softcap": softcap, "segments": ids, "sinks": pool.sinks(sinks)}
+            options: dict[str, Any] = {"softcap": softcap, "segments": ids, "sinks": pool.sinks(sinks)}
             result = attention(queries, keys, values, pool.plan, **options, stats=stats, backend=backend)
             if len(self.pools) == 1:
                 out = result.out.to(q.dtype)

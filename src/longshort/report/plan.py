@@ -106,7 +106,7 @@ def _gathered(plans: Windows) -> list[tuple[str, Sequence[int | None]]]:
     return found
 
 
-def plan_chart(plans: Windows, title: str | None = None, subtitle: str | list[str] | None = None) -> dict[str, Any]:
+def plan_chart(plans: Windows, title: str | None = None, subtitle: list[str] | None = None) -> dict[str, Any]:
     """The same as a Vega-Lite specification with its data."""
     from longshort.report.charts import WIDTH, drawing
 
@@ -154,12 +154,11 @@ def write_plan(model: GPTConfig, path: Path, *, title: str, context: int | None 
 
     context = model.context if context is None else context
     found = model_costs(model, context)
-    subtitle: str | list[str] = (
+    costs_line = (
         f"At {context:,} tokens: {found.visible_keys:,.0f} keys per token and head, "
         f"{found.share:.1%} of full attention's FLOPs, {found.cache_share:.1%} of its cache"
     )
-    sinks = _sinks(model)
-    subtitle = [subtitle, sinks] if sinks else subtitle
+    subtitle = [line for line in (costs_line, _sinks(model)) if line]
     spec = plan_chart([plan.windows for plan in model.layer_plans], title, subtitle)
     spec["config"] = vega_config(LIGHT) | {"background": LIGHT["card"], "padding": 20}
     if path.suffix == ".png":
