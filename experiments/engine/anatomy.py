@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from longshort.heads import HeadPlan
 from longshort.nn import LSAttention
-from longshort.ops.smoothing import Smoothing, pool_rows
+from longshort.ops.smoothing import Smoothing, smooth_keys
 
 NEAR = 50
 """Keys that count as near, the current one included: the paper's window."""
@@ -115,7 +115,10 @@ def _of_heads(
 def _attention(
     q_HTD: Tensor, k_HTD: Tensor, plan: HeadPlan, softcap: float | None, smoothing: Smoothing | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, weights and visibility, (H, T, T), by the definition of the op."""
+    """Logits, weights and visibility, (H, T, T), by the definition of the op; logits that are pooled, pooled."""
+    if smoothing is not None and smoothing.stage == "before":
+        smoothing.check_backend("anatomy", causal=True, decays=plan.decays)
+        k_HTD = smooth_keys(k_HTD[None], smoothing, plan.decays)[0]
     positions = torch.arange(q_HTD.shape[1], device=q_HTD.device)
     distance = positions[:, None] - positions
     reach = torch.tensor([w or len(positions) for w in plan.windows], device=q_HTD.device)[:, None, None]
@@ -128,8 +131,6 @@ def _attention(
         x = softcap * torch.tanh(x / softcap)
     if plan.slopes is not None:
         x = x - _per_head(plan.slopes, x) * distance
-    if smoothing is not None and smoothing.stage == "before":
-        x = pool_rows(x.masked_fill(~visible, 0)[None], smoothing)[0]
     return logits, x.masked_fill(~visible, -torch.inf).softmax(-1), visible
 
 

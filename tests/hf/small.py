@@ -33,6 +33,10 @@ VARIANTS = {
     "las": {"plan": HeadPlan.las(n_heads=4, max_decay=0.1)},
     "las, smoothed": {"plan": HeadPlan.las(n_heads=4, max_decay=0.1), "smoothing": 3},
     "smoothed": {"smoothing": 5, "positions": "rotary"},
+    "las, smoothed before": {
+        **{"plan": HeadPlan.las(n_heads=4, max_decay=0.1), "smoothing": 3, "smoothing_stage": "before"},
+        **ROTARY,
+    },
     "grouped queries": {"n_kv_heads": 2, "n_global": 2, "head_dim": 12},
     "qk-norm head": {"qk_norm": "head"},
     "qk-norm width": {"qk_norm": "width", "positions": "rotary"},

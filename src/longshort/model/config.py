@@ -133,9 +133,10 @@ class GPTConfig:
     smoothing: int | None = None
     """Width of LaS smoothing: each value is averaged with the ones before it; no smoothing if None or 1."""
     smoothing_side: str = "causal"
-    """Values that smoothing averages: causal (those before) or centred (both sides; classifiers only)."""
+    """Values that smoothing averages: causal (those before), centred (both sides; classifiers only) or leading (those
+    after; classifiers, or before the softmax with the reference backend)."""
     smoothing_stage: str = "after"
-    """Smooth after the softmax or before it (pooled logits, an experiment that needs the reference backend)."""
+    """Smooth after the softmax (the values) or before it (the logits, by smoothing the keys in the same way)."""
     attention_chunk: int | None = None
     """Keep attention within chunks of this many positions, which rules out a cache; the whole sequence if None."""
 

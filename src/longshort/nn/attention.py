@@ -16,7 +16,7 @@ from longshort.nn.layer_cache import CacheLayer, check_smoothing
 from longshort.nn.norms import QKNorm
 from longshort.nn.positions import RopeScaling, place, placed_heads
 from longshort.nn.sigma_reparam import linear
-from longshort.ops import LogitStats, Smoothing, attention
+from longshort.ops import LogitStats, Smoothing, attention, packed_attention
 from longshort.ops.options import Stats, extremes_of
 from longshort.reach import LayerReach
 
@@ -77,7 +77,7 @@ class StatsOnRequest(Protocol):
 class LSAttention(nn.Module):
     """Self-attention, causal unless said otherwise, in which every head has its own reach.
 
-    Project, QK-norm, rotary, smoothing of the values, attention, project back, dropout: in that order.
+    Project, QK-norm, rotary, smoothing of the values or keys, attention, project back, dropout: in that order.
 
     Args:
         width: features of the input and the output.
@@ -100,9 +100,9 @@ class LSAttention(nn.Module):
         causal: False lets a token see both sides, a local head window - 1 keys to each; no cache then.
         smoothing: values that are averaged, the pooling of LaS attention (arXiv 2311.16620); none if None or 1. A local
             head then reaches window + smoothing - 1 keys. See `Smoothing`.
-        smoothing_side: "causal", or "centred" where the attention is two-sided or `lookahead` is set.
-        smoothing_stage: "after" the softmax, or "before" it, an experiment with backend="reference".
-        lookahead: allow centred smoothing in causal attention, where it leaks the future.
+        smoothing_side: "causal", or "centred" where the attention is two-sided or `lookahead` is set, or "leading".
+        smoothing_stage: "after" the softmax (smoothed values), or "before" it (pooled logits, by smoothed keys).
+        lookahead: allow sides that take in later values in causal attention, where they leak the future.
         chunk: attention within chunks of so many positions, without a cache; the whole sequence if None.
 
     >>> layer = LSAttention(64, HeadPlan.long_short(n_heads=4, n_global=1, window=16), positions="rotary")
@@ -160,7 +160,7 @@ class LSAttention(nn.Module):
         pooling.check(causal=causal)
         self.smoothing = pooling if pooling.width > 1 else None
         if self.smoothing is not None:
-            self.smoothing.check_backend(backend)
+            self.smoothing.check_backend(backend, causal=causal, decays=self.plan.decays)
 
         heads = (self.n_heads, self.n_kv_heads, self.n_kv_heads)
         self.qkv = linear(width, [n * self.head_dim for n in heads], bias=bias, sigma_reparam=sigma_reparam)
@@ -260,14 +260,15 @@ class LSAttention(nn.Module):
     def _attend(
         self, x: Tensor, positions: Tensor | None, segments: Tensor | None, stats: Stats
     ) -> tuple[Tensor, LogitStats | None]:
-        q, k, v = self.heads(x, positions)
         options: dict[str, Any] = {"softcap": self.softcap, "segments": segments, "stats": stats}
-        options |= {"causal": self.causal, "smoothing": self.smoothing, "backend": self.backend}
-        options["sinks"] = self.sinks_for(q)
-        if self.chunk is None:
-            result = attention(q, k, v, self.plan, **options)
+        options |= {"causal": self.causal, "sinks": self.sinks_for(x), "backend": self.backend}
+        if self._untouched:
+            result = packed_attention(self.qkv(x), self.plan, n_kv_heads=self.n_kv_heads, **options)
+        elif self.chunk is None:
+            result = attention(*self.heads(x, positions), self.plan, smoothing=self.smoothing, **options)
         else:
-            result = attend_within_chunks(q, k, v, self.plan, self.chunk, **options)
+            heads = self.heads(x, positions)
+            result = attend_within_chunks(*heads, self.plan, self.chunk, smoothing=self.smoothing, **options)
         out = self.out(result.out.transpose(1, 2).flatten(-2))
         return self.dropout(out), result.stats
 
@@ -286,9 +287,9 @@ class LSAttention(nn.Module):
         out = self.out(attended.out.transpose(1, 2).flatten(-2))
         return self.dropout(out), attended.stats
 
-    def sinks_for(self, q: Tensor) -> Tensor | None:
-        """The sinks in the precision that the op takes beside such queries."""
-        return None if self.sinks is None else self.sinks.to(torch.promote_types(q.dtype, torch.float32))
+    def sinks_for(self, x: Tensor) -> Tensor | None:
+        """The sinks in the precision that the op takes for such inputs."""
+        return None if self.sinks is None else self.sinks.to(torch.promote_types(x.dtype, torch.float32))
 
     def fits(self, cache: CacheLayer) -> bool:
         """Whether the cache was made for a layer like this one."""
@@ -307,6 +308,12 @@ class LSAttention(nn.Module):
                 "give the heads windows, which a cache serves"
             )
         check_smoothing(self.smoothing)
+
+    @property
+    def _untouched(self) -> bool:
+        """Whether queries, keys and values enter the op as the projection makes them."""
+        changed = (self.q_norm, self.rope_theta, self.reach.temperature, self.scale, self.smoothing, self.chunk)
+        return all(x is None for x in changed)
 
     def heads(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, H, T, D), k and v (B, H_kv, T, D) as they enter the op; views of one projection where they can be."""
