@@ -40,6 +40,8 @@ def anatomy(model: nn.Module, tokens: Tensor, *, near: int = NEAR) -> dict[str, 
     layers = [module for module in model.modules() if isinstance(module, LSAttention)]
     if any(not layer.causal or layer.chunk is not None for layer in layers):
         raise ValueError("model must have causal attention over whole sequences, got a layer with chunks or two-sided")
+    if any(layer.sinks is not None for layer in layers):
+        raise ValueError("model must have no sinks, whose weight is neither near nor far, got a layer with sinks")
     was_training = model.training
     model.eval()
     rows: list[dict[str, Tensor]] = []

@@ -36,9 +36,12 @@ def dense_entropy(model, tokens, segments=None):
         if segments is not None:
             visible &= (segments[:, :, None] == segments[:, None, :])[:, None]
             visible &= (segments >= 0)[:, None, :, None]
-        p = logits.masked_fill(~visible, -torch.inf).softmax(-1).where(visible, 0)
+        real, logits = visible.any(-1), logits.masked_fill(~visible, -torch.inf)
+        if layer.sinks is not None:
+            sinks = layer.sinks.detach().double()[:, None, None].expand(*logits.shape[:3], 1)
+            logits = torch.cat((logits, sinks), -1)
+        p = logits.softmax(-1)
         rows = torch.special.entr(p).sum(-1)
-        real = visible.any(-1)
         result.append(rows.where(real, 0).sum((0, 2)) / real.sum((0, 2)))
     return torch.stack(result)
 
@@ -51,19 +54,29 @@ CASES = {
     "qk-norm": {"qk_norm": "head"},
     "smoothing after the softmax": {"smoothing": 3},
     "smoothing before the softmax": {"smoothing": 3, "smoothing_stage": "before", "n_global": 1, "window": 5},
+    "sinks": {"reach": {"pattern": "long_short", "n_global": 1, "window": 5, "sinks": True}},
+    "sinks, smoothing before the softmax": {
+        "reach": {"pattern": "long_short", "n_global": 1, "window": 5, "sinks": True},
+        **{"smoothing": 3, "smoothing_stage": "before"},
+    },
 }
 
 
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
 def test_it_is_the_entropy_of_the_attention_rows(changes):
     model = GPT(GPTConfig(**SIZES | changes)).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("sinks"):
+            torch.nn.init.normal_(parameter)
     tokens = torch.randint(50, (3, 40))
     found = attention_entropy(model, tokens)
     torch.testing.assert_close(found.double(), dense_entropy(model, tokens), rtol=1e-4, atol=1e-5)
 
 
-def test_it_follows_segments_and_leaves_padding_out():
-    model = GPT(GPTConfig(**SIZES | {"n_global": 1, "window": 5})).eval()
+@pytest.mark.parametrize("sinks", [False, True])
+def test_it_follows_segments_and_leaves_padding_out(sinks):
+    reach = {"pattern": "long_short", "n_global": 1, "window": 5, "sinks": sinks}
+    model = GPT(GPTConfig(**SIZES, reach=reach)).eval()
     tokens = torch.randint(50, (2, 40))
     segments = torch.tensor([[0] * 13 + [1] * 27, [4] * 30 + [-1] * 10])
     found = attention_entropy(model, tokens, segments=segments)

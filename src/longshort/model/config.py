@@ -373,6 +373,8 @@ def _check_reach(config: GPTConfig) -> None:
     if isinstance(config.reach, tuple) and config.positions != "rotary":
         right = "rotary for the bases or shares of rotation in reach"
         _check("positions", config.positions, right, all(layer.rotates_alike for layer in config.reach))
+    for reach in config.reach if isinstance(config.reach, tuple) else ():
+        reach.check_backend(config.backend)
     by_layer = config.plans is not None or config.reach is not None
     for layer, plan in enumerate(config.layer_plans if by_layer else config.layer_plans[:1]):
         name = "plan" if not by_layer else f"plans[{layer}]" if config.reach is None else f"reach[{layer}]"

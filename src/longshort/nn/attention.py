@@ -81,7 +81,8 @@ class LSAttention(nn.Module):
 
     Args:
         width: features of the input and the output.
-        plan: reach of each query head; its length is the number of heads. A `LayerReach` has rotary bases besides.
+        plan: reach of each query head; its length is the number of heads. A `LayerReach` has rotary bases and sinks
+            besides.
         n_kv_heads: key/value heads, a divisor of the number of heads (grouped queries); as many as heads if None.
         head_dim: features per head; width / heads if None.
         positions: "rotary", "alibi" (the standard slopes, unless the plan brings its own) or "none". Learned and
@@ -147,6 +148,7 @@ class LSAttention(nn.Module):
         self.n_heads, self.n_kv_heads = self.plan.n_heads, n_kv_heads or self.plan.n_heads
         self.plan.kv_windows(self.n_kv_heads)  # raises where the heads cannot be grouped
         _check_options(positions, self.head_dim, attention_dropout)
+        self.reach.check_backend(backend)
         self.rope_theta = rope_theta if positions == "rotary" else None
         self.rope_scaling, self.scale = rope_scaling, scale
         self._placed = placed_heads(self.reach, self.n_kv_heads, self.head_dim, self.rope_theta)
@@ -165,9 +167,19 @@ class LSAttention(nn.Module):
         self.out = linear(self.n_heads * self.head_dim, [width], bias=bias, sigma_reparam=sigma_reparam)
         self.q_norm = QKNorm(qk_norm, self.n_heads, self.head_dim) if qk_norm is not None else None
         self.k_norm = QKNorm(qk_norm, self.n_kv_heads, self.head_dim) if qk_norm is not None else None
+        learned = self.reach.sink == "learned"
+        self.sinks = nn.Parameter(torch.empty(self.n_heads)) if learned else None
+        """(H,) scores of the learned sinks; fp32 in the op, whatever the dtype of the layer."""
+        self.reset_sinks()
         self.dropout = nn.Dropout(dropout)
         self.watched: LogitStats | None = None
         """Where to keep the extremes of all passes, statistics asked for or not: see `stability.watch_logits`."""
+
+    @torch.no_grad()
+    def reset_sinks(self) -> None:
+        """Set the sinks to 0, the score of a key that the query has nothing to do with."""
+        if self.sinks is not None:
+            self.sinks.zero_()
 
     @classmethod
     def from_projections(
@@ -249,7 +261,7 @@ class LSAttention(nn.Module):
         self, x: Tensor, positions: Tensor | None, segments: Tensor | None, stats: Stats
     ) -> tuple[Tensor, LogitStats | None]:
         options: dict[str, Any] = {"softcap": self.softcap, "segments": segments, "stats": stats}
-        options |= {"causal": self.causal, "backend": self.backend}
+        options |= {"causal": self.causal, "sinks": self.sinks_for(x), "backend": self.backend}
         if self._untouched:
             result = packed_attention(self.qkv(x), self.plan, n_kv_heads=self.n_kv_heads, **options)
         elif self.chunk is None:
@@ -270,9 +282,14 @@ class LSAttention(nn.Module):
         if positions is None:
             positions = cache.next_positions(x.shape[1])
         q, k, v = self.heads(x, positions)
-        attended = cache.attend(q, k, v, softcap=self.softcap, segments=segments, stats=stats, backend=self.backend)
+        options: dict[str, Any] = {"softcap": self.softcap, "segments": segments, "sinks": self.sinks_for(q)}
+        attended = cache.attend(q, k, v, **options, stats=stats, backend=self.backend)
         out = self.out(attended.out.transpose(1, 2).flatten(-2))
         return self.dropout(out), attended.stats
+
+    def sinks_for(self, x: Tensor) -> Tensor | None:
+        """The sinks in the precision that the op takes for such inputs."""
+        return None if self.sinks is None else self.sinks.to(torch.promote_types(x.dtype, torch.float32))
 
     def fits(self, cache: CacheLayer) -> bool:
         """Whether the cache was made for a layer like this one."""
@@ -321,10 +338,6 @@ def _layer_reach(plan: HeadPlan | LayerReach, positions: str) -> LayerReach:
         raise ValueError(f"plan must be a HeadPlan or a LayerReach, got {type(plan).__name__}")
     if not plan.rotates_alike and positions != "rotary":
         raise ValueError(f"positions must be 'rotary' for a reach with bases or shares of rotation, got {positions!r}")
-    if plan.sink != "none":
-        raise ValueError(
-            f"sink must be 'none', got {plan.sink!r}: there are no sinks yet; set sinks=False in the reach"
-        )
     if positions == "alibi" and plan.plan.slopes is None:
         return replace(plan, plan=plan.plan.with_alibi())
     return plan

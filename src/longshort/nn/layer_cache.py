@@ -99,6 +99,7 @@ class CacheLayer(ABC):
         *,
         softcap: float | None,
         segments: Tensor | None,
+        sinks: Tensor | None,
         stats: Stats,
         backend: str,
     ) -> CachedAttention:
@@ -115,9 +116,8 @@ class CacheLayer(ABC):
             keys, values = pool.extend(start, k[:, pool.kv_heads], v[:, pool.kv_heads])
             queries = q[:, pool.heads].to(keys.dtype)
             ids = None if segments is None else segments[:, stop - keys.shape[2] :]
-            result = attention(
-                queries, keys, values, pool.plan, softcap=softcap, segments=ids, stats=stats, backend=backend
-            )
+            options: dict[str, Any] = {"softcap": softcap, "segments": ids, "sinks": pool.sinks(sinks)}
+            result = attention(queries, keys, values, pool.plan, **options, stats=stats, backend=backend)
             if len(self.pools) == 1:
                 out = result.out.to(q.dtype)
             else:
@@ -141,12 +141,13 @@ class CacheLayer(ABC):
         *,
         softcap: float | None = None,
         segments: Tensor | None = None,
+        sinks: Tensor | None = None,
         stats: Stats = False,
         backend: str = "auto",
     ) -> CachedAttention:
         """Append k and v (B, H_kv, T, D) and attend from q (B, H, T, D) over all that each head sees.
 
-        `segments` (B, S) covers the cached positions and the new ones.
+        `segments` (B, S) covers the cached positions and the new ones; `sinks` (H,) are as in `attention`.
         """
 
 
@@ -178,6 +179,7 @@ class LSLayerCache(CacheLayer):
         *,
         softcap: float | None = None,
         segments: Tensor | None = None,
+        sinks: Tensor | None = None,
         stats: Stats = False,
         backend: str = "auto",
     ) -> CachedAttention:
@@ -187,9 +189,10 @@ class LSLayerCache(CacheLayer):
         if self.raw is not None:
             k, v = self.raw.smoothed(self.length, k, v, segments)
         if softcap is None and segments is None and not stats and backend in _LEAN_BACKENDS and self._is_lean(q):
-            return CachedAttention(self._attend_last(q, k, v), None)
+            return CachedAttention(self._attend_last(q, k, v, sinks), None)
         start, stop = self.length, self.length + k.shape[2]
-        attended = self.attend_chunk(start, q, k, v, softcap=softcap, segments=segments, stats=stats, backend=backend)
+        options: dict[str, Any] = {"softcap": softcap, "segments": segments, "sinks": sinks}
+        attended = self.attend_chunk(start, q, k, v, **options, stats=stats, backend=backend)
         self.length, self.written = stop, max(self.written, stop)
         return attended
 
@@ -198,13 +201,14 @@ class LSLayerCache(CacheLayer):
         one_on_cpu = q.shape[2] == 1 and q.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
         return one_on_cpu and self._sees_alike and q.numel() > 0
 
-    def _attend_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend_last(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
         position = self.length
         out = torch.empty_like(q)
         for pool in self.pools:
             pool.reserve(position + 1)
             keys, values = pool.append(position, k[:, pool.kv_heads], v[:, pool.kv_heads])
-            out[:, pool.heads] = attend_last(q[:, pool.heads].to(keys.dtype), keys, values).to(q.dtype)
+            queries = q[:, pool.heads].to(keys.dtype)
+            out[:, pool.heads] = attend_last(queries, keys, values, pool.sinks(sinks)).to(q.dtype)
         self.length, self.written = position + 1, max(self.written, position + 1)
         return out
 

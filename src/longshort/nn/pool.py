@@ -118,6 +118,10 @@ class Pool(Rows):
     heads: Heads
     kv_heads: Heads
 
+    def sinks(self, of_layer: Tensor | None) -> Tensor | None:
+        """Those (H,) of the query heads that read this pool, as the op takes them beside its keys."""
+        return None if of_layer is None else of_layer[self.heads].to(torch.promote_types(self.k.dtype, torch.float32))
+
 
 @dataclass
 class Raw(Rows):

@@ -95,6 +95,7 @@ class LSStaticLayer(CacheLayer):
         *,
         softcap: float | None = None,
         segments: Tensor | None = None,
+        sinks: Tensor | None = None,
         stats: Stats = False,
         backend: str = "auto",
     ) -> CachedAttention:
@@ -109,12 +110,11 @@ class LSStaticLayer(CacheLayer):
         elif self.raw is not None:
             k, v = self.raw.smoothed(self._start(), k, v, segments)
         if new > self.most_tokens:
-            return self.attend_chunk(
-                self._start(), q, k, v, softcap=softcap, segments=segments, stats=stats, backend=backend
-            )
+            options: dict[str, Any] = {"softcap": softcap, "segments": segments, "sinks": sinks}
+            return self.attend_chunk(self._start(), q, k, v, **options, stats=stats, backend=backend)
         out, logits = decode(
             q, k, v, self.keys, self.values, self.clock.held, segments, self.tickets, self.layout, self.plan,
-            softcap=softcap, stats=stats, backend=backend,
+            softcap=softcap, sinks=sinks, stats=stats, backend=backend,
         )  # fmt: skip
         return CachedAttention(out, logits)
 

@@ -17,8 +17,8 @@ def attention_entropy(model: nn.Module, tokens: Tensor, **inputs: Any) -> Tensor
     """Mean entropy in nats of each head's attention, (L, H), over a batch of tokens (B, T).
 
     With x the logits and p their softmax, the entropy is lse - sum p x, and sum_j p_j q.k_j = q.(sum_j p_j k_j), which
-    is attention with the keys in place of the values. Smoothing after the softmax is not included. The model must be
-    the plain module, not a compiled one.
+    is attention with the keys in place of the values. A learned sink counts as one more key, of logit s. Smoothing
+    after the softmax is not included. The model must be the plain module, not a compiled one.
     """
     check_entropy(model)
     layers = [module for module in model.modules() if isinstance(module, LSAttention)]
@@ -65,11 +65,15 @@ def _entropy(
     layer: LSAttention, x: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None, **_: Any
 ) -> Tensor:
     q, k, _v = layer.heads(x, positions)
-    pooling = _pooling_of_logits(layer)
+    pooling, sinks = _pooling_of_logits(layer), layer.sinks_for(q)
     if pooling is not None:
         k = smooth_keys(k, pooling, None, segments)
-    result = attention(q, k, k, layer.plan, causal=layer.causal, segments=segments, backend=layer.backend)
+    options: dict[str, Any] = {"segments": segments, "sinks": sinks, "backend": layer.backend}
+    result = attention(q, k, k, layer.plan, causal=layer.causal, **options)
     keys = result.out.to(result.lse.dtype)
     entropy = result.lse - (q.to(keys.dtype) * keys).sum(-1) / layer.head_dim**0.5
+    if sinks is not None:
+        score = sinks[:, None]
+        entropy = entropy - score * (score - result.lse).exp()
     real = result.lse.isfinite()
     return entropy.where(real, 0).sum((0, 2)) / real.sum((0, 2)).clamp(min=1)
