@@ -16,7 +16,7 @@ from longshort.nn.layer_cache import CacheLayer, check_smoothing
 from longshort.nn.norms import QKNorm
 from longshort.nn.positions import RopeScaling, place, placed_heads
 from longshort.nn.sigma_reparam import linear
-from longshort.ops import LogitStats, Smoothing, attention
+from longshort.ops import LogitStats, Smoothing, attention, packed_attention
 from longshort.ops.options import Stats, extremes_of
 from longshort.reach import LayerReach
 
@@ -250,13 +250,15 @@ class LSAttention(nn.Module):
     def _attend(
         self, x: Tensor, positions: Tensor | None, segments: Tensor | None, stats: Stats
     ) -> tuple[Tensor, LogitStats | None]:
-        q, k, v = self.heads(x, positions)
         options: dict[str, Any] = {"softcap": self.softcap, "segments": segments, "stats": stats}
-        options |= {"causal": self.causal, "smoothing": self.smoothing, "backend": self.backend}
-        if self.chunk is None:
-            result = attention(q, k, v, self.plan, **options)
+        options |= {"causal": self.causal, "backend": self.backend}
+        if self._untouched:
+            result = packed_attention(self.qkv(x), self.plan, n_kv_heads=self.n_kv_heads, **options)
+        elif self.chunk is None:
+            result = attention(*self.heads(x, positions), self.plan, smoothing=self.smoothing, **options)
         else:
-            result = attend_within_chunks(q, k, v, self.plan, self.chunk, **options)
+            heads = self.heads(x, positions)
+            result = attend_within_chunks(*heads, self.plan, self.chunk, smoothing=self.smoothing, **options)
         out = self.out(result.out.transpose(1, 2).flatten(-2))
         return self.dropout(out), result.stats
 
@@ -291,6 +293,12 @@ class LSAttention(nn.Module):
                 "give the heads windows, which a cache serves"
             )
         check_smoothing(self.smoothing)
+
+    @property
+    def _untouched(self) -> bool:
+        """Whether queries, keys and values enter the op as the projection makes them."""
+        changed = (self.q_norm, self.rope_theta, self.reach.temperature, self.scale, self.smoothing, self.chunk)
+        return all(x is None for x in changed)
 
     def heads(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, H, T, D), k and v (B, H_kv, T, D) as they enter the op; views of one projection where they can be."""

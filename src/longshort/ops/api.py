@@ -129,6 +129,61 @@ def attention(
     return AttentionResult(out, lse, LogitStats(largest, smallest if extremes == 2 else None) if extremes else None)
 
 
+def packed_attention(
+    qkv: Tensor, plan: HeadPlan, *, n_kv_heads: int | None = None, backend: str = "auto", **options: Any
+) -> AttentionResult:
+    """`attention` of queries, keys and values that lie side by side, as one projection makes them.
+
+    Equal to taking them apart, but the Triton kernels write the gradient of qkv in one piece.
+
+    Args:
+        qkv: (B, T, (H + 2 H_kv) D): the query heads, then the key heads, then the value heads.
+        n_kv_heads: H if None.
+        options: the others of `attention`, except `smoothing`.
+
+    >>> qkv = torch.randn(2, 100, 3 * 64)
+    >>> packed_attention(qkv, HeadPlan.long_short(n_heads=4, n_global=1, window=16)).out.shape
+    torch.Size([2, 4, 100, 16])
+    """
+    n_kv_heads = n_kv_heads or plan.n_heads
+    parts = plan.n_heads + 2 * n_kv_heads
+    if qkv.ndim != 3 or qkv.shape[-1] % parts:
+        raise ValueError(
+            f"qkv must have 3 dimensions (batch, positions, features), the last one a multiple of {parts} heads, "
+            f"got {tuple(qkv.shape)}"
+        )
+    if _has_autocast(qkv) and torch.is_autocast_enabled(qkv.device.type) and qkv.dtype != torch.float64:
+        qkv = qkv.to(torch.get_autocast_dtype(qkv.device.type))
+    heads = qkv.unflatten(-1, (parts, -1)).transpose(1, 2)
+    q, k, v = heads.split((plan.n_heads, n_kv_heads, n_kv_heads), dim=1)
+    if chosen_backend(backend, q) != "triton":
+        return attention(q, k, v, plan, backend=backend, **options)
+    return _packed(qkv, q, k, v, plan, n_kv_heads, **options)
+
+
+def _packed(
+    qkv: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: HeadPlan,
+    n_kv_heads: int,
+    *,
+    scale: float | None = None,
+    causal: bool = True,
+    softcap: float | None = None,
+    segments: Tensor | None = None,
+    sinks: Tensor | None = None,
+    stats: Stats = False,
+) -> AttentionResult:
+    _check_tensors(q, k, v)
+    _check_options(q, k, plan, scale, softcap, segments)
+    _check_sinks(q, sinks)
+    options, extremes = Options.of(plan, scale=scale, causal=causal, softcap=softcap), extremes_of(stats)
+    out, lse, largest, smallest = schema.run_packed(qkv, n_kv_heads, options, segments, extremes, sinks)
+    return AttentionResult(out, lse, LogitStats(largest, smallest if extremes == 2 else None) if extremes else None)
+
+
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Cast as PyTorch's own attention does under autocast, where QK-norm gives fp32 q and k with half-precision v."""
     if not (isinstance(q, Tensor) and _has_autocast(q) and torch.is_autocast_enabled(q.device.type)):

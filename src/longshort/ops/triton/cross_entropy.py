@@ -15,16 +15,21 @@ from torch import Tensor
 
 from longshort.ops.triton.scores import LN2, LOG2E, NEVER
 
-_BLOCK = 4096
+_WARPS = 16
+_LANES = _WARPS * 32 * 8
+"""Classes side by side: eight to a thread, as many as it reads at once."""
+_DEEP = 2
+"""Rows of lanes that share a maximum before the exponentials are taken: one rescaling for all of them."""
 
 
 @triton.jit(do_not_specialize=("ignored",))
 def cross_entropy_kernel(
     logits, targets, losses, stride, n_classes, ignored, z_weight, exponent, linear_below, softcap,
-    GRADIENT: tl.constexpr, DAMPED: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
+    GRADIENT: tl.constexpr, DAMPED: tl.constexpr, CAPPED: tl.constexpr, LANES: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
     """A program owns a row; its second pass over the logits reads them from the cache."""
-    row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, DEEP)[:, None] * LANES + tl.arange(0, LANES)[None, :]
     at = logits + row * stride
     target = tl.load(targets + row)
     kept = target != ignored
@@ -34,15 +39,15 @@ def cross_entropy_kernel(
         picked = damped(picked, exponent, linear_below)
     if CAPPED:
         picked = capped(picked, softcap)
-    above, total = tl.full((BLOCK,), NEVER, tl.float32), tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, n_classes, BLOCK):
+    above, total = tl.full((LANES,), NEVER, tl.float32), tl.zeros((LANES,), tl.float32)
+    for start in range(0, n_classes, LANES * DEEP):
         x = tl.load(at + start + lanes, mask=start + lanes < n_classes, other=float("-inf")).to(tl.float32)
         if DAMPED:
             x = tl.where(start + lanes < n_classes, damped(x, exponent, linear_below), float("-inf"))
         if CAPPED:
             x = tl.where(start + lanes < n_classes, capped(x, softcap), float("-inf"))
-        higher = tl.maximum(above, x)
-        total = total * tl.exp2((above - higher) * LOG2E) + tl.exp2((x - higher) * LOG2E)
+        higher = tl.maximum(above, tl.max(x, 0))
+        total = total * tl.exp2((above - higher) * LOG2E) + tl.sum(tl.exp2((x - higher[None, :]) * LOG2E), 0)
         above = higher
     largest = tl.max(above, 0)
     total = tl.sum(total * tl.exp2((above - largest) * LOG2E), 0)
@@ -50,7 +55,7 @@ def cross_entropy_kernel(
     tl.store(losses + row, tl.where(kept, lse - picked + z_weight * lse * lse, 0.0))
     if GRADIENT:
         factor = (1.0 + 2.0 * z_weight * lse) / total
-        for start in range(0, n_classes, BLOCK):
+        for start in range(0, n_classes, LANES * DEEP):
             inside = start + lanes < n_classes
             x = tl.load(at + start + lanes, mask=inside, other=0.0).to(tl.float32)
             score = x
@@ -117,6 +122,7 @@ def chunk_loss(
     cross_entropy_kernel[(logits.shape[0],)](
         *(logits, targets, losses, logits.stride(0), logits.shape[1], ignore_index, z_weight),
         *(exponent, linear_below, softcap or 1.0),
-        **{"GRADIENT": with_gradient, "DAMPED": exponent != 1, "CAPPED": softcap != 0, "BLOCK": _BLOCK, "num_warps": 8},
+        **{"GRADIENT": with_gradient, "DAMPED": exponent != 1, "CAPPED": softcap != 0},
+        **{"LANES": _LANES, "DEEP": _DEEP, "num_warps": _WARPS},
     )
     return losses.sum(), logits if with_gradient else None
