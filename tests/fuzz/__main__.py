@@ -72,7 +72,7 @@ def fuzz(options: argparse.Namespace, devices: dict[str, int]) -> int:
     about |= versions(devices)
     found = record(rows, about)
     options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    for failure in found["failures"]:
+    for failure in found["failures"][:20]:
         print(f"FAILED {failure['repeat']}\n    {failure['what']}")
     left = about["asked for"] - len(rows)
     print(f"{len(rows):,} cases, {len(found['failures'])} failures, {time.monotonic() - started:.0f} s; {left:,} left")
@@ -155,6 +155,8 @@ def show(device: str, seed: int, number: int) -> int:
     row = answer(device, seed, number)
     for way, (share, error, tensor) in row["found"].items():
         print(f"{way}: {tensor} off by {error:.2e}, {share:.3f} of what is allowed")
+    for why in row.get("refused", {}).values():
+        print(why)
     print(row["failure"] or "agrees with the reference")
     return bool(row["failure"])
 

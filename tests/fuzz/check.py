@@ -7,8 +7,9 @@ the reference with the result of every operation rounded to the dtype, since tha
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -55,25 +56,36 @@ class Rounding(TorchDispatchMode):
         return found if found._base is not None else found.to(self.dtype).double()
 
 
-def check(case: Call | Layer) -> dict[str, Finding]:
-    """The worst tensor of each way to compute the case."""
+def check(case: Call | Layer) -> dict[str, Finding | str]:
+    """The worst tensor of each way to compute the case, or why this way does not serve it."""
     return dict(_check_call(case) if isinstance(case, Call) else _check_layer(case))
 
 
-def _check_call(call: Call) -> Iterator[tuple[str, Finding]]:
+def _unless_refused(compute: Callable[[], Finding]) -> Finding | str:
+    try:
+        return compute()
+    except ValueError as error:
+        if "cannot serve this call" in str(error):
+            return str(error)
+        raise
+
+
+def _check_call(call: Call) -> Iterator[tuple[str, Finding | str]]:
     case = call.case
     exact = _results(call, "reference", torch.float64)
-    half = case.dtype in (torch.bfloat16, torch.float16)
     rounded = None
-    if half:
+    if case.dtype in (torch.bfloat16, torch.float16):
         with Rounding(case.dtype):
             rounded = _results(call, "reference", torch.float64)
-    for backend in call.backends:
+
+    def finding(backend: str) -> Finding:
         got = _results(call, backend)
-        if half:
-            yield backend, _against_rounding(got, exact, rounded or {}, times=3, ulps=2)
-        else:
-            yield backend, _within(got, exact, TOLERANCE[case.dtype])
+        if rounded is None:
+            return _within(got, exact, TOLERANCE[case.dtype])
+        return _against_rounding(got, exact, rounded, times=3, ulps=2)
+
+    for backend in call.backends:
+        yield backend, _unless_refused(partial(finding, backend))
 
 
 def _results(call: Call, backend: str, dtype: torch.dtype | None = None) -> Tensors:
@@ -89,7 +101,8 @@ def _results(call: Call, backend: str, dtype: torch.dtype | None = None) -> Tens
     given = {"q": q, "k": k, "v": v} | ({} if sinks is None else {"sinks": sinks})
     with _circumstances(case, backend):
         result = attention(
-            q, k, v, case.plan, **case.options, sinks=sinks, smoothing=call.smoothing,
+            q, k, v, case.plan, scale=case.scale, causal=case.causal, softcap=case.softcap,
+            segments=case.make_segments(), sinks=sinks, smoothing=call.smoothing,
             stats=False if peer else call.stats, backend=backend,
         )  # fmt: skip
         grads = torch.autograd.grad(result.out, list(given.values()), grad.to(result.out.dtype), allow_unused=True)
@@ -112,17 +125,20 @@ def _circumstances(case: Case, backend: str) -> ExitStack:
     return stack
 
 
-def _check_layer(layer: Layer) -> Iterator[tuple[str, Finding]]:
+def _check_layer(layer: Layer) -> Iterator[tuple[str, Finding | str]]:
     module, x, segments, grad = _built(layer)
     exact, rounded = _exact_layer(layer, module, x, segments, grad)
+
+    def finding(backend: str, kind: Any = None) -> Finding:
+        module.backend = backend
+        got = _decoded(layer, kind, module, x, segments) if kind else _pass(module, x, segments, grad, layer.stats)
+        return _judged(layer, got, exact, rounded)
+
     for backend in layer.backends:
-        module.backend = backend
-        yield f"layer, {backend}", _judged(layer, _pass(module, x, segments, grad, layer.stats), exact, rounded)
+        yield f"layer, {backend}", _unless_refused(partial(finding, backend))
     for backend in layer.backends if layer.device == "cpu" else ("auto",):
-        module.backend = backend
-        for name, kind in (("LSCache", LSCache), ("LSStaticCache", LSStaticCache)):
-            got = _decoded(layer, kind, module, x, segments)
-            yield f"{name}, {backend}", _judged(layer, got, exact, rounded)
+        for kind in (LSCache, LSStaticCache):
+            yield f"{kind.__name__}, {backend}", _unless_refused(partial(finding, backend, kind))
 
 
 def _built(layer: Layer) -> tuple[LSAttention, Tensor, Tensor | None, Tensor]:

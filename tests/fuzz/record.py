@@ -44,7 +44,10 @@ def record(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> dict[str, A
     counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     cases: dict[str, int] = defaultdict(int)
     worst: dict[str, dict[str, Any]] = {}
+    refused: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for row in rows:
+        for way, why in row.get("refused", {}).items():
+            refused[f"{row['device']}: {way}"][why] += 1
         cases[row["device"]] += 1
         for way, (share, error, tensor) in row["found"].items():
             named = f"{row['device']}: {way}"
@@ -59,6 +62,7 @@ def record(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> dict[str, A
         "about": about,
         "cases": {"all": len(rows), **cases},
         "failures": failures,
+        "refused": refused,
         "worst": dict(sorted(worst.items())),
         "counts": {tag: dict(sorted(ways.items())) for tag, ways in sorted(counts.items())},
     }

@@ -97,7 +97,9 @@ def answer(device: str, seed: int, number: int) -> dict[str, Any]:
         case = drawn(seed, number, device)
         row["tags"] = tags(case)
         row["dtype"] = str(case.case.dtype if hasattr(case, "case") else case.dtype).removeprefix("torch.")
-        row["found"] = {way: list(finding) for way, finding in check(case).items()}
+        found = check(case)
+        row["refused"] = {way: why for way, why in found.items() if isinstance(why, str)}
+        row["found"] = {way: list(finding) for way, finding in found.items() if way not in row["refused"]}
         wrong = [f"{way}: {tensor} off by {error:.2e}, {share:.2f} of what is allowed"
                  for way, (share, error, tensor) in row["found"].items() if not share <= 1]  # fmt: skip
         row["failure"] = "; ".join(wrong) or None
