@@ -82,8 +82,8 @@ def fuzz(options: argparse.Namespace, devices: dict[str, int]) -> int:
 
 def _families(device: str, cases: int, done: set[tuple[str, int]]) -> list[list[int]]:
     families = []
-    for first in range(0, cases, PER_FAMILY):
-        numbers = range(first, min(first + PER_FAMILY, cases))
+    for first in range(0, cases, PER_FAMILY[device]):
+        numbers = range(first, min(first + PER_FAMILY[device], cases))
         if left := [number for number in numbers if (device, number) not in done]:
             families.append(left)
     return families

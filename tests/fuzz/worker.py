@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-PER_FAMILY = 25
+PER_FAMILY = {"cpu": 25, "cuda": 40}
 """Cases of a family, which share compiled kernels; a process is given one family at once."""
 SLOWEST = 300.0
 """Seconds after which a case counts as hanging."""
