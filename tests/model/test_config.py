@@ -82,7 +82,7 @@ def test_config_is_frozen_hashable_and_keyword_only() -> None:
         ({"n_kv_heads": 3}, "n_kv_heads must be a divisor of n_heads=4, got 3"),
         ({"smoothing": 0}, "smoothing must be None or an integer from 1 to .*, got 0"),
         ({"smoothing": 4, "smoothing_side": "centred"}, "smoothing must be odd where smoothing_side is centred, got 4"),
-        ({"smoothing_side": "right"}, "smoothing_side must be one of causal, centred, got 'right'"),
+        ({"smoothing_side": "right"}, "smoothing_side must be one of causal, centred, leading, got 'right'"),
         ({"smoothing_stage": "now"}, "smoothing_stage must be one of after, before, got 'now'"),
         ({"attention_chunk": 0}, "attention_chunk must be None or an integer from 1 to .*, got 0"),
         ({"n_kv_heads": 0}, "n_kv_heads must be None or an integer from 1 to .*, got 0"),

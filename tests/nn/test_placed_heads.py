@@ -129,7 +129,6 @@ def test_temperature_needs_no_rotation():
     [
         (LayerReach(plan=MIXED, local_base=1e4), "none", "positions must be 'rotary' for a reach with bases"),
         (LayerReach(plan=MIXED, global_share=0.5), "alibi", "positions must be 'rotary' for a reach with bases"),
-        (LayerReach(plan=MIXED, sink="learned"), "rotary", "sink must be 'none', got 'learned'"),
     ],
 )
 def test_reach_that_the_layer_cannot_serve_is_refused(reach, positions, words):

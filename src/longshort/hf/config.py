@@ -148,9 +148,10 @@ class LongShortConfig(PreTrainedConfig):
     score_linear_below: float = 0.01
     final_logit_softcapping: float | None = None
     attention_smoothing: int | None = None
-    """Width of LaS smoothing of the values."""
+    """Width of LaS smoothing."""
     attention_smoothing_side: str = "causal"
     attention_smoothing_stage: str = "after"
+    """after the softmax (smoothed values) or before it (smoothed keys)."""
     attention_chunk: int | None = None
     """Attention within chunks of this many positions; `generate` then needs use_cache=False."""
 

@@ -135,9 +135,10 @@ class GPTConfig:
     smoothing: int | None = None
     """Width of LaS smoothing: each value is averaged with the ones before it; no smoothing if None or 1."""
     smoothing_side: str = "causal"
-    """Values that smoothing averages: causal (those before) or centred (both sides; classifiers only)."""
+    """Values that smoothing averages: causal (those before), centred (both sides; classifiers only) or leading (those
+    after; classifiers, or before the softmax with the reference backend)."""
     smoothing_stage: str = "after"
-    """Smooth after the softmax or before it (pooled logits, an experiment that needs the reference backend)."""
+    """Smooth after the softmax (the values) or before it (the logits, by smoothing the keys in the same way)."""
     attention_chunk: int | None = None
     """Keep attention within chunks of this many positions, which rules out a cache; the whole sequence if None."""
 
@@ -375,6 +376,8 @@ def _check_reach(config: GPTConfig) -> None:
     if isinstance(config.reach, tuple) and config.positions != "rotary":
         right = "rotary for the bases or shares of rotation in reach"
         _check("positions", config.positions, right, all(layer.rotates_alike for layer in config.reach))
+    for reach in config.reach if isinstance(config.reach, tuple) else ():
+        reach.check_backend(config.backend)
     by_layer = config.plans is not None or config.reach is not None
     for layer, plan in enumerate(config.layer_plans if by_layer else config.layer_plans[:1]):
         name = "plan" if not by_layer else f"plans[{layer}]" if config.reach is None else f"reach[{layer}]"

@@ -77,11 +77,12 @@ class StatsOnRequest(Protocol):
 class LSAttention(nn.Module):
     """Self-attention, causal unless said otherwise, in which every head has its own reach.
 
-    Project, QK-norm, rotary, smoothing of the values, attention, project back, dropout: in that order.
+    Project, QK-norm, rotary, smoothing of the values or keys, attention, project back, dropout: in that order.
 
     Args:
         width: features of the input and the output.
-        plan: reach of each query head; its length is the number of heads. A `LayerReach` has rotary bases besides.
+        plan: reach of each query head; its length is the number of heads. A `LayerReach` has rotary bases and sinks
+            besides.
         n_kv_heads: key/value heads, a divisor of the number of heads (grouped queries); as many as heads if None.
         head_dim: features per head; width / heads if None.
         positions: "rotary", "alibi" (the standard slopes, unless the plan brings its own) or "none". Learned and
@@ -100,9 +101,9 @@ class LSAttention(nn.Module):
         causal: False lets a token see both sides, a local head window - 1 keys to each; no cache then.
         smoothing: values that are averaged, the pooling of LaS attention (arXiv 2311.16620); none if None or 1. A local
             head then reaches window + smoothing - 1 keys. See `Smoothing`.
-        smoothing_side: "causal", or "centred" where the attention is two-sided or `lookahead` is set.
-        smoothing_stage: "after" the softmax, or "before" it, an experiment with backend="reference".
-        lookahead: allow centred smoothing in causal attention, where it leaks the future.
+        smoothing_side: "causal", or "centred" where the attention is two-sided or `lookahead` is set, or "leading".
+        smoothing_stage: "after" the softmax (smoothed values), or "before" it (pooled logits, by smoothed keys).
+        lookahead: allow sides that take in later values in causal attention, where they leak the future.
         chunk: attention within chunks of so many positions, without a cache; the whole sequence if None.
 
     >>> layer = LSAttention(64, HeadPlan.long_short(n_heads=4, n_global=1, window=16), positions="rotary")
@@ -149,6 +150,7 @@ class LSAttention(nn.Module):
         self.n_heads, self.n_kv_heads = self.plan.n_heads, n_kv_heads or self.plan.n_heads
         self.plan.kv_windows(self.n_kv_heads)  # raises where the heads cannot be grouped
         _check_options(positions, self.head_dim, attention_dropout)
+        self.reach.check_backend(backend)
         self.rope_theta = rope_theta if positions == "rotary" else None
         self.rope_scaling, self.scale = rope_scaling, scale
         self._placed = placed_heads(self.reach, self.n_kv_heads, self.head_dim, self.rope_theta, rope_scaling)
@@ -160,16 +162,26 @@ class LSAttention(nn.Module):
         pooling.check(causal=causal)
         self.smoothing = pooling if pooling.width > 1 else None
         if self.smoothing is not None:
-            self.smoothing.check_backend(backend)
+            self.smoothing.check_backend(backend, causal=causal, decays=self.plan.decays)
 
         heads = (self.n_heads, self.n_kv_heads, self.n_kv_heads)
         self.qkv = linear(width, [n * self.head_dim for n in heads], bias=bias, sigma_reparam=sigma_reparam)
         self.out = linear(self.n_heads * self.head_dim, [width], bias=bias, sigma_reparam=sigma_reparam)
         self.q_norm = QKNorm(qk_norm, self.n_heads, self.head_dim, qk_norm_eps) if qk_norm is not None else None
         self.k_norm = QKNorm(qk_norm, self.n_kv_heads, self.head_dim, qk_norm_eps) if qk_norm is not None else None
+        learned = self.reach.sink == "learned"
+        self.sinks = nn.Parameter(torch.empty(self.n_heads)) if learned else None
+        """(H,) scores of the learned sinks; fp32 in the op, whatever the dtype of the layer."""
+        self.reset_sinks()
         self.dropout = nn.Dropout(dropout)
         self.watched: LogitStats | None = None
         """Where to keep the extremes of all passes, statistics asked for or not: see `stability.watch_logits`."""
+
+    @torch.no_grad()
+    def reset_sinks(self) -> None:
+        """Set the sinks to 0, the score of a key that the query has nothing to do with."""
+        if self.sinks is not None:
+            self.sinks.zero_()
 
     @classmethod
     def from_projections(
@@ -251,7 +263,7 @@ class LSAttention(nn.Module):
         self, x: Tensor, positions: Tensor | None, segments: Tensor | None, stats: Stats
     ) -> tuple[Tensor, LogitStats | None]:
         options: dict[str, Any] = {"softcap": self.softcap, "segments": segments, "stats": stats}
-        options |= {"causal": self.causal, "backend": self.backend}
+        options |= {"causal": self.causal, "sinks": self.sinks_for(x), "backend": self.backend}
         if self._untouched:
             result = packed_attention(self.qkv(x), self.plan, n_kv_heads=self.n_kv_heads, **options)
         elif self.chunk is None:
@@ -272,9 +284,14 @@ class LSAttention(nn.Module):
         if positions is None:
             positions = cache.next_positions(x.shape[1])
         q, k, v = self.heads(x, positions)
-        attended = cache.attend(q, k, v, softcap=self.softcap, segments=segments, stats=stats, backend=self.backend)
+        options: dict[str, Any] = {"softcap": self.softcap, "segments": segments, "sinks": self.sinks_for(q)}
+        attended = cache.attend(q, k, v, **options, stats=stats, backend=self.backend)
         out = self.out(attended.out.transpose(1, 2).flatten(-2))
         return self.dropout(out), attended.stats
+
+    def sinks_for(self, x: Tensor) -> Tensor | None:
+        """The sinks in the precision that the op takes for such inputs."""
+        return None if self.sinks is None else self.sinks.to(torch.promote_types(x.dtype, torch.float32))
 
     def fits(self, cache: CacheLayer) -> bool:
         """Whether the cache was made for a layer like this one."""
@@ -323,10 +340,6 @@ def _layer_reach(plan: HeadPlan | LayerReach, positions: str) -> LayerReach:
         raise ValueError(f"plan must be a HeadPlan or a LayerReach, got {type(plan).__name__}")
     if not plan.rotates_alike and positions != "rotary":
         raise ValueError(f"positions must be 'rotary' for a reach with bases or shares of rotation, got {positions!r}")
-    if plan.sink != "none":
-        raise ValueError(
-            f"sink must be 'none', got {plan.sink!r}: there are no sinks yet; set sinks=False in the reach"
-        )
     if positions == "alibi" and plan.plan.slopes is None:
         return replace(plan, plan=plan.plan.with_alibi())
     return plan

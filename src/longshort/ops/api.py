@@ -19,7 +19,7 @@ from longshort.heads import HeadPlan
 from longshort.ops import schema, sdpa
 from longshort.ops.options import Options, Stats, extremes_of
 from longshort.ops.reference import reference
-from longshort.ops.smoothing import Smoothing, smooth_values
+from longshort.ops.smoothing import Smoothing, key_decays, smooth_keys, smooth_values
 
 BACKENDS = ("auto", "reference", "blocked", "triton", "sdpa", "flex")
 """The last two are PyTorch's own attention, used only by name: "auto" never chooses them."""
@@ -28,7 +28,10 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class LogitStats(NamedTuple):
-    """Extremes of scale * q.k per head over all visible pairs, before decay, softcap and slope. Not differentiable."""
+    """Extremes of scale * q.k per head over all visible pairs, before decay, softcap and slope. Not differentiable.
+
+    With smoothing before the softmax, k are the smoothed keys.
+    """
 
     max: Tensor
     """(H,) fp32; -inf for a head with no visible pair; NaN if a visible logit is NaN."""
@@ -92,7 +95,8 @@ def attention(
             nothing and is seen by nothing; its output is zero and its lse -inf.
         sinks: (H,) fp32, a learned score per head that joins each row's softmax with a value of zero, so that a head
             can attend to nothing (gpt-oss); lse includes it, statistics do not, and padding does not see it.
-        smoothing: pool the attention rows over the keys (LaS); lse and statistics remain those of the unpooled rows.
+        smoothing: pool along the keys (LaS): the attention rows after the softmax, where lse and statistics remain
+            those of the unpooled rows, or the decayed logits before it, where both are those of the pooled logits.
         stats: also return the per-head extremes of the logits; "max" measures only the largest, which is cheaper.
         backend: "auto" chooses; a named backend serves the call or raises, and never falls back. "sdpa" and "flex" are
             PyTorch's own attention, for comparison: see `ops.sdpa` and `ops.flex` for what they support.
@@ -112,7 +116,7 @@ def attention(
     backend = chosen_backend(backend, q)
     pooling = None
     if smoothing is not None:
-        v, pooling = _smoothed(v, smoothing, causal, segments, backend)
+        k, v, pooling = _smoothed(k, v, plan, smoothing, causal, segments, backend)
     if backend == "reference":
         with _without_autocast(q):
             out, lse, largest, smallest = reference(
@@ -207,16 +211,27 @@ def _without_autocast(q: Tensor) -> AbstractContextManager[Any]:
 
 
 def _smoothed(
-    v: Tensor, smoothing: Smoothing, causal: bool, segments: Tensor | None, backend: str
-) -> tuple[Tensor, Smoothing | None]:
-    """The values to attend to, and the pooling of logits, which only the reference can do."""
+    k: Tensor,
+    v: Tensor,
+    plan: HeadPlan,
+    smoothing: Smoothing,
+    causal: bool,
+    segments: Tensor | None,
+    backend: str,
+) -> tuple[Tensor, Tensor, Smoothing | None]:
+    """The keys and values to attend to, and the pooling of logits, which only the reference does as such."""
     if not isinstance(smoothing, Smoothing):
         raise ValueError(f"smoothing must be None or a Smoothing, got {type(smoothing).__name__}")
     smoothing.check(causal=causal)
     if smoothing.stage == "after":
-        return smooth_values(v, smoothing, segments), None
-    smoothing.check_backend(backend)
-    return v, smoothing
+        return k, smooth_values(v, smoothing, segments), None
+    smoothing.check_backend(backend, causal=causal, decays=plan.decays)
+    if backend == "reference":
+        return k, v, smoothing
+    decays = key_decays(plan.decays, k.shape[1])
+    if decays is not None and len(decays) > k.shape[1]:
+        k, v = (x.repeat_interleave(plan.n_heads // x.shape[1], dim=1) for x in (k, v))
+    return smooth_keys(k, smoothing, decays, segments), v, None
 
 
 def _scale(scale: float | None, q: Tensor) -> float:
