@@ -117,7 +117,7 @@ def run(
             lost = [worker for worker in busy.values() if worker.hangs and worker.connection not in ready]
             for worker in [busy[connection] for connection in ready] + lost:
                 row = worker.lost("no answer in time") if worker in lost else worker.receive()
-                if not worker.process.is_alive() and (worker in lost or not worker.connection.poll()):
+                if worker.ended:
                     workers.remove(worker)
                     if worker.left:
                         todo[worker.device].appendleft(worker.left)
