@@ -82,8 +82,8 @@ def fuzz(options: argparse.Namespace, devices: dict[str, int]) -> int:
 
 def _families(device: str, cases: int, done: set[tuple[str, int]]) -> list[list[int]]:
     families = []
-    for first in range(0, cases, PER_FAMILY):
-        numbers = range(first, min(first + PER_FAMILY, cases))
+    for first in range(0, cases, PER_FAMILY[device]):
+        numbers = range(first, min(first + PER_FAMILY[device], cases))
         if left := [number for number in numbers if (device, number) not in done]:
             families.append(left)
     return families
@@ -117,7 +117,7 @@ def run(
             lost = [worker for worker in busy.values() if worker.hangs and worker.connection not in ready]
             for worker in [busy[connection] for connection in ready] + lost:
                 row = worker.lost("no answer in time") if worker in lost else worker.receive()
-                if not worker.process.is_alive() and (worker in lost or not worker.connection.poll()):
+                if worker.ended:
                     workers.remove(worker)
                     if worker.left:
                         todo[worker.device].appendleft(worker.left)

@@ -104,9 +104,9 @@ class Layer:
 
 def drawn(seed: int, number: int, device: str) -> Call | Layer:
     """The case of this number."""
-    family = _family(random.Random(f"{seed} {device} family {number // PER_FAMILY}"), device)
+    family = _family(random.Random(f"{seed} {device} family {number // PER_FAMILY[device]}"), device)
     rng = random.Random(f"{seed} {device} case {number}")
-    first = number % PER_FAMILY == 0
+    first = number % PER_FAMILY[device] == 0
     return _layer(rng, family, device) if family.layer else _call(rng, family, device, first)
 
 
@@ -126,7 +126,7 @@ def _family(rng: random.Random, device: str) -> Family:
         dtype=dtype,
         dim=rng.choice([16, 32] if interpreted else DIMS[device]),
         group=rng.choice((1, 1, 2, 3, 4) if device == "cpu" else (1, 1, 2, 4)),
-        palette=tuple(rng.sample([None, None, *WINDOWS], 3)),
+        palette=tuple(rng.sample([None] * 6 + [*WINDOWS], 3)),
         decays=_one_in(rng, 4),
         slopes=_one_in(rng, 4),
         firsts=FIRSTS and _one_in(rng, 4),
@@ -138,7 +138,7 @@ def _family(rng: random.Random, device: str) -> Family:
         stats=rng.choice((False, True, "max")),
         layout=rng.choice(LAYOUTS),
         interpreted=interpreted,
-        flex=device == "cuda" and _one_in(rng, 12),
+        flex=device == "cuda" and _one_in(rng, 2),
     )
 
 
@@ -207,9 +207,11 @@ def _call(rng: random.Random, family: Family, device: str, first: bool) -> Call:
     backends = ["blocked"]
     if device == "cuda" or family.interpreted:
         backends.append("triton")
-    if _sdpa_serves(case, family):
+    usual_layout = device == "cpu" or family.layout in ("contiguous", "fused qkv")
+    if usual_layout and _sdpa_serves(case, family):
         backends.append("sdpa")
-    if family.flex and first and not (case.segments or family.sinks or family.smoothing or family.firsts):
+    others = case.segments, family.sinks, family.smoothing, family.firsts, family.dim not in (16, 32, 64)
+    if family.flex and first and usual_layout and not any(others):
         backends.append("flex")
     return Call(case=case, sinks=family.sinks, smoothing=family.smoothing, stats=family.stats, backends=tuple(backends))
 

@@ -88,15 +88,11 @@ def test_a_cache_that_places_tokens_wrongly_is_noticed(monkeypatch):
 
 
 def test_a_run_resumes_and_its_record_names_what_failed(tmp_path, monkeypatch, capsys):
-    made = []
-
     class Answering:
-        """A worker in this process; case 7 fails, and one process is lost."""
+        """A worker in this process; case 7 fails."""
 
         def __init__(self, device, seed):
-            self.device, self.left, self.hangs = device, [], False
-            self.connection, self.process = self, self
-            made.append(self)
+            self.device, self.left, self.hangs, self.ended, self.connection = device, [], False, False, self
 
         def give(self, given):
             self.left = list(given)
@@ -107,9 +103,6 @@ def test_a_run_resumes_and_its_record_names_what_failed(tmp_path, monkeypatch, c
             found = {"blocked": [2.0 if failure else 0.1, 1e-6, "out"]}
             named = {"device": self.device, "case": number, "dtype": "float32", "tags": ["op"]}
             return {**named, "found": found, "failure": failure, "seconds": 0.1}
-
-        def is_alive(self):
-            return True
 
         def stop(self):
             pass
@@ -125,3 +118,26 @@ def test_a_run_resumes_and_its_record_names_what_failed(tmp_path, monkeypatch, c
     assert found["cases"] == {"all": 60, "cpu": 60} and [f["case"] for f in found["failures"]] == [7]
     assert found["counts"]["op"] == {"cpu: blocked": 60}
     assert found["worst"]["cpu: blocked"]["float32"]["case"] == 7
+
+
+class Dying(worker.Worker):
+    """A process that ends in the middle of its cases."""
+
+    def __init__(self, device, seed):
+        super().__init__(device, seed)
+        self.process.kill()
+
+
+def test_a_process_that_ends_loses_one_case_and_another_takes_the_rest(tmp_path, monkeypatch):
+    first = []
+
+    def new(device, seed):
+        first.append(device)
+        return (Dying if len(first) == 1 else worker.Worker)(device, seed)
+
+    monkeypatch.setattr("tests.fuzz.__main__.Worker", new)
+    out = tmp_path / "fuzz.json"
+    assert main(["--cases", "3", "--device", "cpu", "--out", str(out), "--jobs", "1", "--seed", "1"]) == 1
+    found = json.loads(out.read_text())
+    assert found["cases"]["all"] == 3 and len(found["failures"]) == 1
+    assert "the process ended with exit code -9" in found["failures"][0]["what"]

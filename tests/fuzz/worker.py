@@ -11,10 +11,11 @@ import os
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-PER_FAMILY = 25
+PER_FAMILY = {"cpu": 25, "cuda": 40}
 """Cases of a family, which share compiled kernels; a process is given one family at once."""
 SLOWEST = 300.0
 """Seconds after which a case counts as hanging."""
@@ -33,10 +34,13 @@ class Worker:
         self.left: list[int] = []
         """Numbers that it has been given and has not answered, in order."""
         self.since = time.monotonic()
+        self.ended = False
+        """Whether it can answer no more."""
 
     def give(self, numbers: Sequence[int]) -> None:
         self.left, self.since = list(numbers), time.monotonic()
-        self.connection.send(self.left)
+        with suppress(BrokenPipeError):  # `receive` will say that it has ended
+            self.connection.send(self.left)
 
     def receive(self) -> dict[str, Any]:
         """The row of the next case; one that says so if the process has ended or hangs."""
@@ -46,12 +50,13 @@ class Worker:
             self.process.join(10)
             return self.lost(f"the process ended with exit code {self.process.exitcode}")
         self.left.remove(row["case"])
-        self.since = time.monotonic()
+        self.since, self.ended = time.monotonic(), _unusable(row)
         return row
 
     def lost(self, why: str) -> dict[str, Any]:
         """The row of the case that it has not answered."""
         self.stop()
+        self.ended = True
         return {"device": self.device, "case": self.left.pop(0), "tags": [], "found": {}, "failure": why}
 
     @property
@@ -82,8 +87,13 @@ def serve(connection: Connection, device: str, seed: int) -> None:
         for number in numbers:
             row = answer(device, seed, number)
             connection.send(row)
-            if row["failure"] and "CUDA error" in row["failure"]:
+            if _unusable(row):
                 return
+
+
+def _unusable(row: dict[str, Any]) -> bool:
+    """After such an error a process gets no more answers from its GPU."""
+    return "CUDA error" in (row["failure"] or "")
 
 
 def answer(device: str, seed: int, number: int) -> dict[str, Any]:
