@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from longshort.heads import HeadPlan
 from longshort.nn import LSAttention
-from longshort.ops.smoothing import Smoothing, pool_rows
+from longshort.ops.smoothing import Smoothing, smooth_keys
 
 NEAR = 50
 """Keys that count as near, the current one included: the paper's window."""
@@ -40,6 +40,8 @@ def anatomy(model: nn.Module, tokens: Tensor, *, near: int = NEAR) -> dict[str, 
     layers = [module for module in model.modules() if isinstance(module, LSAttention)]
     if any(not layer.causal or layer.chunk is not None for layer in layers):
         raise ValueError("model must have causal attention over whole sequences, got a layer with chunks or two-sided")
+    if any(layer.sinks is not None for layer in layers):
+        raise ValueError("model must have no sinks, whose weight is neither near nor far, got a layer with sinks")
     was_training = model.training
     model.eval()
     rows: list[dict[str, Tensor]] = []
@@ -113,7 +115,10 @@ def _of_heads(
 def _attention(
     q_HTD: Tensor, k_HTD: Tensor, plan: HeadPlan, softcap: float | None, smoothing: Smoothing | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, weights and visibility, (H, T, T), by the definition of the op."""
+    """Logits, weights and visibility, (H, T, T), by the definition of the op; logits that are pooled, pooled."""
+    if smoothing is not None and smoothing.stage == "before":
+        smoothing.check_backend("anatomy", causal=True, decays=plan.decays)
+        k_HTD = smooth_keys(k_HTD[None], smoothing, plan.decays)[0]
     positions = torch.arange(q_HTD.shape[1], device=q_HTD.device)
     distance = positions[:, None] - positions
     reach = torch.tensor([w or len(positions) for w in plan.windows], device=q_HTD.device)[:, None, None]
@@ -126,8 +131,6 @@ def _attention(
         x = softcap * torch.tanh(x / softcap)
     if plan.slopes is not None:
         x = x - _per_head(plan.slopes, x) * distance
-    if smoothing is not None and smoothing.stage == "before":
-        x = pool_rows(x.masked_fill(~visible, 0)[None], smoothing)[0]
     return logits, x.masked_fill(~visible, -torch.inf).softmax(-1), visible
 
 

@@ -35,7 +35,9 @@ def by_our_engine(model, rows):
     return torch.stack(list(generate(model.model, rows, max_new_tokens=COUNT, temperature=0.0))).T.tolist()
 
 
-@pytest.mark.parametrize("variant", [*POSITIONS, "all local", "one plan", "a plan a layer", "grouped queries"])
+@pytest.mark.parametrize(
+    "variant", [*POSITIONS, "all local", "one plan", "a plan a layer", "grouped queries", "las, smoothed before"]
+)
 @pytest.mark.every(3)
 def test_greedy_text_of_a_ragged_batch_is_the_same_by_every_road(variant):
     model = shell(**VARIANTS[variant])
@@ -176,7 +178,12 @@ def test_drafts_of_the_first_layers_are_refused(model):
 
 
 @pytest.mark.parametrize(
-    "options", [{"attention_chunk": 16}, {"smoothing": 3, "smoothing_stage": "before", "backend": "reference"}], ids=str
+    "options",
+    [
+        {"attention_chunk": 16},
+        {"smoothing": 3, "smoothing_stage": "before", "smoothing_side": "leading", "backend": "reference"},
+    ],
+    ids=str,
 )
 def test_a_model_that_no_cache_serves_is_run_without_one(options):
     model = shell(**options)

@@ -15,7 +15,9 @@ REACHES = {
     "dual rope by head": {"pattern": "long_short", "n_global": 2, "window": 8, "dual_rope": True},
     "nope by head": {"pattern": "ladder", "largest": 32, "nope": True},
     "gemma-4": {"like": "gemma-4", "window": 8},
-    "mimo-v2-flash": {"like": "mimo-v2-flash", "window": 8, "sinks": False},
+    "mimo-v2-flash": {"like": "mimo-v2-flash", "window": 8},
+    "gpt-oss": {"like": "gpt-oss", "window": 8},
+    "sinks by head": {"pattern": "ladder", "largest": 32, "smallest": 4, "sinks": True},
     "warm": {"pattern": "long_short", "n_global": 2, "window": 8, "temperature": {"scale": 0.3, "every": 5}},
 }
 
@@ -23,7 +25,11 @@ REACHES = {
 def build(name, **options):
     torch.manual_seed(0)
     settings = {"positions": "rotary", "init_std": 0.3, "reach": REACHES[name]} | SIZES | options
-    return GPT(GPTConfig(**settings)).eval()
+    model = GPT(GPTConfig(**settings)).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("sinks"):
+            torch.nn.init.normal_(parameter)
+    return model
 
 
 @pytest.mark.parametrize("name", REACHES)
@@ -124,9 +130,3 @@ def test_cache_of_other_bases_is_refused():
 def test_wrong_reach_is_one_clear_error(options, words):
     with pytest.raises(ValueError, match=f"^{words}"):
         GPTConfig(**{**SIZES, "positions": "rotary", **options})
-
-
-def test_model_refuses_learned_sinks():
-    config = GPTConfig(**SIZES, positions="rotary", reach={"like": "gpt-oss", "window": 16})
-    with pytest.raises(ValueError, match="sink must be 'none', got 'learned'"):
-        GPT(config)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from longshort import HeadPlan
-from longshort.ops import AttentionResult, attention
+from longshort.ops import AttentionResult, Smoothing, attention
 from longshort.ops.blocked import fused, groups, passes
 from longshort.ops.options import Stats
 
@@ -28,6 +28,7 @@ LAYOUTS = ("contiguous", "fused qkv", "positions first", "every other element")
 SEGMENTS = ("sorted", "shuffled", "negatives", "left padding", "one row all padding", "all padding")
 SCALES = (None, None, 0.3, -0.7, 1, 0.0)
 HALF = (torch.bfloat16, torch.float16)
+_GRADS = ("grad of q", "grad of k", "grad of v", "grad of sinks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,10 @@ class Case:
     scale: float | None = None
     causal: bool = True
     softcap: float | None = None
+    smoothing: Smoothing | None = None
     segments: str | None = None
+    sinks: bool = False
+    """With a sink for each head, whose gradient is compared too."""
     layout: str = "contiguous"
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
@@ -55,8 +59,8 @@ class Case:
 
     @property
     def options(self) -> dict[str, Any]:
-        segments = self.make_segments()
-        return {"scale": self.scale, "causal": self.causal, "softcap": self.softcap, "segments": segments}
+        names = ("scale", "causal", "softcap", "smoothing")
+        return {name: getattr(self, name) for name in names} | {"segments": self.make_segments()}
 
     def make_segments(self) -> Tensor | None:
         generator = torch.Generator().manual_seed(self.seed)
@@ -79,6 +83,13 @@ class Case:
             case "all padding":
                 ids = torch.tensor(-1).expand(shape)
         return ids.to(self.device)
+
+    def make_sinks(self, dtype: torch.dtype) -> Tensor | None:
+        """A leaf, in the precision that goes with inputs of this dtype: fp32, or float64 for float64."""
+        if not self.sinks:
+            return None
+        drawn = 2 * torch.randn(self.plan.n_heads, generator=torch.Generator().manual_seed(self.seed))
+        return drawn.to(self.device, torch.promote_types(dtype, torch.float32)).requires_grad_()
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q, k, v as leaves with the strides of the layout, and a gradient for the output."""
@@ -110,7 +121,7 @@ class Case:
 
 @dataclass
 class Outcome:
-    """What a call gives: the result and the gradients of q, k and v, named for comparison."""
+    """What a call gives: the result and the gradients of q, k, v and sinks, named for comparison."""
 
     result: AttentionResult
     grads: tuple[Tensor, ...]
@@ -122,7 +133,7 @@ class Outcome:
             yield "stats.max", self.result.stats.max
             if self.result.stats.min is not None:
                 yield "stats.min", self.result.stats.min
-        yield from zip(("grad of q", "grad of k", "grad of v"), self.grads, strict=True)
+        yield from zip(_GRADS[: len(self.grads)], self.grads, strict=True)
 
 
 def run(case: Case, backend: str, dtype: torch.dtype | None = None, stats: Stats = True) -> Outcome:
@@ -130,9 +141,11 @@ def run(case: Case, backend: str, dtype: torch.dtype | None = None, stats: Stats
     q, k, v, grad = case.tensors()
     if dtype is not None:
         q, k, v = (x.detach().to(dtype).requires_grad_() for x in (q, k, v))
+    sinks = case.make_sinks(q.dtype)
     with _tiling(case):
-        result = attention(q, k, v, case.plan, **case.options, stats=stats, backend=backend)
-        grads = torch.autograd.grad(result.out, (q, k, v), grad.to(result.out.dtype))
+        result = attention(q, k, v, case.plan, **case.options, sinks=sinks, stats=stats, backend=backend)
+        leaves = [x for x in (q, k, v, sinks) if x is not None]
+        grads = torch.autograd.grad(result.out, leaves, grad.to(result.out.dtype))
     return Outcome(result, grads)
 
 
@@ -179,9 +192,13 @@ def run_in_rounding(case: Case) -> Outcome:
     if segments is not None:
         ours = segments[:, case.n_keys - case.n_queries :, None]
         sees = sees & ((ours == segments[:, None]) & (ours >= 0))[:, None]
-    x = x.masked_fill(~sees, -torch.inf)
-    out = matmul(x.softmax(-1).masked_fill(~sees, 0), values)
-    return Outcome(AttentionResult(out, x.logsumexp(-1), None), torch.autograd.grad(out, (q, k, v), grad))
+    x, sinks, leaves = x.masked_fill(~sees, -torch.inf), case.make_sinks(q.dtype), [q, k, v]
+    if sinks is not None:
+        x = torch.cat((x, sinks.to(q.dtype)[:, None, None].expand(*x.shape[:3], 1)), -1)
+        x = x.masked_fill(~sees.any(-1, keepdim=True), -torch.inf)
+        leaves.append(sinks)
+    out = matmul(x.softmax(-1)[..., : case.n_keys].masked_fill(~sees, 0), values)
+    return Outcome(AttentionResult(out, x.logsumexp(-1), None), torch.autograd.grad(out, leaves, grad))
 
 
 def assert_close(got: Outcome, want: Outcome, tolerance: float) -> None:
@@ -198,12 +215,12 @@ def assert_no_worse_than_rounding(got: Outcome, exact: Outcome, rounded: Outcome
     """out and gradients: error at most twice that of the formula in the dtype's own rounding; one ulp is free."""
     exact_by_name, rounded_by_name = dict(exact.named()), dict(rounded.named())
     for name, value in got.named():
-        if name not in ("out", "grad of q", "grad of k", "grad of v") or value.numel() == 0:
+        if name not in ("out", *_GRADS) or value.numel() == 0:
             continue
         want = exact_by_name[name]
         error = (value.double() - want).abs().max().item()
         usual = (rounded_by_name[name].double() - want).abs().max().item()
-        ulp = torch.finfo(value.dtype).eps * max(1.0, want.abs().max().item())
+        ulp = torch.finfo(got.result.out.dtype).eps * max(1.0, want.abs().max().item())
         assert error <= 2 * usual + ulp, f"{name}: error {error:.2e}, rounding alone {usual:.2e} + {ulp:.2e}"
 
 
@@ -270,6 +287,7 @@ def cases(draw: st.DrawFn, *, dtypes: tuple[torch.dtype, ...], **fixed: Any) -> 
         "causal": draw(st.booleans()),
         "softcap": draw(st.sampled_from([None, None, None, 0.5, 20.0, 5])),
         "segments": draw(st.sampled_from([None] * len(SEGMENTS) + list(SEGMENTS))),
+        "sinks": draw(st.integers(0, 2)) == 0,
         "layout": draw(st.sampled_from(LAYOUTS)),
         "dtype": draw(st.sampled_from(dtypes)),
         "tile_parts": draw(st.sampled_from([None, None, 1, 2, 4])),
@@ -277,3 +295,11 @@ def cases(draw: st.DrawFn, *, dtypes: tuple[torch.dtype, ...], **fixed: Any) -> 
         "seed": draw(st.integers(0, 999)),
     }
     return Case(kv_heads=kv_heads, n_queries=n_queries, n_keys=n_keys, plan=plan, **(fields | fixed))
+
+
+def made_affordable(case: Case) -> Case:
+    """The interpreter of the kernels takes its time for every pair of tiles: four heads at most, one long row."""
+    group = case.plan.n_heads // case.kv_heads
+    kv_heads = min(case.kv_heads, 4 // group)
+    batch = min(case.batch, 2 if case.n_keys <= 100 else 1)
+    return replace(case, plan=case.plan[: kv_heads * group], kv_heads=kv_heads, batch=batch, tile_parts=None)

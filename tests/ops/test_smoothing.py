@@ -1,6 +1,7 @@
 """Smoothing of the attention rows: equal to the direct formula, within segments, and blind to the future."""
 
 import math
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -19,6 +20,7 @@ CASES = {
     "centred": (Smoothing(width=5, side="centred"), TWO_SIDED),
     "centred, wider than the row": (Smoothing(width=31, side="centred"), TWO_SIDED),
     "one-sided of two-sided attention": (Smoothing(width=3), TWO_SIDED),
+    "leading of two-sided attention": (Smoothing(width=3, side="leading"), TWO_SIDED),
     "centred of causal attention": (Smoothing(width=3, side="centred", lookahead=True), {}),
 }
 INTERLEAVED = torch.tensor([[0, 0, 1, 0, 1, 1, 2, 2, 2, 2, 0], [-1, -1, 3, 3, 3, 3, 3, -1, 3, 3, 3]])
@@ -32,10 +34,19 @@ def inputs(batch=2, heads=4, kv_heads=2, queries=11, keys=11, dim=4, dtype=torch
     return q, k, v
 
 
-def logit_rows(q, k, plan, causal, segments):
+def logit_rows(q, k, plan, causal, segments, pooling=None):
     """x of the definition as nested lists [b][h][t][j], None where unseen; written out number by number."""
     batch, heads, queries, dim = q.shape
     group, keys = heads // k.shape[1], k.shape[2]
+
+    def decayed(b, h, t, j):
+        """0 for a key that is none, or that the query must not know of."""
+        if not 0 <= j < keys or (causal and j > t):
+            return 0.0
+        if segments is not None and (segments[b, t] != segments[b, j] or segments[b, t] < 0):
+            return 0.0
+        x = float(q[b, h, t - keys + queries] @ k[b, h // group, j]) / dim**0.5
+        return x * math.exp(-plan.decays[h] * abs(t - j))
 
     def entry(b, h, t, j):
         distance, window = abs(t - j), plan.windows[h] or math.inf
@@ -44,8 +55,8 @@ def logit_rows(q, k, plan, causal, segments):
             unseen = unseen or segments[b, t] != segments[b, j] or segments[b, t] < 0
         if unseen:
             return None
-        x = float(q[b, h, t - keys + queries] @ k[b, h // group, j]) / dim**0.5
-        return x * math.exp(-plan.decays[h] * distance) - plan.slopes[h] * distance
+        taken = [0] if pooling is None else pooling.offsets
+        return sum(decayed(b, h, t, j + i) for i in taken) / len(taken) - plan.slopes[h] * distance
 
     times = range(keys - queries, keys)
     return [
@@ -68,7 +79,8 @@ def direct(q, k, v, plan, smoothing, causal=True, segments=None):
     """AP(softmax(x)) V, or softmax(AP(x)) V where the pooling comes before: out (B, H, T, D)."""
     group = q.shape[1] // k.shape[1]
     out = torch.zeros_like(q)
-    for b, of_row in enumerate(logit_rows(q, k, plan, causal, segments)):
+    pooling = smoothing if smoothing.stage == "before" else None
+    for b, of_row in enumerate(logit_rows(q, k, plan, causal, segments, pooling)):
 
         def joined(j, i, b=b):
             return segments is None or bool(segments[b, i] == segments[b, j])
@@ -77,11 +89,7 @@ def direct(q, k, v, plan, smoothing, causal=True, segments=None):
             for t, row in enumerate(of_head):
                 if all(x is None for x in row):
                     continue
-                if smoothing.stage == "before":
-                    means = pooled([x or 0.0 for x in row], smoothing, joined)
-                    weights = softmax([None if x is None else mean for x, mean in zip(row, means, strict=True)])
-                else:
-                    weights = pooled(softmax(row), smoothing, joined)
+                weights = softmax(row) if pooling else pooled(softmax(row), smoothing, joined)
                 for j, weight in enumerate(weights):
                     if weight:
                         out[b, h, t] += weight * v[b, h // group, j]
@@ -105,11 +113,11 @@ def test_queries_that_are_the_last_positions_see_the_smoothed_values_of_all(name
     torch.testing.assert_close(got, direct(q, k, v, PLAN, smoothing, **options))
 
 
-@pytest.mark.parametrize("name", ["one-sided", "one-sided, even", "centred", "centred of causal attention"])
+@pytest.mark.parametrize("name", [*CASES, "leading of causal attention"])
 @pytest.mark.parametrize("segments", [None, INTERLEAVED], ids=["one text", "segments and padding"])
-def test_pooling_before_the_softmax_is_the_same_pooling_of_the_logits(name, segments):
-    after, options = CASES[name]
-    smoothing = Smoothing(width=after.width, side=after.side, lookahead=after.lookahead, stage="before")
+def test_pooling_before_the_softmax_averages_the_decayed_logits(name, segments):
+    after, options = CASES.get(name, (Smoothing(width=3, side="leading"), {}))
+    smoothing = replace(after, stage="before")
     q, k, v = inputs()
     got = attention(q, k, v, PLAN, smoothing=smoothing, segments=segments, backend="reference", **options).out
     torch.testing.assert_close(got, direct(q, k, v, PLAN, smoothing, segments=segments, **options))
@@ -142,10 +150,10 @@ def test_gradients_are_those_of_the_function(side, stage):
     assert torch.autograd.gradcheck(call, leaves)
 
 
-@pytest.mark.parametrize("stage", ["after", "before"])
-def test_the_one_sided_form_sees_nothing_of_the_future(stage):
+@pytest.mark.parametrize(("stage", "side"), [("after", "causal"), ("before", "causal"), ("before", "leading")])
+def test_one_sided_forms_see_nothing_of_the_future(stage, side):
     q, k, v = inputs()
-    smoothing = Smoothing(width=4, stage=stage)
+    smoothing = Smoothing(width=4, stage=stage, side=side)
     before = attention(q, k, v, PLAN, smoothing=smoothing, backend="reference").out
     for x in (q, k, v):
         x[:, :, 6:] = 100 * torch.randn_like(x[:, :, 6:])
@@ -242,7 +250,7 @@ def test_a_compiled_smoothed_call_has_no_graph_break_and_equals_the_eager_one():
         ({"width": 0}, "smoothing must be an integer >= 1, got 0"),
         ({"width": True}, "smoothing must be an integer >= 1, got True"),
         ({"width": 2.0}, "smoothing must be an integer >= 1, got 2.0"),
-        ({"width": 3, "side": "left"}, "smoothing_side must be one of causal, centred, got 'left'"),
+        ({"width": 3, "side": "left"}, "smoothing_side must be one of causal, centred, leading, got 'left'"),
         ({"width": 3, "stage": "during"}, "smoothing_stage must be one of after, before, got 'during'"),
         ({"width": 4, "side": "centred"}, "smoothing must be odd where smoothing_side is centred, got 4"),
     ],
@@ -252,18 +260,16 @@ def test_wrong_smoothing_is_refused_by_name(options, message):
         Smoothing(**options)
 
 
-def test_centred_smoothing_of_causal_attention_is_refused_unless_allowed():
+@pytest.mark.parametrize(("side", "ahead"), [("centred", 1), ("leading", 2)])
+def test_smoothing_of_later_values_in_causal_attention_is_refused_unless_allowed(side, ahead):
     q, k, v = inputs()
-    with pytest.raises(ValueError, match=r"smoothing_side must be 'causal' in causal attention, got 'centred'.* leaks"):
-        attention(q, k, v, PLAN, smoothing=Smoothing(width=3, side="centred"))
+    message = (
+        rf"smoothing_side must be 'causal' in causal attention, got '{side}', which averages {ahead} later.* leaks"
+    )
+    with pytest.raises(ValueError, match=message):
+        attention(q, k, v, PLAN, smoothing=Smoothing(width=3, side=side))
 
 
 def test_smoothing_that_is_no_smoothing_is_refused():
     with pytest.raises(ValueError, match="smoothing must be None or a Smoothing, got int"):
         attention(*inputs(), PLAN, smoothing=3)
-
-
-def test_pooling_before_the_softmax_is_refused_by_other_backends():
-    q, k, v = inputs()
-    with pytest.raises(ValueError, match=r'"after" with the blocked backend, got "before".*only backend="reference"'):
-        attention(q, k, v, PLAN, smoothing=Smoothing(width=3, stage="before"))

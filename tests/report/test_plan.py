@@ -6,8 +6,9 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from longshort import GPTConfig, reach
+from longshort import GPTConfig, HeadPlan, reach
 from longshort.cli import app
+from longshort.reach import LayerReach
 from longshort.report.plan import kinds, plan_chart, plan_text, write_plan
 
 SIZES = {"vocab_size": 50, "context": 2048, "n_layers": 8, "width": 256, "n_heads": 8, "positions": "rotary"}
@@ -52,6 +53,27 @@ def test_rotation_of_global_and_local_heads_is_told(written, words):
     lines = plan_text(model(written)).splitlines()
     for letter, said in words.items():
         assert any(line.startswith(f"{letter}  ") and line.endswith(said) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ({"like": "gpt-oss", "window": 64}, "Learned sinks in every layer"),
+        ({"like": "mimo-v2-flash", "window": 64}, "Learned sinks in every layer with local heads"),
+        (
+            [LayerReach(plan=HeadPlan.full(8), sink="learned")] * 2 + [LayerReach(plan=HeadPlan.full(8))] * 6,
+            "2 of 8 layers",
+        ),
+        ("ladder", None),
+    ],
+)
+def test_sinks_are_told(tmp_path, written, words):
+    lines = [line for line in plan_text(model(written)).splitlines() if "sink" in line]
+    drawn = write_plan(model(written), tmp_path / "plan.svg", title="Mine").read_text()
+    if words is None:
+        assert not lines and "sinks" not in drawn
+    else:
+        assert len(lines) == 1 and lines[0].endswith(words) and words in drawn
 
 
 @pytest.mark.parametrize(("n_heads", "n_layers"), [(1, 1), (35, 3), (36, 3), (80, 12), (200, 2), (8, 100)])

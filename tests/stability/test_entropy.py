@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from longshort import GPT, GPTConfig
+from longshort.ops.smoothing import pool_rows
 from longshort.stability import attention_entropy
 
 SIZES = {"vocab_size": 50, "context": 40, "n_layers": 2, "width": 32, "n_heads": 4, "init_std": 0.3}
@@ -28,14 +29,19 @@ def dense_entropy(model, tokens, segments=None):
             q, k, _ = (part.double() for part in layer.heads(x))
         k = k.repeat_interleave(layer.n_heads // layer.n_kv_heads, dim=1)
         logits = q @ k.mT / layer.head_dim**0.5
+        if layer.smoothing is not None and layer.smoothing.stage == "before":
+            logits = pool_rows(logits, layer.smoothing)
         windows = torch.tensor([length if w is None else w for w in layer.plan.windows])[:, None, None]
         visible = ((behind >= 0) & (behind < windows)).expand_as(logits).clone()
         if segments is not None:
             visible &= (segments[:, :, None] == segments[:, None, :])[:, None]
             visible &= (segments >= 0)[:, None, :, None]
-        p = logits.masked_fill(~visible, -torch.inf).softmax(-1).where(visible, 0)
+        real, logits = visible.any(-1), logits.masked_fill(~visible, -torch.inf)
+        if layer.sinks is not None:
+            sinks = layer.sinks.detach().double()[:, None, None].expand(*logits.shape[:3], 1)
+            logits = torch.cat((logits, sinks), -1)
+        p = logits.softmax(-1)
         rows = torch.special.entr(p).sum(-1)
-        real = visible.any(-1)
         result.append(rows.where(real, 0).sum((0, 2)) / real.sum((0, 2)))
     return torch.stack(result)
 
@@ -47,19 +53,30 @@ CASES = {
     "grouped": {"n_kv_heads": 2, "n_global": 2, "window": 7},
     "qk-norm": {"qk_norm": "head"},
     "smoothing after the softmax": {"smoothing": 3},
+    "smoothing before the softmax": {"smoothing": 3, "smoothing_stage": "before", "n_global": 1, "window": 5},
+    "sinks": {"reach": {"pattern": "long_short", "n_global": 1, "window": 5, "sinks": True}},
+    "sinks, smoothing before the softmax": {
+        "reach": {"pattern": "long_short", "n_global": 1, "window": 5, "sinks": True},
+        **{"smoothing": 3, "smoothing_stage": "before"},
+    },
 }
 
 
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
 def test_it_is_the_entropy_of_the_attention_rows(changes):
     model = GPT(GPTConfig(**SIZES | changes)).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("sinks"):
+            torch.nn.init.normal_(parameter)
     tokens = torch.randint(50, (3, 40))
     found = attention_entropy(model, tokens)
     torch.testing.assert_close(found.double(), dense_entropy(model, tokens), rtol=1e-4, atol=1e-5)
 
 
-def test_it_follows_segments_and_leaves_padding_out():
-    model = GPT(GPTConfig(**SIZES | {"n_global": 1, "window": 5})).eval()
+@pytest.mark.parametrize("sinks", [False, True])
+def test_it_follows_segments_and_leaves_padding_out(sinks):
+    reach = {"pattern": "long_short", "n_global": 1, "window": 5, "sinks": sinks}
+    model = GPT(GPTConfig(**SIZES, reach=reach)).eval()
     tokens = torch.randint(50, (2, 40))
     segments = torch.tensor([[0] * 13 + [1] * 27, [4] * 30 + [-1] * 10])
     found = attention_entropy(model, tokens, segments=segments)
@@ -86,8 +103,13 @@ def test_logits_that_are_not_plain_are_refused(changes):
         attention_entropy(model, torch.randint(50, (1, 8)))
 
 
-@pytest.mark.parametrize("changes", [{"attention_chunk": 4}, {"smoothing": 3, "smoothing_stage": "before"}])
-def test_rows_that_are_cut_or_pooled_before_the_softmax_are_refused(changes):
-    model = GPT(GPTConfig(**SIZES | changes, backend="reference"))
-    with pytest.raises(ValueError, match="only known for whole sequences of unpooled logits"):
+def test_sequences_that_are_cut_are_refused():
+    model = GPT(GPTConfig(**SIZES | {"attention_chunk": 4}))
+    with pytest.raises(ValueError, match="only known for whole sequences"):
         attention_entropy(model, torch.randint(50, (1, 8)))
+
+
+def test_pooled_logits_that_no_keys_give_are_refused():
+    pooled = {"smoothing": 3, "smoothing_stage": "before", "smoothing_side": "leading", "backend": "reference"}
+    with pytest.raises(ValueError, match=r"only known for logits of keys: .*'leading'"):
+        attention_entropy(GPT(GPTConfig(**SIZES | pooled)), torch.randint(50, (1, 8)))

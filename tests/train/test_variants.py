@@ -1,11 +1,13 @@
 """The arms of a comparison: each builds, and changes what it says and nothing else."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from longshort import GPT, HeadPlan
 from longshort.train import TrainConfig
-from longshort.train.variants import VARIANTS, local_window
+from longshort.train.variants import VARIANTS, every, local_window
 
 LOCAL = ("ls", "all-local", "layer-wise", "ls-smooth")
 
@@ -48,12 +50,21 @@ def test_every_variant_builds_a_model_and_goes_to_json_and_back(config, name):
         ("las", {"model.smoothing": 5}),
         ("decay-only", {}),
         ("smoothing-only", {"model.smoothing": 5}),
-        ("las-before", {"model.smoothing": 5, "model.smoothing_stage": "before", "model.backend": "reference"}),
+        ("las-before", {"model.smoothing": 5, "model.smoothing_stage": "before"}),
         ("ls-smooth", {"model.smoothing": 5}),
     ],
 )
 def test_a_variant_changes_one_thing_besides_the_reach(config, name, expected):
     assert changes(config, name) == expected
+
+
+def test_pooling_before_the_softmax_is_dense_in_two_sided_classifiers_and_all_leaves_it_out_there(config):
+    assert every(config) == list(VARIANTS)
+    task = TrainConfig.load("listops")
+    assert VARIANTS["las-before"](task).model.backend == "reference"
+    assert every(task) == [name for name in VARIANTS if name != "las-before"]
+    causal = replace(task, task=replace(task.task, causal=True))
+    assert VARIANTS["las-before"](causal).model.backend == "auto" and every(causal) == list(VARIANTS)
 
 
 def test_the_table_above_names_every_variant():

@@ -35,13 +35,12 @@ def compare(
     from longshort.train.announcement import Forecast, announce_data, announce_runs
     from longshort.train.answers import draw_tasks
     from longshort.train.processes import run_all
-    from longshort.train.variants import EXPERIMENTAL, VARIANTS
+    from longshort.train.variants import every
 
     if any(override.startswith("run.out=") for override in overrides or []):
         raise ConfigError("run.out must not be set, since a comparison has many runs; use --out FOLDER")
     console, settings = Console(), TrainConfig.load(config, overrides or [], typer.echo)
-    every = [name for name in VARIANTS if name not in EXPERIMENTAL]
-    names = every if variants == "all" else [name.strip() for name in variants.split(",")]
+    names = every(settings) if variants == "all" else [name.strip() for name in variants.split(",")]
     trials = comparison.plan_trials(settings, names, range(settings.run.seed, settings.run.seed + seeds), out)
     comparison.check_results(out)
     left = [trial.config for trial in trials if not trial.is_finished]

@@ -36,6 +36,7 @@ _NAMES = {
     "norm_unit_offset": "norm_unit_offset",
     "norm_placement": "norm_placement",
     "qk_norm": "qk_norm",
+    "qk_norm_eps": "qk_norm_eps",
     "attention_scale": "attention_scale",
     "softcap": "attn_logit_softcapping",
     "sigma_reparam": "sigma_reparam",
@@ -129,6 +130,7 @@ class LongShortConfig(PreTrainedConfig):
     """pre, post or sandwich."""
     qk_norm: str | None = None
     """head, width or plain."""
+    qk_norm_eps: float = 1e-6
     attention_scale: float | None = None
     attn_logit_softcapping: float | None = None
     sigma_reparam: bool = False
@@ -147,9 +149,10 @@ class LongShortConfig(PreTrainedConfig):
     score_linear_below: float = 0.01
     final_logit_softcapping: float | None = None
     attention_smoothing: int | None = None
-    """Width of LaS smoothing of the values."""
+    """Width of LaS smoothing."""
     attention_smoothing_side: str = "causal"
     attention_smoothing_stage: str = "after"
+    """after the softmax (smoothed values) or before it (smoothed keys)."""
     attention_chunk: int | None = None
     """Attention within chunks of this many positions; `generate` then needs use_cache=False."""
 

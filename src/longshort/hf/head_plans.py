@@ -23,8 +23,8 @@ from longshort.ops import AttentionResult, LogitStats, attention
 
 ATTENTION_NAME = "longshort"
 """The name of the attention, for `attn_implementation`."""
-_UNKNOWN = ("s_aux", "position_bias", "cache", "head_mask", "indices", "block_indices")
-"""Options of some models' attention that the op does not support: sinks, biases, paged caches, selected keys."""
+_UNKNOWN = ("position_bias", "cache", "head_mask", "indices", "block_indices")
+"""Options of some models' attention that the op does not support: biases, paged caches, selected keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,9 +122,13 @@ def head_plan_attention(
     is_causal: bool | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in every layer, with the mask from `head_plan_mask`. Returns (B, T, H, D)."""
+    """What transformers calls in every layer, with the mask from `head_plan_mask`. Returns (B, T, H, D).
+
+    `s_aux` is transformers' name of the sinks (H,), as in GPT-OSS.
+    """
     if dropout:
         raise ValueError(f"attention_dropout must be 0.0 with {ATTENTION_NAME} attention, got {dropout}")
     if unknown := [name for name in _UNKNOWN if others.get(name) is not None]:
@@ -136,6 +140,7 @@ def head_plan_attention(
         raise ValueError(f"model must be causal with {ATTENTION_NAME} attention, got two-sided {type(module).__name__}")
     plan = _plan_of(module, query.shape[1], sliding_window)
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "segments": segments}
+    options["sinks"] = None if s_aux is None else s_aux.to(torch.promote_types(query.dtype, torch.float32))
     result = attention(query, key, value, plan, stats=bool(_observers), **options)
     for observe in _observers:
         layer = _layer(module)

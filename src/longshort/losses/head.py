@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 TILE = 128
 """Sizes that are multiples of this fill the tiles of a matrix product."""
-_ALIGNED = 8
-"""Elements of half precision in 16 bytes."""
+_ALIGNED = 16
+"""What Triton knows to be a multiple of this it reads in vectors; matrix products ask for 8, which are 16 bytes."""
 _MANY_TOKENS = 1024
 """With fewer tokens, copying the head takes longer than multiplying by it."""
 
@@ -31,7 +31,7 @@ def product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
 
 
 def padded_head(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """weight (V, d) in `dtype`; if V is not a multiple of 8, with rows of zeros up to a multiple of 128."""
+    """weight (V, d) in `dtype`; if V is not a multiple of 16, with rows of zeros up to a multiple of 128."""
     n_classes = weight.shape[0]
     if n_classes % _ALIGNED == 0:
         return weight.to(dtype)

@@ -10,6 +10,7 @@ Shapes: N tokens, d features, V classes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from math import ceil
 from typing import Any
@@ -110,36 +111,30 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     total_dtype = torch.promote_types(dtype, torch.float32)
     fused = _has_kernel(hidden.device) and dtype != torch.float64
-    chunk_loss = _fused() if fused else _chunk_loss
+    chunk_loss = _fused(weight.shape[0]) if fused else _chunk_loss
     count = (targets != ignore_index).sum().clamp_min(1)
     total = torch.zeros((), dtype=total_dtype, device=hidden.device)
     d_hidden = hidden.new_empty(hidden.shape if grad_hidden else (0,))
     with torch.autocast(hidden.device.type, enabled=False):
-        n_classes = weight.shape[0]
         head = padded_head(weight, dtype) if fused else weight.to(dtype)
         d_head = torch.zeros(head.shape if grad_weight else (0,), dtype=total_dtype, device=weight.device)
         chunk = chunk or _fitting(hidden.shape[0], head, fused)
         for start in range(0, hidden.shape[0], chunk):
             rows = slice(start, start + chunk)
             features = hidden[rows].to(dtype)
-            logits = features @ head.mT
-            scores = logits[:, :n_classes]
             loss, residual = chunk_loss(
-                *(scores, targets[rows], ignore_index, z_weight, grad_hidden or grad_weight),
+                *(features @ head.mT, targets[rows], ignore_index, z_weight, grad_hidden or grad_weight),
                 *(exponent, linear_below, softcap),
             )
             total += loss
             if residual is not None:
                 residual = residual.to(dtype)
-                if len(head) > n_classes:  # `logits` now holds the gradient, and the products stay aligned
-                    residual = logits
-                    residual[:, n_classes:] = 0
                 if grad_hidden:
                     d_hidden[rows] = residual @ head
                 if grad_weight:
                     _add_product(d_head, residual.mT, features)
-            del logits, scores, residual  # before the next chunk's logits are allocated
-    return total / count, d_hidden, d_head[:n_classes].to(weight.dtype), count
+            del residual  # before the next chunk's logits are allocated
+    return total / count, d_hidden, d_head[: len(weight)].to(weight.dtype), count
 
 
 def _has_kernel(device: torch.device) -> bool:
@@ -155,10 +150,10 @@ def _fitting(n_tokens: int, head: Tensor, fused: bool) -> int:
     return ceil(tiles / ceil(tiles / most)) * TILE
 
 
-def _fused() -> Callable[..., tuple[Tensor, Tensor | None]]:
+def _fused(n_classes: int) -> Callable[..., tuple[Tensor, Tensor | None]]:
     from longshort.ops.triton.cross_entropy import chunk_loss
 
-    return chunk_loss
+    return partial(chunk_loss, n_classes=n_classes)
 
 
 def _chunk_loss(

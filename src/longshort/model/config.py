@@ -92,8 +92,8 @@ class GPTConfig:
     rope_theta: float = 10000.0
     """Base of the rotary angles."""
     rope_scaling: RopeScaling | None = None
-    """How the rotary angles are slowed for sequences longer than those of training: kind (linear or llama3), factor,
-    low_freq_factor, high_freq_factor, original_context; not at all if None."""
+    """How the rotary angles are slowed for sequences longer than those of training: kind (linear, llama3 or
+    yarn), factor, heads and more, see `RopeScaling`; not at all if None."""
     mlp: str = "gelu"
     """gelu (exact), gelu_tanh (GPT-2's approximation), relu2 (the square of ReLU), or gated, with a third
     matrix: swiglu (Llama) or geglu (Gemma). `activation` is an older name."""
@@ -106,6 +106,8 @@ class GPTConfig:
     (sandwich: Gemma 2). The last block's output is normalised in any case."""
     qk_norm: str | None = None
     """RMS norm of queries and keys: head (per head, with gain), width (over all heads, with gain), plain (no gain)."""
+    qk_norm_eps: float = 1e-6
+    """Epsilon of QK-norm."""
     attention_scale: float | None = None
     """Factor of q . k in the attention logits; 1 / sqrt(head_dim) if None."""
     softcap: float | None = None
@@ -125,7 +127,7 @@ class GPTConfig:
     embedding_scale: float | None = None
     """Factor of the token embeddings on their way in, such as Gemma's sqrt(width); the tied head is not scaled."""
     norm_eps: float = 1e-5
-    """Epsilon of the norms; that of QK-norm is 1e-6."""
+    """Epsilon of the norms of the residual stream."""
     init_std: float = 0.02
     """Standard deviation of the initial weights; divided by sqrt(2 n_layers) where a layer writes to the residual."""
     backend: str = "auto"
@@ -133,9 +135,10 @@ class GPTConfig:
     smoothing: int | None = None
     """Width of LaS smoothing: each value is averaged with the ones before it; no smoothing if None or 1."""
     smoothing_side: str = "causal"
-    """Values that smoothing averages: causal (those before) or centred (both sides; classifiers only)."""
+    """Values that smoothing averages: causal (those before), centred (both sides; classifiers only) or leading (those
+    after; classifiers, or before the softmax with the reference backend)."""
     smoothing_stage: str = "after"
-    """Smooth after the softmax or before it (pooled logits, an experiment that needs the reference backend)."""
+    """Smooth after the softmax (the values) or before it (the logits, by smoothing the keys in the same way)."""
     attention_chunk: int | None = None
     """Keep attention within chunks of this many positions, which rules out a cache; the whole sequence if None."""
 
@@ -323,6 +326,7 @@ RANGES: dict[str, Range] = {
     "norm_unit_offset": _SWITCH,
     "norm_placement": _one_of(PLACEMENTS),
     "qk_norm": _optional(_one_of(QK_NORMS)),
+    "qk_norm_eps": _POSITIVE,
     "attention_scale": _optional(_POSITIVE),
     "softcap": _optional(_POSITIVE),
     "sigma_reparam": _SWITCH,
@@ -372,6 +376,8 @@ def _check_reach(config: GPTConfig) -> None:
     if isinstance(config.reach, tuple) and config.positions != "rotary":
         right = "rotary for the bases or shares of rotation in reach"
         _check("positions", config.positions, right, all(layer.rotates_alike for layer in config.reach))
+    for reach in config.reach if isinstance(config.reach, tuple) else ():
+        reach.check_backend(config.backend)
     by_layer = config.plans is not None or config.reach is not None
     for layer, plan in enumerate(config.layer_plans if by_layer else config.layer_plans[:1]):
         name = "plan" if not by_layer else f"plans[{layer}]" if config.reach is None else f"reach[{layer}]"

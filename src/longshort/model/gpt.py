@@ -86,7 +86,7 @@ class GPT(nn.Module):
     def init_weights(self) -> None:
         """Draw the weights: N(0, init_std), or init_std / sqrt(2 L) where a layer writes to the residual stream.
 
-        Gains are 1 and biases 0. Call it after `to_empty` on a model built on the meta device:
+        Gains are 1, biases and sinks 0. Call it after `to_empty` on a model built on the meta device:
 
         >>> with torch.device("meta"):
         ...     model = GPT(GPTConfig.preset("tiny"))
@@ -111,6 +111,8 @@ class GPT(nn.Module):
             nn.init.normal_(module.weight, std=self.config.init_std)
         elif isinstance(module, nn.LayerNorm | RMSNorm):
             module.reset_parameters()
+        elif isinstance(module, LSAttention):
+            module.reset_sinks()
 
     def n_parameters(self, *, position_table: bool = True) -> int:
         """Number of parameters, with or without the table of learned positions.
@@ -376,6 +378,7 @@ def _block(config: GPTConfig, layer: int, causal: bool) -> Block:
         head_dim=config.head_dim,
         positions="rotary" if config.positions == "rotary" else "none",  # the plan brings ALiBi's slopes
         qk_norm=config.qk_norm,
+        qk_norm_eps=config.qk_norm_eps,
         softcap=config.softcap,
         sigma_reparam=config.sigma_reparam,
         bias=config.bias,

@@ -16,7 +16,7 @@ from longshort.nn.layer_cache import CacheLayer, check_smoothing
 from longshort.nn.norms import QKNorm
 from longshort.nn.positions import RopeScaling, place, placed_heads
 from longshort.nn.sigma_reparam import linear
-from longshort.ops import LogitStats, Smoothing, attention
+from longshort.ops import LogitStats, Smoothing, attention, packed_attention
 from longshort.ops.options import Stats, extremes_of
 from longshort.reach import LayerReach
 
@@ -77,16 +77,18 @@ class StatsOnRequest(Protocol):
 class LSAttention(nn.Module):
     """Self-attention, causal unless said otherwise, in which every head has its own reach.
 
-    Project, QK-norm, rotary, smoothing of the values, attention, project back, dropout: in that order.
+    Project, QK-norm, rotary, smoothing of the values or keys, attention, project back, dropout: in that order.
 
     Args:
         width: features of the input and the output.
-        plan: reach of each query head; its length is the number of heads. A `LayerReach` has rotary bases besides.
+        plan: reach of each query head; its length is the number of heads. A `LayerReach` has rotary bases and sinks
+            besides.
         n_kv_heads: key/value heads, a divisor of the number of heads (grouped queries); as many as heads if None.
         head_dim: features per head; width / heads if None.
         positions: "rotary", "alibi" (the standard slopes, unless the plan brings its own) or "none". Learned and
             sinusoidal positions belong to the input: the model adds them.
         qk_norm: None, "head", "width" or "plain": see `QKNorm`.
+        qk_norm_eps: epsilon of QK-norm.
         softcap: logits become softcap * tanh(logits / softcap).
         sigma_reparam: all four projections as `SigmaLinear`; call `update_sigma` after each optimizer step.
         bias: biases in the projections.
@@ -99,9 +101,9 @@ class LSAttention(nn.Module):
         causal: False lets a token see both sides, a local head window - 1 keys to each; no cache then.
         smoothing: values that are averaged, the pooling of LaS attention (arXiv 2311.16620); none if None or 1. A local
             head then reaches window + smoothing - 1 keys. See `Smoothing`.
-        smoothing_side: "causal", or "centred" where the attention is two-sided or `lookahead` is set.
-        smoothing_stage: "after" the softmax, or "before" it, an experiment with backend="reference".
-        lookahead: allow centred smoothing in causal attention, where it leaks the future.
+        smoothing_side: "causal", or "centred" where the attention is two-sided or `lookahead` is set, or "leading".
+        smoothing_stage: "after" the softmax (smoothed values), or "before" it (pooled logits, by smoothed keys).
+        lookahead: allow sides that take in later values in causal attention, where they leak the future.
         chunk: attention within chunks of so many positions, without a cache; the whole sequence if None.
 
     >>> layer = LSAttention(64, HeadPlan.long_short(n_heads=4, n_global=1, window=16), positions="rotary")
@@ -124,6 +126,7 @@ class LSAttention(nn.Module):
         head_dim: int | None = None,
         positions: str = "none",
         qk_norm: str | None = None,
+        qk_norm_eps: float = 1e-6,
         softcap: float | None = None,
         sigma_reparam: bool = False,
         bias: bool = False,
@@ -147,9 +150,10 @@ class LSAttention(nn.Module):
         self.n_heads, self.n_kv_heads = self.plan.n_heads, n_kv_heads or self.plan.n_heads
         self.plan.kv_windows(self.n_kv_heads)  # raises where the heads cannot be grouped
         _check_options(positions, self.head_dim, attention_dropout)
+        self.reach.check_backend(backend)
         self.rope_theta = rope_theta if positions == "rotary" else None
         self.rope_scaling, self.scale = rope_scaling, scale
-        self._placed = placed_heads(self.reach, self.n_kv_heads, self.head_dim, self.rope_theta)
+        self._placed = placed_heads(self.reach, self.n_kv_heads, self.head_dim, self.rope_theta, rope_scaling)
         self.softcap, self.backend = softcap, backend
         self.causal, self.chunk = causal, _checked_chunk(chunk)
         pooling = Smoothing(
@@ -158,16 +162,26 @@ class LSAttention(nn.Module):
         pooling.check(causal=causal)
         self.smoothing = pooling if pooling.width > 1 else None
         if self.smoothing is not None:
-            self.smoothing.check_backend(backend)
+            self.smoothing.check_backend(backend, causal=causal, decays=self.plan.decays)
 
         heads = (self.n_heads, self.n_kv_heads, self.n_kv_heads)
         self.qkv = linear(width, [n * self.head_dim for n in heads], bias=bias, sigma_reparam=sigma_reparam)
         self.out = linear(self.n_heads * self.head_dim, [width], bias=bias, sigma_reparam=sigma_reparam)
-        self.q_norm = QKNorm(qk_norm, self.n_heads, self.head_dim) if qk_norm is not None else None
-        self.k_norm = QKNorm(qk_norm, self.n_kv_heads, self.head_dim) if qk_norm is not None else None
+        self.q_norm = QKNorm(qk_norm, self.n_heads, self.head_dim, qk_norm_eps) if qk_norm is not None else None
+        self.k_norm = QKNorm(qk_norm, self.n_kv_heads, self.head_dim, qk_norm_eps) if qk_norm is not None else None
+        learned = self.reach.sink == "learned"
+        self.sinks = nn.Parameter(torch.empty(self.n_heads)) if learned else None
+        """(H,) scores of the learned sinks; fp32 in the op, whatever the dtype of the layer."""
+        self.reset_sinks()
         self.dropout = nn.Dropout(dropout)
         self.watched: LogitStats | None = None
         """Where to keep the extremes of all passes, statistics asked for or not: see `stability.watch_logits`."""
+
+    @torch.no_grad()
+    def reset_sinks(self) -> None:
+        """Set the sinks to 0, the score of a key that the query has nothing to do with."""
+        if self.sinks is not None:
+            self.sinks.zero_()
 
     @classmethod
     def from_projections(
@@ -248,13 +262,15 @@ class LSAttention(nn.Module):
     def _attend(
         self, x: Tensor, positions: Tensor | None, segments: Tensor | None, stats: Stats
     ) -> tuple[Tensor, LogitStats | None]:
-        q, k, v = self.heads(x, positions)
         options: dict[str, Any] = {"softcap": self.softcap, "segments": segments, "stats": stats}
-        options |= {"causal": self.causal, "smoothing": self.smoothing, "backend": self.backend}
-        if self.chunk is None:
-            result = attention(q, k, v, self.plan, **options)
+        options |= {"causal": self.causal, "sinks": self.sinks_for(x), "backend": self.backend}
+        if self._untouched:
+            result = packed_attention(self.qkv(x), self.plan, n_kv_heads=self.n_kv_heads, **options)
+        elif self.chunk is None:
+            result = attention(*self.heads(x, positions), self.plan, smoothing=self.smoothing, **options)
         else:
-            result = attend_within_chunks(q, k, v, self.plan, self.chunk, **options)
+            heads = self.heads(x, positions)
+            result = attend_within_chunks(*heads, self.plan, self.chunk, smoothing=self.smoothing, **options)
         out = self.out(result.out.transpose(1, 2).flatten(-2))
         return self.dropout(out), result.stats
 
@@ -268,9 +284,14 @@ class LSAttention(nn.Module):
         if positions is None:
             positions = cache.next_positions(x.shape[1])
         q, k, v = self.heads(x, positions)
-        attended = cache.attend(q, k, v, softcap=self.softcap, segments=segments, stats=stats, backend=self.backend)
+        options: dict[str, Any] = {"softcap": self.softcap, "segments": segments, "sinks": self.sinks_for(q)}
+        attended = cache.attend(q, k, v, **options, stats=stats, backend=self.backend)
         out = self.out(attended.out.transpose(1, 2).flatten(-2))
         return self.dropout(out), attended.stats
+
+    def sinks_for(self, x: Tensor) -> Tensor | None:
+        """The sinks in the precision that the op takes for such inputs."""
+        return None if self.sinks is None else self.sinks.to(torch.promote_types(x.dtype, torch.float32))
 
     def fits(self, cache: CacheLayer) -> bool:
         """Whether the cache was made for a layer like this one."""
@@ -290,6 +311,12 @@ class LSAttention(nn.Module):
             )
         check_smoothing(self.smoothing)
 
+    @property
+    def _untouched(self) -> bool:
+        """Whether queries, keys and values enter the op as the projection makes them."""
+        changed = (self.q_norm, self.rope_theta, self.reach.temperature, self.scale, self.smoothing, self.chunk)
+        return all(x is None for x in changed)
+
     def heads(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, H, T, D), k and v (B, H_kv, T, D) as they enter the op; views of one projection where they can be."""
         heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
@@ -299,7 +326,7 @@ class LSAttention(nn.Module):
         if self.rope_theta is not None or self.reach.temperature is not None:
             if positions is None:
                 positions = torch.arange(x.shape[1], device=x.device)
-            q, k = place(q, k, positions, self._placed, scaling=self.rope_scaling)
+            q, k = place(q, k, positions, self._placed)
         if self.scale is not None:  # the op and every cache divide by sqrt(head_dim)
             q = q * (self.scale * math.sqrt(self.head_dim))
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -313,10 +340,6 @@ def _layer_reach(plan: HeadPlan | LayerReach, positions: str) -> LayerReach:
         raise ValueError(f"plan must be a HeadPlan or a LayerReach, got {type(plan).__name__}")
     if not plan.rotates_alike and positions != "rotary":
         raise ValueError(f"positions must be 'rotary' for a reach with bases or shares of rotation, got {positions!r}")
-    if plan.sink != "none":
-        raise ValueError(
-            f"sink must be 'none', got {plan.sink!r}: there are no sinks yet; set sinks=False in the reach"
-        )
     if positions == "alibi" and plan.plan.slopes is None:
         return replace(plan, plan=plan.plan.with_alibi())
     return plan

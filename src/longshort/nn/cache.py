@@ -31,7 +31,7 @@ class LSCache(KVCache):
         batch_size: sequences.
         max_length: allocate for so many positions at once and refuse more; if None, pools grow by doubling.
         rollback: tokens that `crop` can take back; a local head keeps window + rollback slots.
-        smoothing: of the layers; causal, and after the softmax. The newest width + rollback raw values are kept then.
+        smoothing: of the layers; causal. The newest width + rollback raw values are kept then, or raw keys.
 
     >>> from longshort import GPT, GPTConfig
     >>> model = GPT(GPTConfig.preset("tiny"))

@@ -2,8 +2,8 @@
 
 Slots are written in place; what a chunk of tokens sees is read in order, as a view where slots are in order and as a
 small copy where the ring wraps. Masks, padding and statistics are the op's: each pool is one call of it, with more keys
-than queries. With smoothing, pools hold smoothed values, and a small ring beside them the newest raw ones, which the
-next tokens' values are averaged with.
+than queries. With smoothing, pools hold smoothed values, or smoothed keys where it comes before the softmax; a small
+ring beside them has the newest raw ones, which those of the next tokens are averaged with.
 
 Shapes: B batch, H query heads, H_kv key/value heads, T new tokens, S cached and new ones, D head dimension.
 """
@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from longshort.heads import HeadPlan
-from longshort.nn.pool import FirstRows, Heads, Pool, RawValues, Rows
+from longshort.nn.pool import FirstRows, Heads, Pool, Raw, Rows
 from longshort.ops import LogitStats, Smoothing, attention
 from longshort.ops.blocked.fused import attend_last
 from longshort.ops.options import Stats
+from longshort.ops.smoothing import key_decays
 from longshort.reach import LayerReach
 
 FIRST_ROWS = 64
@@ -58,12 +59,13 @@ class CacheLayer(ABC):
         self.plan = plan = self.reach.plan
         self.n_kv_heads, self.head_dim, self.max_length = n_kv_heads, head_dim, max_length
         self.smoothing = smoothing
+        self.held_heads = held_heads(plan, n_kv_heads, smoothing)
         self.pools: list[Pool] = []
         _check_streaming(plan)
-        reaches = list(zip(plan.kv_windows(n_kv_heads), plan.kv_firsts(n_kv_heads), strict=True))
+        reaches = list(zip(plan.kv_windows(self.held_heads), plan.kv_firsts(self.held_heads), strict=True))
         for window, first in dict.fromkeys(reaches):
             kv_heads = [head for head, reach in enumerate(reaches) if reach == (window, first)]
-            group = plan.n_heads // n_kv_heads
+            group = plan.n_heads // self.held_heads
             heads = [kv_head * group + i for kv_head in kv_heads for i in range(group)]
             limit = smaller(None if window is None else window + rollback, max_length)
             rows = smaller(limit, None if max_length is not None else FIRST_ROWS)
@@ -77,17 +79,17 @@ class CacheLayer(ABC):
             self.pools.append(
                 Pool(window, limit, k, v, plan.of_heads(heads), _as_slice(heads), _as_slice(kv_heads), kept)
             )
-        self.raw_values: RawValues | None = None
+        self.raw: Raw | None = None
         if smoothing is not None:
             rows = smaller(smoothing.width + rollback, max_length)
             shape = (batch_size, n_kv_heads, rows or 0, head_dim)
-            self.raw_values = RawValues.empty(smoothing, rows or 0, shape, dtype=dtype, device=device)
+            self.raw = Raw.empty(smoothing, plan.decays, rows or 0, shape, dtype=dtype, device=device)
 
     @property
     def stores(self) -> list[Rows]:
         """Everything that has slots."""
         kept = [pool.kept for pool in self.pools if pool.kept is not None]
-        return [*self.pools, *kept] if self.raw_values is None else [*self.pools, *kept, self.raw_values]
+        return [*self.pools, *kept] if self.raw is None else [*self.pools, *kept, self.raw]
 
     def check_place(self, batch_size: int, new: int, held: int) -> None:
         """Raise where `new` more tokens for each of `batch_size` sequences have no room beside the `held` ones."""
@@ -106,10 +108,11 @@ class CacheLayer(ABC):
         *,
         softcap: float | None,
         segments: Tensor | None,
+        sinks: Tensor | None,
         stats: Stats,
         backend: str,
     ) -> CachedAttention:
-        """Append k and the values to attend to, at positions `start` and after, and attend from q; nothing is counted.
+        """Append k and v, smoothed if they are to be, at positions `start` and after, and attend; nothing is counted.
 
         `segments` (B, S) covers the cached positions and the new ones.
         """
@@ -124,9 +127,8 @@ class CacheLayer(ABC):
             ids = None if segments is None else segments[:, stop - keys.shape[2] :]
             if pool.kept is not None:
                 keys, values, ids = _with_first_keys(pool, start, keys, values, k, v, ids, segments)
-            result = attention(
-                queries, keys, values, pool.plan, softcap=softcap, segments=ids, stats=stats, backend=backend
-            )
+            options: dict[str, Any] = {"softcap": softcap, "segments": ids, "sinks": pool.sinks(sinks)}
+            result = attention(queries, keys, values, pool.plan, **options, stats=stats, backend=backend)
             if len(self.pools) == 1:
                 out = result.out.to(q.dtype)
             else:
@@ -150,12 +152,13 @@ class CacheLayer(ABC):
         *,
         softcap: float | None = None,
         segments: Tensor | None = None,
+        sinks: Tensor | None = None,
         stats: Stats = False,
         backend: str = "auto",
     ) -> CachedAttention:
         """Append k and v (B, H_kv, T, D) and attend from q (B, H, T, D) over all that each head sees.
 
-        `segments` (B, S) covers the cached positions and the new ones.
+        `segments` (B, S) covers the cached positions and the new ones; `sinks` (H,) are as in `attention`.
         """
 
 
@@ -187,18 +190,20 @@ class LSLayerCache(CacheLayer):
         *,
         softcap: float | None = None,
         segments: Tensor | None = None,
+        sinks: Tensor | None = None,
         stats: Stats = False,
         backend: str = "auto",
     ) -> CachedAttention:
         self.check(k.shape[0], k.shape[2])
         for store in self.stores:
             store.follow(k.device)
-        if self.raw_values is not None:
-            v = self.raw_values.smoothed(self.length, v, segments)
+        if self.raw is not None:
+            k, v = self.raw.smoothed(self.length, k, v, segments)
         if softcap is None and segments is None and not stats and backend in _LEAN_BACKENDS and self._is_lean(q):
-            return CachedAttention(self._attend_last(q, k, v), None)
+            return CachedAttention(self._attend_last(q, k, v, sinks), None)
         start, stop = self.length, self.length + k.shape[2]
-        attended = self.attend_chunk(start, q, k, v, softcap=softcap, segments=segments, stats=stats, backend=backend)
+        options: dict[str, Any] = {"softcap": softcap, "segments": segments, "sinks": sinks}
+        attended = self.attend_chunk(start, q, k, v, **options, stats=stats, backend=backend)
         self.length, self.written = stop, max(self.written, stop)
         return attended
 
@@ -207,7 +212,7 @@ class LSLayerCache(CacheLayer):
         one_on_cpu = q.shape[2] == 1 and q.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
         return one_on_cpu and self._sees_alike and q.numel() > 0
 
-    def _attend_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend_last(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
         position = self.length
         out = torch.empty_like(q)
         for pool in self.pools:
@@ -215,7 +220,8 @@ class LSLayerCache(CacheLayer):
             keys, values = pool.append(position, k[:, pool.kv_heads], v[:, pool.kv_heads])
             if pool.kept is not None:
                 keys, values, _ = _with_first_keys(pool, position, keys, values, k, v, None, None)
-            out[:, pool.heads] = attend_last(q[:, pool.heads].to(keys.dtype), keys, values).to(q.dtype)
+            queries = q[:, pool.heads].to(keys.dtype)
+            out[:, pool.heads] = attend_last(queries, keys, values, pool.sinks(sinks)).to(q.dtype)
         self.length, self.written = position + 1, max(self.written, position + 1)
         return out
 
@@ -271,9 +277,18 @@ def smaller(a: int | None, b: int | None) -> int | None:
 
 def check_smoothing(smoothing: Smoothing | None) -> None:
     """A cached token is final: nothing that comes later may change what is seen of it."""
-    if smoothing is None or (smoothing.side == "causal" and smoothing.stage == "after"):
+    if smoothing is None or smoothing.side == "causal":
         return
     raise ValueError(
-        "a cache serves smoothing of side 'causal' after the softmax, "
-        f"got side {smoothing.side!r} {smoothing.stage} the softmax: run the whole sequence without a cache"
+        f"a cache serves smoothing of side 'causal', got side {smoothing.side!r}, in which later tokens change earlier "
+        "ones: run the whole sequence without a cache"
     )
+
+
+def held_heads(plan: HeadPlan, n_kv_heads: int, smoothing: Smoothing | None) -> int:
+    """Heads of the keys and values that a cache holds: as many as query heads where those of a group decay differently
+    and keys are smoothed.
+    """
+    if smoothing is None or smoothing.stage == "after":
+        return n_kv_heads
+    return len(key_decays(plan.decays, n_kv_heads) or range(n_kv_heads))

@@ -1,4 +1,4 @@
-"""The slots of a cache: pools that grow, rings that keep the newest, and the raw values that smoothing still needs.
+"""The slots of a cache: pools that grow, rings that keep the newest, and what smoothing still needs unsmoothed.
 
 Position p is in slot p modulo the number of slots. What the slots mean, and how many tokens are held, the cache knows.
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from longshort.heads import HeadPlan
 from longshort.ops.documents import ranks
-from longshort.ops.smoothing import Smoothing, smooth_values
+from longshort.ops.smoothing import Smoothing, key_decays, smooth_keys, smooth_values
 
 Heads = slice | list[int]
 
@@ -165,41 +165,69 @@ class Pool(Rows):
     kept: FirstRows | None = None
     """The first keys, where its heads see more of them than their windows hold."""
 
+    def sinks(self, of_layer: Tensor | None) -> Tensor | None:
+        """Those (H,) of the query heads that read this pool, as the op takes them beside its keys."""
+        return None if of_layer is None else of_layer[self.heads].to(torch.promote_types(self.k.dtype, torch.float32))
+
 
 @dataclass
-class RawValues(Rows):
-    """The newest values (B, H_kv, slots, D) as they were before smoothing, in a ring; its keys have no features."""
+class Raw(Rows):
+    """The newest values (B, H_kv, slots, D), or keys, as they were before smoothing, in a ring.
+
+    Both are held as values: the keys of this store have no features.
+    """
 
     smoothing: Smoothing
+    decays: tuple[float, ...] | None
+    """Of the query heads."""
 
     @classmethod
-    def empty(cls, smoothing: Smoothing, limit: int, shape: tuple[int, int, int, int], **options: Any) -> RawValues:
+    def empty(
+        cls,
+        smoothing: Smoothing,
+        decays: tuple[float, ...] | None,
+        limit: int,
+        shape: tuple[int, int, int, int],
+        **options: Any,
+    ) -> Raw:
         """No token held yet; `shape` is that of the values."""
         k, v = torch.empty(*shape[:3], 0, **options), torch.empty(shape, **options)
-        return cls(window=smoothing.width, limit=limit, k=k, v=v, smoothing=smoothing)
+        return cls(window=smoothing.width, limit=limit, k=k, v=v, smoothing=smoothing, decays=decays)
 
-    def smoothed(self, start: int, v: Tensor, segments: Tensor | None) -> Tensor:
-        """Take in raw values (B, H_kv, T, D) from position `start` on and return them smoothed.
+    def smoothed(self, start: int, k: Tensor, v: Tensor, segments: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Take in keys and values (B, H_kv, T, D) from position `start` on; return those to attend to, one smoothed.
 
         `segments` (B, S) covers all positions up to the last of them.
         """
-        stop = start + v.shape[2]
+        x = v if self.smoothing.stage == "after" else k
+        stop = start + x.shape[2]
         self.reserve(stop)
-        values = self.extend(start, v[..., :0], v)[1]
-        ids = None if segments is None else segments[:, stop - values.shape[2] : stop]
-        return smooth_values(values, self.smoothing, ids)[:, :, values.shape[2] - v.shape[2] :]
+        held = self.extend(start, x[..., :0], x)[1]
+        ids = None if segments is None else segments[:, stop - held.shape[2] : stop]
+        return self._with_smoothed(held, ids, k, v)
 
-    def smoothed_step(self, held: Tensor, v: Tensor, segments: Tensor | None) -> Tensor:
+    def smoothed_step(self, length: Tensor, k: Tensor, v: Tensor, segments: Tensor | None) -> tuple[Tensor, Tensor]:
         """As `smoothed`, for a length (1,) that only the device knows; `segments` has a column for every position."""
-        past, new, ring = self.smoothing.width - 1, v.shape[2], self.v.shape[2]
-        position = held + torch.arange(-past, new, device=held.device)
-        self.v.index_copy_(2, position[past:] % ring, v.to(self.v.dtype))
-        values, missing = self.v.index_select(2, position % ring), position < 0
+        x = v if self.smoothing.stage == "after" else k
+        past, new, ring = self.smoothing.width - 1, x.shape[2], self.v.shape[2]
+        position = length + torch.arange(-past, new, device=length.device)
+        self.v.index_copy_(2, position[past:] % ring, x.to(self.v.dtype))
+        held, missing = self.v.index_select(2, position % ring), position < 0
         if segments is None:
-            ids, values = None, values.masked_fill(missing[:, None], 0)
+            ids, held = None, held.masked_fill(missing[:, None], 0)
         else:
             ids = segments.index_select(1, position.clamp(min=0)).masked_fill(missing, -1)
-        return smooth_values(values, self.smoothing, ids)[:, :, past:]
+        return self._with_smoothed(held, ids, k, v)
+
+    def _with_smoothed(self, held: Tensor, ids: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """k and v with one of them smoothed: the last of what is held, whose segments are `ids`."""
+        first = held.shape[2] - k.shape[2]
+        if self.smoothing.stage == "after":
+            return k, smooth_values(held, self.smoothing, ids)[:, :, first:]
+        decays = key_decays(self.decays, k.shape[1])
+        if decays is not None and len(decays) > k.shape[1]:
+            held, v = (x.repeat_interleave(len(decays) // x.shape[1], dim=1) for x in (held, v))
+        return smooth_keys(held, self.smoothing, decays, ids)[:, :, first:], v
 
 
 def _rows(start: int, stop: int, size: int) -> Iterator[slice]:

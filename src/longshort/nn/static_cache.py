@@ -17,7 +17,7 @@ from torch import Tensor
 
 from longshort.heads import HeadPlan
 from longshort.nn.kv_cache import KVCache, check_sizes
-from longshort.nn.layer_cache import CachedAttention, CacheLayer
+from longshort.nn.layer_cache import CachedAttention, CacheLayer, held_heads
 from longshort.ops import Smoothing
 from longshort.ops.decode import HeadLayout, decode
 from longshort.ops.documents import starts
@@ -60,11 +60,11 @@ class LSStaticLayer(CacheLayer):
         **sizes: Any,
     ) -> None:
         super().__init__(plan, n_kv_heads, head_dim, rollback=rollback, dtype=dtype, device="meta", **sizes)
-        if self.raw_values is not None:
-            raw = self.raw_values
+        if self.raw is not None:
+            raw = self.raw
             raw.k, raw.v = (torch.empty(x.shape, dtype=dtype, device=device) for x in (raw.k, raw.v))
         self.clock, self.tickets = clock, tickets
-        self.most_tokens = max(1, min(MOST_TOKENS, 64 * n_kv_heads // plan.n_heads, rollback + 1))
+        self.most_tokens = max(1, min(MOST_TOKENS, 64 * self.held_heads // plan.n_heads, rollback + 1))
         """A ring has window + rollback slots: with more tokens, the last would overwrite what the first sees."""
         size = sum(store.k.numel() for pool in self.pools for store in (pool, pool.kept) if store is not None)
         self.keys, self.values = (torch.empty(size, dtype=dtype, device=device) for _ in range(2))
@@ -78,12 +78,12 @@ class LSStaticLayer(CacheLayer):
             pool.k, pool.v = keys[:, :, kept:], values[:, :, kept:]
             if pool.kept is not None:
                 pool.kept.k, pool.kept.v = keys[:, :, :kept], values[:, :, :kept]
-            heads = range(n_kv_heads)[pool.kv_heads] if isinstance(pool.kv_heads, slice) else pool.kv_heads
+            heads = range(self.held_heads)[pool.kv_heads] if isinstance(pool.kv_heads, slice) else pool.kv_heads
             for i, head in enumerate(heads):
                 first = offset // head_dim + i * (kept + rows) + kept
                 layout[head] = HeadLayout(first, len(heads) * (kept + rows), rows, kept)
             offset = stop
-        self.layout = tuple(layout[head] for head in range(n_kv_heads))
+        self.layout = tuple(layout[head] for head in range(self.held_heads))
 
     def check(self, batch_size: int, new: int) -> None:
         """As `LSLayerCache.check`; on a GPU it is not checked whether a step has room: see `LSStaticCache`."""
@@ -102,6 +102,7 @@ class LSStaticLayer(CacheLayer):
         *,
         softcap: float | None = None,
         segments: Tensor | None = None,
+        sinks: Tensor | None = None,
         stats: Stats = False,
         backend: str = "auto",
     ) -> CachedAttention:
@@ -111,19 +112,19 @@ class LSStaticLayer(CacheLayer):
         """
         new = k.shape[2]
         self.check(k.shape[0], new)
-        if self.raw_values is not None:
-            raw, step = self.raw_values, new <= self.most_tokens
-            v = raw.smoothed_step(self.clock.held, v, segments) if step else raw.smoothed(self._start(), v, segments)
+        if self.raw is not None and new <= self.most_tokens:
+            k, v = self.raw.smoothed_step(self.clock.held, k, v, segments)
+        elif self.raw is not None:
+            k, v = self.raw.smoothed(self._start(), k, v, segments)
         if new > self.most_tokens:
-            return self.attend_chunk(
-                self._start(), q, k, v, softcap=softcap, segments=segments, stats=stats, backend=backend
-            )
+            options: dict[str, Any] = {"softcap": softcap, "segments": segments, "sinks": sinks}
+            return self.attend_chunk(self._start(), q, k, v, **options, stats=stats, backend=backend)
         begins = None
         if segments is not None and self.plan.firsts is not None:
             begins = starts(segments, self.clock.held, new)
         out, logits = decode(
             q, k, v, self.keys, self.values, self.clock.held, segments, self.tickets, self.layout, self.plan,
-            softcap=softcap, begins=begins, stats=stats, backend=backend,
+            softcap=softcap, sinks=sinks, begins=begins, stats=stats, backend=backend,
         )  # fmt: skip
         return CachedAttention(out, logits)
 
@@ -169,7 +170,8 @@ class LSStaticCache(KVCache):
         self.capacity, self._written = max_length, 0
         self._clock = _Clock(device)
         # Layers take turns, so one set of tickets serves them all.
-        heads = max(n_kv_heads or plan.n_heads for plan in plans)
+        only = [plan if isinstance(plan, HeadPlan) else plan.plan for plan in plans]
+        heads = max(held_heads(plan, n_kv_heads or plan.n_heads, smoothing) for plan in only)
         self._tickets = torch.zeros(batch_size * heads, dtype=torch.int32, device=device)
         sizes |= {"dtype": dtype, "device": device, "smoothing": smoothing}
         sizes |= {"clock": self._clock, "tickets": self._tickets}

@@ -19,7 +19,7 @@ from longshort.heads import HeadPlan
 from longshort.ops import schema, sdpa
 from longshort.ops.options import Options, Stats, extremes_of
 from longshort.ops.reference import reference
-from longshort.ops.smoothing import Smoothing, smooth_values
+from longshort.ops.smoothing import Smoothing, key_decays, smooth_keys, smooth_values
 
 BACKENDS = ("auto", "reference", "blocked", "triton", "sdpa", "flex")
 """The last two are PyTorch's own attention, used only by name: "auto" never chooses them."""
@@ -28,7 +28,10 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class LogitStats(NamedTuple):
-    """Extremes of scale * q.k per head over all visible pairs, before decay, softcap and slope. Not differentiable."""
+    """Extremes of scale * q.k per head over all visible pairs, before decay, softcap and slope. Not differentiable.
+
+    With smoothing before the softmax, k are the smoothed keys.
+    """
 
     max: Tensor
     """(H,) fp32; -inf for a head with no visible pair; NaN if a visible logit is NaN."""
@@ -93,7 +96,8 @@ def attention(
             nothing and is seen by nothing; its output is zero and its lse -inf.
         sinks: (H,) fp32, a learned score per head that joins each row's softmax with a value of zero, so that a head
             can attend to nothing (gpt-oss); lse includes it, statistics do not, and padding does not see it.
-        smoothing: pool the attention rows over the keys (LaS); lse and statistics remain those of the unpooled rows.
+        smoothing: pool along the keys (LaS): the attention rows after the softmax, where lse and statistics remain
+            those of the unpooled rows, or the decayed logits before it, where both are those of the pooled logits.
         stats: also return the per-head extremes of the logits; "max" measures only the largest, which is cheaper.
         backend: "auto" chooses; a named backend serves the call or raises, and never falls back. "sdpa" and "flex" are
             PyTorch's own attention, for comparison: see `ops.sdpa` and `ops.flex` for what they support.
@@ -113,7 +117,7 @@ def attention(
     backend = chosen_backend(backend, q)
     pooling = None
     if smoothing is not None:
-        v, pooling = _smoothed(v, smoothing, causal, segments, backend)
+        k, v, pooling = _smoothed(k, v, plan, smoothing, causal, segments, backend)
     if backend == "reference":
         with _without_autocast(q):
             out, lse, largest, smallest = reference(
@@ -127,6 +131,61 @@ def attention(
                 raise ValueError(f'backend="{backend}" cannot serve this call: it has no sinks')
             return AttentionResult(*_peer(backend)(q, k, v, options, segments, extremes), None)
         out, lse, largest, smallest = schema.run(backend, q, k, v, options, segments, extremes, sinks)
+    return AttentionResult(out, lse, LogitStats(largest, smallest if extremes == 2 else None) if extremes else None)
+
+
+def packed_attention(
+    qkv: Tensor, plan: HeadPlan, *, n_kv_heads: int | None = None, backend: str = "auto", **options: Any
+) -> AttentionResult:
+    """`attention` of queries, keys and values that lie side by side, as one projection makes them.
+
+    Equal to taking them apart, but the Triton kernels write the gradient of qkv in one piece.
+
+    Args:
+        qkv: (B, T, (H + 2 H_kv) D): the query heads, then the key heads, then the value heads.
+        n_kv_heads: H if None.
+        options: the others of `attention`, except `smoothing`.
+
+    >>> qkv = torch.randn(2, 100, 3 * 64)
+    >>> packed_attention(qkv, HeadPlan.long_short(n_heads=4, n_global=1, window=16)).out.shape
+    torch.Size([2, 4, 100, 16])
+    """
+    n_kv_heads = n_kv_heads or plan.n_heads
+    parts = plan.n_heads + 2 * n_kv_heads
+    if qkv.ndim != 3 or qkv.shape[-1] % parts:
+        raise ValueError(
+            f"qkv must have 3 dimensions (batch, positions, features), the last one a multiple of {parts} heads, "
+            f"got {tuple(qkv.shape)}"
+        )
+    if _has_autocast(qkv) and torch.is_autocast_enabled(qkv.device.type) and qkv.dtype != torch.float64:
+        qkv = qkv.to(torch.get_autocast_dtype(qkv.device.type))
+    heads = qkv.unflatten(-1, (parts, -1)).transpose(1, 2)
+    q, k, v = heads.split((plan.n_heads, n_kv_heads, n_kv_heads), dim=1)
+    if chosen_backend(backend, q) != "triton":
+        return attention(q, k, v, plan, backend=backend, **options)
+    return _packed(qkv, q, k, v, plan, n_kv_heads, **options)
+
+
+def _packed(
+    qkv: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: HeadPlan,
+    n_kv_heads: int,
+    *,
+    scale: float | None = None,
+    causal: bool = True,
+    softcap: float | None = None,
+    segments: Tensor | None = None,
+    sinks: Tensor | None = None,
+    stats: Stats = False,
+) -> AttentionResult:
+    _check_tensors(q, k, v)
+    _check_options(q, k, plan, scale, softcap, segments)
+    _check_sinks(q, sinks)
+    options, extremes = Options.of(plan, scale=scale, causal=causal, softcap=softcap), extremes_of(stats)
+    out, lse, largest, smallest = schema.run_packed(qkv, n_kv_heads, options, segments, extremes, sinks)
     return AttentionResult(out, lse, LogitStats(largest, smallest if extremes == 2 else None) if extremes else None)
 
 
@@ -153,16 +212,27 @@ def _without_autocast(q: Tensor) -> AbstractContextManager[Any]:
 
 
 def _smoothed(
-    v: Tensor, smoothing: Smoothing, causal: bool, segments: Tensor | None, backend: str
-) -> tuple[Tensor, Smoothing | None]:
-    """The values to attend to, and the pooling of logits, which only the reference can do."""
+    k: Tensor,
+    v: Tensor,
+    plan: HeadPlan,
+    smoothing: Smoothing,
+    causal: bool,
+    segments: Tensor | None,
+    backend: str,
+) -> tuple[Tensor, Tensor, Smoothing | None]:
+    """The keys and values to attend to, and the pooling of logits, which only the reference does as such."""
     if not isinstance(smoothing, Smoothing):
         raise ValueError(f"smoothing must be None or a Smoothing, got {type(smoothing).__name__}")
     smoothing.check(causal=causal)
     if smoothing.stage == "after":
-        return smooth_values(v, smoothing, segments), None
-    smoothing.check_backend(backend)
-    return v, smoothing
+        return k, smooth_values(v, smoothing, segments), None
+    smoothing.check_backend(backend, causal=causal, decays=plan.decays)
+    if backend == "reference":
+        return k, v, smoothing
+    decays = key_decays(plan.decays, k.shape[1])
+    if decays is not None and len(decays) > k.shape[1]:
+        k, v = (x.repeat_interleave(plan.n_heads // x.shape[1], dim=1) for x in (k, v))
+    return smooth_keys(k, smoothing, decays, segments), v, None
 
 
 def _scale(scale: float | None, q: Tensor) -> float:

@@ -1,4 +1,5 @@
-"""Tensors in a form that the flash kernels and ours can read: dense rows, and zeros in place of padding."""
+"""Tensors in a form that the flash kernels and ours can read: dense rows, and zeros in place of padding; and results in
+the memory order of their inputs."""
 
 from __future__ import annotations
 
@@ -18,3 +19,12 @@ def without_padding(segments: Tensor | None, q: Tensor, k: Tensor, v: Tensor) ->
 def dense_rows(x: Tensor) -> Tensor:
     """The flash kernels ignore the stride of the last dimension, so it must be 1."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def ordered_like(x: Tensor) -> Tensor:
+    """An empty tensor of the shape (B, H, T, D) of x, with the heads of a position side by side in memory if x's are:
+    what a projection makes and the next one reads."""
+    batch, heads, length, dim = x.shape
+    if x.stride(1) < x.stride(2):
+        return x.new_empty(batch, length, heads, dim).transpose(1, 2)
+    return x.new_empty(x.shape)

@@ -29,10 +29,12 @@ def reference(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """softmax(x) V per head, x[t, j] = softcap(scale q_t.k_j exp(-decay |t-j|)) - slope |t-j| over the visible keys.
 
-    `pooling` averages x along the keys, before the mask and the softmax: see `smoothing.pool_rows`.
+    `pooling` averages the decayed logits along the keys of a row, before softcap, slope and window: see
+    `smoothing.pool_rows`. Those of other segments, of padding and, in causal attention, of later keys count as zeros.
     With `plan.firsts` a head also sees the first keys of its segment, or of the sequence without segments.
     `sinks` (H,) are the scores of one more key per head, whose value is zero; rows that see nothing do not see it.
-    Returns out (B, H, T, D), lse (B, H, T), and the largest and smallest scale q_t.k_j over visible pairs, each (H,).
+    Returns out (B, H, T, D), lse (B, H, T), and the largest and smallest scale q_t.k_j over visible pairs, each (H,);
+    with pooling, of the pooled ones, which decay by no more than their differences in distance.
     """
     n_queries, n_keys, group = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
     dtype = torch.promote_types(q.dtype, torch.float32)
@@ -47,23 +49,25 @@ def reference(
         rank_BS = keys_S[None] if segments is None else _ranks(segments)
         first = rank_BS[:, None, None] < torch.tensor(plan.firsts, device=q.device)[:, None, None]
         visible = visible | (first & (offset_TS >= 0) if causal else first)
+    pooled = offset_TS >= 0 if causal else torch.ones_like(offset_TS, dtype=torch.bool)
     if segments is not None:
         padded = (segments < 0)[:, None, :, None]  # what padding holds, even NaN, must not affect anything
         q_BHTD = q_BHTD.masked_fill(padded[:, :, n_keys - n_queries :], 0)
         k_BHSD, v_BHSD = k_BHSD.masked_fill(padded, 0), v_BHSD.masked_fill(padded, 0)
         ours = segments[:, n_keys - n_queries :, None]
-        visible = visible & ((ours == segments[:, None, :]) & (ours >= 0))[:, None]
+        together = ((ours == segments[:, None, :]) & (ours >= 0))[:, None]
+        visible, pooled = visible & together, pooled & together
 
     logits = scale * (q_BHTD @ k_BHSD.mT)
     x = logits
     if plan.decays is not None:
         x = x * torch.exp(-_per_head(plan.decays, q.device) * distance_TS).to(dtype)
+    if pooling is not None:
+        x = pool_rows(x.masked_fill(~pooled, 0), pooling)
     if softcap is not None:
         x = softcap * torch.tanh(x / softcap)
     if plan.slopes is not None:
         x = x - (_per_head(plan.slopes, q.device) * distance_TS).to(dtype)
-    if pooling is not None:
-        x = pool_rows(x.masked_fill(~visible, 0), pooling)
     x = x.masked_fill(~visible, -torch.inf)
 
     blind = ~visible.any(-1, keepdim=True)  # rows that see nothing give zeros, not NaN
@@ -76,6 +80,8 @@ def reference(
     probabilities = (probabilities / probabilities.sum(-1, keepdim=True)).masked_fill(blind, 0)
     out = (probabilities @ v_BHSD).to(q.dtype)
     with torch.no_grad():
+        if pooling is not None:
+            logits = pool_rows(logits.masked_fill(~pooled, 0), pooling, _nearness(plan.decays, offset_TS, dtype))
         lse = x.logsumexp(-1) if x.shape[-1] else x.new_full(x.shape[:3], -torch.inf)
         largest = _over_heads(logits.masked_fill(~visible, -torch.inf), torch.amax, -torch.inf)
         smallest = _over_heads(logits.masked_fill(~visible, torch.inf), torch.amin, torch.inf)
@@ -94,6 +100,21 @@ def _within_reach(offset_TS: Tensor, plan: HeadPlan, causal: bool) -> Tensor:
 def _ranks(segments: Tensor) -> Tensor:
     """(B, S): how many earlier keys of its own segment each key has."""
     return (segments[:, :, None] == segments[:, None, :]).tril(-1).sum(-1)
+
+
+def _nearness(
+    decays: tuple[float, ...] | None, offset_TS: Tensor, dtype: torch.dtype
+) -> Callable[[int], Tensor] | None:
+    """exp(-decay (|t - j - offset| - |t - j|)): how much less, or more, the key at an offset from j decays than j."""
+    if decays is None:
+        return None
+    rates = _per_head(decays, offset_TS.device)
+
+    def weight(offset: int) -> Tensor:
+        further = (offset_TS - offset).abs() - offset_TS.abs()
+        return torch.exp((-rates * further).clamp(max=80.0)).to(dtype)  # a finite number, whatever the decay
+
+    return weight
 
 
 def _per_head(rates: tuple[float, ...], device: torch.device) -> Tensor:

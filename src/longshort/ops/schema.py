@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from longshort.ops.options import SCHEMA, Options
+from longshort.ops.padding import ordered_like
 
 HOMES = {"blocked": "longshort.ops.blocked", "triton": "longshort.ops.triton"}
 """Modules with forward(q, k, v, options, segments, extremes, sinks) and backward(grad, q, k, v, out, lse, options,
@@ -117,18 +118,33 @@ def _backward(home: str) -> Callable[..., Any]:
     return backward
 
 
-def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    wide, extremes = torch.promote_types(q.dtype, torch.float32), rest[len(Options._fields) + 1]
-    high, low = (q.new_empty(q.shape[1] if extremes > i else 0, dtype=torch.float32) for i in range(2))
-    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=wide), high, low
+def _dense(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
 
 
-def _backward_fake(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    sinks = rest[-1] if len(rest) == _RECEIVED - 1 else None
-    to_sinks = lse.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), to_sinks
+_EMPTY = {"blocked": _dense, "triton": ordered_like}
+"""How a backend allocates results for q, k or v."""
+
+
+def _forward_fake(backend: str) -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]:
+    def fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        wide, extremes = torch.promote_types(q.dtype, torch.float32), rest[len(Options._fields) + 1]
+        high, low = (q.new_empty(q.shape[1] if extremes > i else 0, dtype=torch.float32) for i in range(2))
+        return _EMPTY[backend](q), q.new_empty(q.shape[:3], dtype=wide), high, low
+
+    return fake
+
+
+def _backward_fake(backend: str) -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]:
+    def fake(
+        grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        sinks = rest[-1] if len(rest) == _RECEIVED - 1 else None
+        to_sinks = lse.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
+        grad_q, grad_k, grad_v = (_EMPTY[backend](x) for x in (q, k, k))
+        return grad_q, grad_k, grad_v, to_sinks
+
+    return fake
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
@@ -152,6 +168,83 @@ def _derivative(backend: str) -> Callable[..., tuple[Tensor | None, ...]]:
     return differentiate
 
 
+class Packed(torch.autograd.Function):
+    """`Direct` for queries, keys and values that are parts of one tensor, whose gradient is written in one piece."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv: Tensor,
+        n_kv_heads: int,
+        options: Options,
+        segments: Tensor | None,
+        extremes: int,
+        sinks: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        found = _home("triton").forward(*unpacked(qkv, options, n_kv_heads), options, segments, extremes, sinks)
+        ctx.mark_non_differentiable(*(x for x in found[1:] if x is not None))
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(qkv, *found[:2], segments, sinks)
+        ctx.n_kv_heads, ctx.options = n_kv_heads, options
+        out, lse, logit_max, logit_min = found
+        return out, lse, logit_max, logit_min
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grads[0] is None:
+            return (None,) * 6
+        qkv, out, lse, segments, sinks = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            _refuse(ctx)
+        grad_qkv, to_sinks = _packed_backward(grads[0], qkv, out, lse, ctx.n_kv_heads, ctx.options, segments, sinks)
+        return grad_qkv, None, None, None, None, to_sinks
+
+
+def run_packed(
+    qkv: Tensor,
+    n_kv_heads: int,
+    options: Options,
+    segments: Tensor | None,
+    extremes: int,
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`run` by the Triton kernels, for qkv (B, T, (H + 2 H_kv) D): queries, keys and values, each head by head."""
+    if not torch.compiler.is_compiling() and _is_plain(qkv, segments, sinks):
+        learned = sinks is not None and sinks.requires_grad
+        if torch.is_grad_enabled() and (qkv.requires_grad or learned):
+            return Packed.apply(qkv, n_kv_heads, options, segments, extremes, sinks)
+        return _home("triton").forward(*unpacked(qkv, options, n_kv_heads), options, segments, extremes, sinks)
+    found: tuple[Tensor, Tensor, Tensor, Tensor] = torch.ops.longshort.packed_forward(
+        qkv, n_kv_heads, *options, segments, extremes, sinks
+    )
+    return found
+
+
+def unpacked(qkv: Tensor, options: Options, n_kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The views q (B, H, T, D), k and v (B, H_kv, T, D)."""
+    n_heads = len(options.windows)
+    heads = qkv.unflatten(-1, (n_heads + 2 * n_kv_heads, -1)).transpose(1, 2)
+    q, k, v = heads.split((n_heads, n_kv_heads, n_kv_heads), dim=1)
+    return q, k, v
+
+
+def _packed_backward(
+    grad: Tensor,
+    qkv: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    n_kv_heads: int,
+    options: Options,
+    segments: Tensor | None,
+    sinks: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    grad_qkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
+    q, k, v = unpacked(qkv, options, n_kv_heads)
+    into = unpacked(grad_qkv, options, n_kv_heads)
+    *_, to_sinks = _home("triton").backward(grad, q, k, v, out, lse, options, segments, sinks, into)
+    return grad_qkv, to_sinks
+
+
 def _refuse(ctx: Any, *grads: Any) -> None:
     raise RuntimeError('attention has no double backward in this backend; backend="reference" has one')
 
@@ -169,11 +262,65 @@ def _register(backend: str, home: str) -> None:
     for device in ("CPU", "CUDA"):
         _library.impl(forward, _forward(home), device)
         _library.impl(backward, _backward(home), device)
-    torch.library.register_fake(f"longshort::{forward}", _forward_fake, lib=_library)
-    torch.library.register_fake(f"longshort::{backward}", _backward_fake, lib=_library)
+    torch.library.register_fake(f"longshort::{forward}", _forward_fake(backend), lib=_library)
+    torch.library.register_fake(f"longshort::{backward}", _backward_fake(backend), lib=_library)
     torch.library.register_autograd(f"longshort::{forward}", _derivative(backend), setup_context=_save, lib=_library)
     torch.library.register_autograd(f"longshort::{backward}", _refuse, lib=_library)
 
 
 for _backend, _module in HOMES.items():
     _register(_backend, _module)
+
+
+def _register_packed() -> None:
+    def forward(qkv: Tensor, n_kv_heads: int, *rest: Any) -> Any:
+        options = Options.received(*rest[: len(Options._fields)])
+        return _forward(HOMES["triton"])(*unpacked(qkv, options, n_kv_heads), *rest)
+
+    def forward_fake(qkv: Tensor, n_kv_heads: int, *rest: Any) -> Any:
+        options = Options.received(*rest[: len(Options._fields)])
+        return _forward_fake("triton")(*unpacked(qkv, options, n_kv_heads), *rest)
+
+    def backward(grad: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, n_kv_heads: int, *rest: Any) -> Any:
+        *options, segments, sinks = rest if len(rest) == _RECEIVED - 1 else (*rest, None)
+        given = (Options.received(*options), segments, sinks)
+        grad_qkv, found = _packed_backward(grad, qkv, out, lse, n_kv_heads, *given)
+        return grad_qkv, lse.new_empty(0) if found is None else found
+
+    def backward_fake(grad: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, n_kv_heads: int, *rest: Any) -> Any:
+        sinks = rest[-1] if len(rest) == _RECEIVED - 1 else None
+        return qkv.new_empty(qkv.shape), lse.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+        qkv, ctx.n_kv_heads, *ctx.options, segments, _, sinks = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(qkv, *output[:2], segments, sinks)
+
+    def differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * (len(ctx.options) + 5)
+        qkv, out, lse, segments, sinks = ctx.saved_tensors
+        grad_qkv, to_sinks = torch.ops.longshort.packed_backward(
+            *(grad, qkv, out, lse, ctx.n_kv_heads, *ctx.options, segments, sinks)
+        )
+        return (grad_qkv, *(None,) * (len(ctx.options) + 3), None if sinks is None else to_sinks)
+
+    _library.define(
+        f"packed_forward(Tensor qkv, int n_kv_heads, {SCHEMA}, Tensor? segments, int extremes, Tensor? sinks=None)"
+        " -> (Tensor out, Tensor lse, Tensor logit_max, Tensor logit_min)"
+    )
+    _library.define(
+        f"packed_backward(Tensor grad, Tensor qkv, Tensor out, Tensor lse, int n_kv_heads, {SCHEMA},"
+        " Tensor? segments, Tensor? sinks=None) -> (Tensor grad_qkv, Tensor grad_sinks)"
+    )
+    for device in ("CPU", "CUDA"):
+        _library.impl("packed_forward", forward, device)
+        _library.impl("packed_backward", backward, device)
+    torch.library.register_fake("longshort::packed_forward", forward_fake, lib=_library)
+    torch.library.register_fake("longshort::packed_backward", backward_fake, lib=_library)
+    torch.library.register_autograd("longshort::packed_forward", differentiate, setup_context=save, lib=_library)
+    torch.library.register_autograd("longshort::packed_backward", _refuse, lib=_library)
+
+
+_register_packed()

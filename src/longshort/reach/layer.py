@@ -89,6 +89,14 @@ class LayerReach:
         """Whether every head is rotated as the model says."""
         return {self.local_base, self.global_base} == {None} and {self.local_share, self.global_share} == {1.0}
 
+    def check_backend(self, backend: str) -> None:
+        """Raise where a backend of the op is named that cannot serve this layer."""
+        if self.sink != "none" and backend in ("sdpa", "flex"):
+            raise ValueError(
+                f"backend must be auto, reference, blocked or triton for learned sinks, got {backend!r}: it has no "
+                "sinks; set sinks=False in the reach"
+            )
+
     def rotations(self, n_kv_heads: int) -> tuple[Rotation, ...]:
         """How each KV head and the query heads that share it are rotated."""
         both = [Rotation(self.global_base, self.global_share), Rotation(self.local_base, self.local_share)]

@@ -104,6 +104,8 @@ def plan_text(model: GPTConfig, context: int | None = None, *, color: bool = Fal
         sees = "all earlier keys" if window is None else _described(window)
         of = f"{counts[window]:,} head{'s' if counts[window] > 1 else ''}"
         lines.append(f"{_cell(kind, '', color)}  {sees:26}{of:14}{_rotation(model, window is None)}".rstrip())
+    if sinks := _sinks(model):
+        lines.append(sinks)
     return "\n".join([*lines, "", *_costs_table(model_costs(model, context), context)])
 
 
@@ -123,7 +125,7 @@ def _gathered(plans: Windows) -> list[tuple[str, Sequence[Sees]]]:
     return found
 
 
-def plan_chart(plans: Windows, title: str | None = None, subtitle: str | None = None) -> dict[str, Any]:
+def plan_chart(plans: Windows, title: str | None = None, subtitle: list[str] | None = None) -> dict[str, Any]:
     """The same as a Vega-Lite specification with its data."""
     from longshort.report.charts import WIDTH, drawing
 
@@ -171,10 +173,11 @@ def write_plan(model: GPTConfig, path: Path, *, title: str, context: int | None 
 
     context = model.context if context is None else context
     found = model_costs(model, context)
-    subtitle = (
+    costs_line = (
         f"At {context:,} tokens: {found.visible_keys:,.0f} keys per token and head, "
         f"{found.share:.1%} of full attention's FLOPs, {found.cache_share:.1%} of its cache"
     )
+    subtitle = [line for line in (costs_line, _sinks(model)) if line]
     spec = plan_chart([seen_by(plan) for plan in model.layer_plans], title, subtitle)
     spec["config"] = vega_config(LIGHT) | {"background": LIGHT["card"], "padding": 20}
     if path.suffix == ".png":
@@ -219,6 +222,20 @@ def _said(layer: LayerReach, is_global: bool, theta: float) -> str:
         return "not rotated"
     part = "" if share == 1 else f" on {share:.0%}"
     return f"base {base or theta:,.0f}{part}"
+
+
+def _sinks(model: GPTConfig) -> str:
+    """Which layers have learned sinks; empty if none."""
+    layers = model.layer_reaches
+    sunk = [layer.sink != "none" for layer in layers]
+    if not any(sunk):
+        return ""
+    where = f"{sum(sunk)} of {len(layers)} layers"
+    if all(sunk):
+        where = "every layer"
+    elif sunk == [any(layer.plan.windows) for layer in layers]:
+        where = "every layer with local heads"
+    return f"Learned sinks in {where}"
 
 
 def _costs_table(found: Costs, context: int) -> list[str]:

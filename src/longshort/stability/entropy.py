@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from longshort.nn import LSAttention
-from longshort.ops import attention
+from longshort.ops import Smoothing, attention
+from longshort.ops.smoothing import smooth_keys
 
 
 @torch.no_grad()
@@ -16,8 +17,8 @@ def attention_entropy(model: nn.Module, tokens: Tensor, **inputs: Any) -> Tensor
     """Mean entropy in nats of each head's attention, (L, H), over a batch of tokens (B, T).
 
     With x the logits and p their softmax, the entropy is lse - sum p x, and sum_j p_j q.k_j = q.(sum_j p_j k_j), which
-    is attention with the keys in place of the values. Smoothing is not included. The model must be the plain module,
-    not a compiled one.
+    is attention with the keys in place of the values. A learned sink counts as one more key, of logit s. Smoothing
+    after the softmax is not included. The model must be the plain module, not a compiled one.
     """
     check_entropy(model)
     layers = [module for module in model.modules() if isinstance(module, LSAttention)]
@@ -49,19 +50,30 @@ def check_entropy(model: nn.Module) -> None:
             raise ValueError(
                 'attention entropy takes the lse, which backend="sdpa" does not give: use another, or turn this off'
             )
-        if layer.chunk is not None or (layer.smoothing is not None and layer.smoothing.stage == "before"):
-            raise ValueError(
-                "attention entropy is only known for whole sequences of unpooled logits: turn off chunks and "
-                "smoothing before the softmax, or the entropy"
-            )
+        if layer.chunk is not None:
+            raise ValueError("attention entropy is only known for whole sequences: turn off chunks, or the entropy")
+        pooling = _pooling_of_logits(layer)
+        if pooling is not None and (why := pooling.without_keys(causal=layer.causal, decays=None)):
+            raise ValueError(f"attention entropy is only known for logits of keys: {why}; or turn off the entropy")
+
+
+def _pooling_of_logits(layer: LSAttention) -> Smoothing | None:
+    return layer.smoothing if layer.smoothing is not None and layer.smoothing.stage == "before" else None
 
 
 def _entropy(
     layer: LSAttention, x: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None, **_: Any
 ) -> Tensor:
     q, k, _v = layer.heads(x, positions)
-    result = attention(q, k, k, layer.plan, causal=layer.causal, segments=segments, backend=layer.backend)
+    pooling, sinks = _pooling_of_logits(layer), layer.sinks_for(q)
+    if pooling is not None:
+        k = smooth_keys(k, pooling, None, segments)
+    options: dict[str, Any] = {"segments": segments, "sinks": sinks, "backend": layer.backend}
+    result = attention(q, k, k, layer.plan, causal=layer.causal, **options)
     keys = result.out.to(result.lse.dtype)
     entropy = result.lse - (q.to(keys.dtype) * keys).sum(-1) / layer.head_dim**0.5
+    if sinks is not None:
+        score = sinks[:, None]
+        entropy = entropy - score * (score - result.lse).exp()
     real = result.lse.isfinite()
     return entropy.where(real, 0).sum((0, 2)) / real.sum((0, 2)).clamp(min=1)

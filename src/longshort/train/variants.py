@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from longshort.data.tasks import classes_of
 from longshort.heads import HeadPlan
 from longshort.train import TrainConfig
 
@@ -49,12 +50,13 @@ def las(config: TrainConfig) -> TrainConfig:
 
 
 def las_before(config: TrainConfig) -> TrainConfig:
-    """LaS pooled before the softmax: dense, so not part of `all`.
+    """LaS pooled before the softmax: decays, smoothed keys.
 
-    One summary of the paper describes it this way. It needs the reference backend.
+    Two-sided classifiers have no smoothed keys, so the reference pools their logits.
     """
     config = las(config)
-    return replace(config, model=replace(config.model, smoothing_stage="before", backend="reference"))
+    model = replace(config.model, smoothing_stage="before")
+    return replace(config, model=replace(model, backend="reference") if _is_two_sided(config) else model)
 
 
 def smoothed(config: TrainConfig) -> TrainConfig:
@@ -73,6 +75,12 @@ def local_window(config: TrainConfig) -> int:
     if not windows:
         raise ValueError("the configuration has no local head: set model.n_global and model.window")
     return min(windows)
+
+
+def _is_two_sided(config: TrainConfig) -> bool:
+    """Whether it trains a classifier that sees both sides."""
+    task = config.task
+    return task.name is not None and not task.causal and classes_of(task.name) is not None
 
 
 def _smoothing_only(config: TrainConfig) -> TrainConfig:
@@ -121,8 +129,10 @@ VARIANTS: dict[str, Change] = {
 }
 """Every variant by name. Apart from those with local heads and LaS, each changes one thing about plain attention."""
 
-EXPERIMENTAL = ("las-before",)
-"""Variants that `all` leaves out; this one forms whole attention matrices."""
+
+def every(config: TrainConfig) -> list[str]:
+    """The variants of `all`: not those that form whole attention matrices, as las-before does to both sides."""
+    return [name for name in VARIANTS if name != "las-before" or not _is_two_sided(config)]
 
 
 def described(name: str) -> str:

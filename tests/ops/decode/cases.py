@@ -31,6 +31,7 @@ class Step:
     softcap: float | None = None
     slopes: tuple[float, ...] | None = None
     decays: tuple[float, ...] | None = None
+    sinks: bool = False
     padding: tuple[int, ...] | None = None
     """Columns of padding before each row."""
     cut: int = 0
@@ -43,6 +44,11 @@ class Step:
     @property
     def plan(self):
         return HeadPlan(windows=self.windows, slopes=self.slopes, decays=self.decays, firsts=self.firsts)
+
+    def make_sinks(self, dtype=torch.float32):
+        if not self.sinks:
+            return None
+        return 2 * torch.randn(len(self.windows), generator=torch.Generator().manual_seed(1)).to(self.device, dtype)
 
     def layout(self):
         """Each KV head on its own, the last first, batch rows together."""
@@ -102,7 +108,7 @@ def run(step, backend, stats=True):
     with nullcontext() if step.shape is None else use(step.shape):
         out, logits = decode(
             q, k[:, :, step.held :], v[:, :, step.held :], keys, values, length, ids, tickets, layout, step.plan,
-            softcap=step.softcap, begins=begins, stats=stats, backend=backend,
+            softcap=step.softcap, sinks=step.make_sinks(), begins=begins, stats=stats, backend=backend,
         )  # fmt: skip
     assert not tickets.any()
     return out, logits, keys, values
@@ -119,10 +125,10 @@ def expected(step):
     q, k, v, ids = step.draw()
     total = step.held + step.new
     segments = None if ids is None else ids[:, :total]
-    inputs = (x.to(torch.float64) for x in (q, k, v))
+    inputs, sinks = (x.to(torch.float64) for x in (q, k, v)), step.make_sinks(torch.float64)
     return attention(
-        *inputs, step.plan, softcap=step.softcap, segments=segments, stats=True, backend="reference"
-    )  # fmt: skip
+        *inputs, step.plan, softcap=step.softcap, segments=segments, sinks=sinks, stats=True, backend="reference"
+    )
 
 
 def check(step, backend, tolerance=None):

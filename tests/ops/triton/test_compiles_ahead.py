@@ -45,15 +45,18 @@ def kernels_of_the_source() -> set[str]:
     return {name for file in files for name in re.findall(r"^def (\w+_kernel)\(", file.read_text(), re.MULTILINE)}
 
 
-def attend(plan, *, dim=64, dtype=torch.bfloat16, kv_heads=4, packed=False, extremes=0, causal=True, softcap=None):
+def attend(
+    plan, *, dim=64, dtype=torch.bfloat16, kv_heads=4, packed=False, extremes=0, causal=True, softcap=None, sunk=False
+):
     """Forward and backward."""
     from longshort.ops.triton import launch
 
     q, k, v = (nothing(1, heads, 4096, dim, dtype=dtype) for heads in (4, kv_heads, kv_heads))
     segments = nothing(1, 4096, dtype=torch.int64) if packed else None
     options = Options.of(plan, causal=causal, softcap=softcap)
-    out, lse, *_ = launch.forward(q, k, v, options, segments, extremes)
-    launch.backward(torch.empty_like(out), q, k, v, out, lse, options, segments)
+    sinks = nothing(4, dtype=torch.float32) if sunk else None
+    out, lse, *_ = launch.forward(q, k, v, options, segments, extremes, sinks)
+    launch.backward(torch.empty_like(out), q, k, v, out, lse, options, segments, sinks)
 
 
 def decode(plan, *, new=1, kv_heads=4, packed=False, extremes=0, softcap=None):
@@ -86,6 +89,7 @@ CASES = {
     "everything": lambda: attend(SLOPED, dim=32, dtype=torch.float32, kv_heads=2, packed=True, extremes=2, softcap=30),
     "maxima": lambda: attend(PLAN, extremes=1),
     "maxima, everything": lambda: attend(SLOPED, dim=32, kv_heads=2, packed=True, extremes=1, softcap=30),
+    "sinks": lambda: attend(PLAN, sunk=True),
     "a query": lambda: decode(PLAN),
     "a query, everything": lambda: decode(SLOPED, packed=True, extremes=2, softcap=30),
     "a query, maxima": lambda: decode(PLAN, extremes=1),

@@ -111,3 +111,14 @@ def test_a_target_that_is_no_class_makes_the_loss_nan(target: int) -> None:
     logits, targets = case(50)
     targets[5] = target
     assert chunk_loss(logits, targets, 0.0, False)[0].isnan()
+
+
+def test_padding_is_left_out_and_gets_a_gradient_of_zero() -> None:
+    logits, targets = case(50)
+    padded = torch.cat([logits, torch.full((7, 14), 20.0, device=DEVICE)], 1)
+    from longshort.ops.triton import cross_entropy
+
+    expected = cross_entropy.chunk_loss(logits.clone(), targets, -100, 0.1, True, *UNDAMPED)
+    loss, gradient = cross_entropy.chunk_loss(padded, targets, -100, 0.1, True, *UNDAMPED, n_classes=50)
+    assert torch.equal(loss, expected[0])
+    assert torch.equal(gradient[:, :50], expected[1]) and not gradient[:, 50:].any()

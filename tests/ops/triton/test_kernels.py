@@ -3,7 +3,6 @@
 import itertools
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from ..cases import (
     assert_no_worse_than_rounding,
     assert_statistics_change_no_bit,
     cases,
+    made_affordable,
     run,
     run_in_rounding,
 )
@@ -45,14 +45,6 @@ def check(case):
         assert_close(run(case, "triton"), run(case, "reference", torch.float64), 5e-5)
     else:
         assert_no_worse_than_rounding(run(case, "triton"), run(case, "reference", torch.float64), run_in_rounding(case))
-
-
-def made_affordable(case):
-    """The interpreter takes its time for every pair of tiles: four heads at most, and one row of long sequences."""
-    group = case.plan.n_heads // case.kv_heads
-    kv_heads = min(case.kv_heads, 4 // group)
-    batch = min(case.batch, 2 if case.n_keys <= 100 else 1)
-    return replace(case, plan=case.plan[: kv_heads * group], kv_heads=kv_heads, batch=batch, tile_parts=None)
 
 
 @settings(max_examples=10)

@@ -38,14 +38,17 @@ def attend(
     return out, lse
 
 
-def attend_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attend_last(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
     """The last position's query (B, H, 1, D) over k and v (B, H_kv, S, D), all of which it sees, in any order.
 
     The query heads of a KV head become the rows of one query. For decoding on a CPU, where the public op's overhead
     takes several times as long as the kernel.
     """
     queries = q.unflatten(1, (k.shape[1], -1))[:, :, :, 0]
-    return attend(queries, k, v, scale=q.shape[-1] ** -0.5, causal=False)[0].reshape(q.shape)
+    out, lse = attend(queries, k, v, scale=q.shape[-1] ** -0.5, causal=False)
+    if sinks is not None:
+        out = out * torch.sigmoid(lse - sinks.view(k.shape[1], -1)).unsqueeze(-1).to(out.dtype)
+    return out.reshape(q.shape)
 
 
 def differentiate(

@@ -32,7 +32,7 @@ from longshort.ops.triton.walks import (
 def grad_q_kernel(
     grad, q, k, v, out, lse, numbers, grad_q, partial, heads, windows, decays, slopes, segments, ranges,
     firsts, places,
-    sg_b, sg_h, sg_t, sq_b, sq_h, sq_t, sk_b, sk_h, sk_t, sv_b, sv_h, sv_t, so_b, so_h, so_t,
+    sg_b, sg_h, sg_t, sq_b, sq_h, sq_t, sk_b, sk_h, sk_t, sv_b, sv_h, sv_t, so_b, so_h, so_t, sd_b, sd_h, sd_t,
     scale, softcap, B, H, T, S, n_long, parts, padded,
     GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
@@ -92,7 +92,7 @@ def grad_q_kernel(
         at, real = partial_rows(partial, slot, part, parts, T, row, M, WIDTH)
         tl.store(at, total, mask=real)
     else:
-        store_rows(grad_q, so_b, so_h, so_t, b, h, row, T, total * scale, M, D, WIDTH)
+        store_rows(grad_q, sd_b, sd_h, sd_t, b, h, row, T, total * scale, M, D, WIDTH)
 
 
 @triton.jit
@@ -147,7 +147,7 @@ def grad_rows(
 def grad_kv_kernel(
     grad, q, k, v, lse, delta, grad_k, grad_v, partial_k, partial_v, heads, windows, decays, slopes, segments, ranges,
     firsts, places,
-    sg_b, sg_h, sg_t, sq_b, sq_h, sq_t, sk_b, sk_h, sk_t, sv_b, sv_h, sv_t, so_b, so_h, so_t,
+    sg_b, sg_h, sg_t, sq_b, sq_h, sq_t, sk_b, sk_h, sk_t, sv_b, sv_h, sv_t, sd_b, sd_h, sd_t,
     scale, softcap, B, H, T, S, n_long, parts, padded,
     GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
@@ -191,8 +191,8 @@ def grad_kv_kernel(
         at, real = partial_rows(partial_v, slot, part, parts, S, begin, N, WIDTH)
         tl.store(at, total_v, mask=real)
     else:
-        store_rows(grad_k, so_b, so_h, so_t, b, kv, begin, S, total_k * scale, N, D, WIDTH)
-        store_rows(grad_v, so_b, so_h, so_t, b, kv, begin, S, total_v, N, D, WIDTH)
+        store_rows(grad_k, sd_b, sd_h, sd_t, b, kv, begin, S, total_k * scale, N, D, WIDTH)
+        store_rows(grad_v, sd_b, sd_h, sd_t, b, kv, begin, S, total_v, N, D, WIDTH)
 
 
 @triton.jit

@@ -15,16 +15,24 @@ from torch import Tensor
 
 from longshort.ops.triton.scores import LN2, LOG2E, NEVER
 
-_BLOCK = 4096
+_WARPS = 16
+_LANES = _WARPS * 32 * 8
+"""Classes side by side: eight to a thread, as many as it reads at once."""
+_DEEP = 2
+"""Rows of lanes that share a maximum before the exponentials are taken: one rescaling for all of them."""
 
 
-@triton.jit(do_not_specialize=("ignored",))
+@triton.jit(do_not_specialize=("ignored", "n_classes"))
 def cross_entropy_kernel(
-    logits, targets, losses, stride, n_classes, ignored, z_weight, exponent, linear_below, softcap,
-    GRADIENT: tl.constexpr, DAMPED: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
+    logits, targets, losses, stride, width, n_classes, ignored, z_weight, exponent, linear_below, softcap,
+    GRADIENT: tl.constexpr, DAMPED: tl.constexpr, CAPPED: tl.constexpr, LANES: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
-    """A program owns a row; its second pass over the logits reads them from the cache."""
-    row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    """A program owns a row; its second pass over the logits reads them from the cache.
+
+    The bound of memory is `width`: vectors of logits can be read only where it is a multiple of theirs.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, DEEP)[:, None] * LANES + tl.arange(0, LANES)[None, :]
     at = logits + row * stride
     target = tl.load(targets + row)
     kept = target != ignored
@@ -34,15 +42,16 @@ def cross_entropy_kernel(
         picked = damped(picked, exponent, linear_below)
     if CAPPED:
         picked = capped(picked, softcap)
-    above, total = tl.full((BLOCK,), NEVER, tl.float32), tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, n_classes, BLOCK):
-        x = tl.load(at + start + lanes, mask=start + lanes < n_classes, other=float("-inf")).to(tl.float32)
+    above, total = tl.full((LANES,), NEVER, tl.float32), tl.zeros((LANES,), tl.float32)
+    for start in range(0, width, LANES * DEEP):
+        x = tl.load(at + start + lanes, mask=start + lanes < width, other=0.0).to(tl.float32)
         if DAMPED:
-            x = tl.where(start + lanes < n_classes, damped(x, exponent, linear_below), float("-inf"))
+            x = damped(x, exponent, linear_below)
         if CAPPED:
-            x = tl.where(start + lanes < n_classes, capped(x, softcap), float("-inf"))
-        higher = tl.maximum(above, x)
-        total = total * tl.exp2((above - higher) * LOG2E) + tl.exp2((x - higher) * LOG2E)
+            x = capped(x, softcap)
+        x = tl.where(start + lanes < n_classes, x, float("-inf"))
+        higher = tl.maximum(above, tl.max(x, 0))
+        total = total * tl.exp2((above - higher) * LOG2E) + tl.sum(tl.exp2((x - higher[None, :]) * LOG2E), 0)
         above = higher
     largest = tl.max(above, 0)
     total = tl.sum(total * tl.exp2((above - largest) * LOG2E), 0)
@@ -50,8 +59,8 @@ def cross_entropy_kernel(
     tl.store(losses + row, tl.where(kept, lse - picked + z_weight * lse * lse, 0.0))
     if GRADIENT:
         factor = (1.0 + 2.0 * z_weight * lse) / total
-        for start in range(0, n_classes, BLOCK):
-            inside = start + lanes < n_classes
+        for start in range(0, width, LANES * DEEP):
+            inside = start + lanes < width
             x = tl.load(at + start + lanes, mask=inside, other=0.0).to(tl.float32)
             score = x
             if DAMPED:
@@ -63,7 +72,7 @@ def cross_entropy_kernel(
                 residual *= damped_slope(x, exponent, linear_below)
             if CAPPED:
                 residual *= capped_slope(x, softcap)
-            residual = tl.where(kept, residual, 0.0).to(logits.dtype.element_ty)
+            residual = tl.where(kept & (start + lanes < n_classes), residual, 0.0).to(logits.dtype.element_ty)
             tl.store(at + start + lanes, residual, mask=inside)
 
 
@@ -106,17 +115,22 @@ def chunk_loss(
     exponent: float,
     linear_below: float,
     softcap: float = 0.0,
+    *,
+    n_classes: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Summed loss (fp32) of one chunk, and its gradient, which overwrites the logits.
 
     Args:
         logits: (N, V), rows dense.
+        n_classes: V if None; columns beyond it are padding, which is left out and gets a gradient of zero.
         targets: (N,) int64; a row whose target is `ignore_index` adds nothing and gets a gradient of zero.
     """
     losses = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
     cross_entropy_kernel[(logits.shape[0],)](
-        *(logits, targets, losses, logits.stride(0), logits.shape[1], ignore_index, z_weight),
+        *(logits, targets, losses, logits.stride(0), logits.shape[1], n_classes or logits.shape[1]),
+        *(ignore_index, z_weight),
         *(exponent, linear_below, softcap or 1.0),
-        **{"GRADIENT": with_gradient, "DAMPED": exponent != 1, "CAPPED": softcap != 0, "BLOCK": _BLOCK, "num_warps": 8},
+        **{"GRADIENT": with_gradient, "DAMPED": exponent != 1, "CAPPED": softcap != 0},
+        **{"LANES": _LANES, "DEEP": _DEEP, "num_warps": _WARPS},
     )
     return losses.sum(), logits if with_gradient else None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from longshort.ops.documents import documents
 from longshort.ops.options import Options
-from longshort.ops.padding import dense_rows, without_padding
+from longshort.ops.padding import dense_rows, ordered_like, without_padding
 from longshort.ops.triton import segment_ranges, tiles
 from longshort.ops.triton.backward_kernels import add_parts_kernel, grad_kv_kernel, grad_q_kernel, grad_sinks_kernel
 from longshort.ops.triton.device import capability, precision_of, processors, table, width_of
@@ -39,7 +39,7 @@ def forward(
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Implements longshort::triton_forward."""
-    out, lse = torch.empty_like(q, memory_format=torch.contiguous_format), _numbers(*q.shape[:3], device=q.device)
+    out, lse = ordered_like(q), _numbers(*q.shape[:3], device=q.device)
     high, low = (_numbers(q.shape[1], device=q.device) if extremes > i else None for i in range(2))
     if out.numel() == 0:
         for numbers, nothing in ((high, -torch.inf), (low, torch.inf)):
@@ -49,7 +49,8 @@ def forward(
     q, k, v = (_addressable(x) for x in without_padding(segments, q, k, v))
     ids = () if segments is None else (segments.to(torch.int64).contiguous(),)
     sunk = sinks is not None
-    ready = _forward_launches(layout_of(q, k, v, *ids), options, precision_of(q), extremes, sunk, tiles.given())
+    layout, written = layout_of(q, k, v, *ids), out.stride()
+    ready = _forward_launches(layout, written, options, precision_of(q), extremes, sunk, tiles.given())
     cut, held = ready.cut, lse if sinks is None else _aligned(sinks)
     # What a launch does not use, another tensor stands in for.
     found = _numbers(extremes, *q.shape[:2], cut.tiles, device=q.device) if extremes else lse
@@ -74,9 +75,11 @@ def backward(
     options: Options,
     segments: Tensor | None,
     sinks: Tensor | None = None,
+    into: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Implements longshort::triton_backward."""
-    grad_q, grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    """Implements longshort::triton_backward. The gradients of q, k and v are written to `into`, if given; those
+    of k and v have the same strides."""
+    grad_q, grad_k, grad_v = (ordered_like(x) for x in (q, k, k)) if into is None else into
     grad_sinks = None if sinks is None else torch.empty_like(sinks)
     if grad.numel() == 0:
         return grad_q.zero_(), grad_k.zero_(), grad_v.zero_(), None if grad_sinks is None else grad_sinks.zero_()
@@ -86,7 +89,8 @@ def backward(
     if segments is not None:
         grad = grad.masked_fill((segments[:, k.shape[2] - q.shape[2] :] < 0)[:, None, :, None], 0)
         ids = (segments.to(torch.int64).contiguous(),)
-    ready = _backward_launches(layout_of(grad, q, k, v, out, lse, *ids), options, precision_of(q), tiles.given())
+    layout, written = layout_of(grad, q, k, v, out, lse, *ids), (grad_q.stride(), grad_k.stride())
+    ready = _backward_launches(layout, written, options, precision_of(q), tiles.given())
     tables = _tables(ready, ids)
     numbers = _numbers(2, *ready.padded, device=q.device)
     partial = _partial(ready.q_cut, q, lse)
@@ -139,19 +143,25 @@ class _Forward(NamedTuple):
 
 @lru_cache(maxsize=_PREPARED)
 def _forward_launches(
-    layout: Layout, options: Options, precision: str, extremes: int, sunk: bool, given: tiles.Given
+    layout: Layout,
+    written: tuple[int, ...],
+    options: Options,
+    precision: str,
+    extremes: int,
+    sunk: bool,
+    given: tiles.Given,
 ) -> _Forward:
+    """`written` are the strides of the output."""
     call = _Call.of(layout, options, precision, first=0)
     batch, n_heads, n_queries, _ = call.q_shape
     shape = tile_shape("forward", layout[1], call.head_dim, options.windows, n_queries, call.device)
     if extremes == 2 or (extremes and not call.flags["FOLD"]):
         shape = shape._replace(registers=None)  # a second extreme per row, besides the softmax's, needs a few more
     cut = call.cut(shape, 1, n_queries, shape.rows, call.n_keys, shape.columns)
-    out = _dense(call.q_shape)
     walk = Launch(
         forward_kernel,
         cut.grid,
-        (*call.strides, *out[:3], *call.scalars, cut.n_long, cut.parts),
+        (*call.strides, *written[:3], *call.scalars, cut.n_long, cut.parts),
         {
             **{"STATS": extremes, "SINKS": sunk, "TMA": call.tma, "SPLIT": cut.parts > 1},
             **call.flags,
@@ -165,7 +175,7 @@ def _forward_launches(
         join = Launch(
             join_parts_kernel,
             (cut.tiles, batch * cut.n_long, 1),
-            (*out[:3], call.scalars[0], batch, n_heads, n_queries, cut.n_long, cut.parts),
+            (*written[:3], call.scalars[0], batch, n_heads, n_queries, cut.n_long, cut.parts),
             {
                 **{name: call.flags[name] for name in ("D", "WIDTH", "FOLD")},
                 **{"STATS": extremes, "SINKS": sunk, "M": shape.rows, "num_warps": 4},
@@ -199,7 +209,10 @@ class _Backward(NamedTuple):
 
 
 @lru_cache(maxsize=_PREPARED)
-def _backward_launches(layout: Layout, options: Options, precision: str, given: tiles.Given) -> _Backward:
+def _backward_launches(
+    layout: Layout, written: tuple[tuple[int, ...], ...], options: Options, precision: str, given: tiles.Given
+) -> _Backward:
+    """`written` are the strides of the gradients of q, and of k and v."""
     call = _Call.of(layout, options, precision, first=1)
     # In two-sided attention its registers cost more than it saves (benchmarks/results/las-h200.json).
     call.flags["FADE"] &= options.causal
@@ -213,7 +226,7 @@ def _backward_launches(layout: Layout, options: Options, precision: str, given: 
     q_walk = Launch(
         grad_q_kernel,
         q_cut.grid,
-        (*grad[:3], *call.strides, *out[:3], *call.scalars, q_cut.n_long, q_cut.parts, padded),
+        (*grad[:3], *call.strides, *out[:3], *written[0][:3], *call.scalars, q_cut.n_long, q_cut.parts, padded),
         {"TMA": call.tma, "SPLIT": q_cut.parts > 1, "PAD": _PAD, **call.flags, **_tiling(shape)},
         rows=(shape.rows, shape.rows, shape.columns, shape.columns) if call.tma else (),
         again=call.aligned,
@@ -221,12 +234,11 @@ def _backward_launches(layout: Layout, options: Options, precision: str, given: 
 
     shape = tile_shape("grad_kv", *chosen)
     kv_cut = call.cut(shape, call.flags["GROUP"], n_keys, shape.columns, n_queries, shape.rows)
-    kv_shape = (batch, n_heads // call.flags["GROUP"], n_keys, head_dim)
     rows = (shape.rows, shape.rows, shape.columns, shape.columns, shape.rows, shape.rows)
     kv_walk = Launch(
         grad_kv_kernel,
         kv_cut.grid,
-        (*grad[:3], *call.strides, *_dense(kv_shape)[:3], *call.scalars, kv_cut.n_long, kv_cut.parts, padded),
+        (*grad[:3], *call.strides, *written[1][:3], *call.scalars, kv_cut.n_long, kv_cut.parts, padded),
         {"TMA": call.tma, "SPLIT": kv_cut.parts > 1, **call.flags, **_tiling(shape)},
         rows=rows if call.tma else (),
         again=call.aligned,
@@ -234,10 +246,10 @@ def _backward_launches(layout: Layout, options: Options, precision: str, given: 
     scale = call.scalars[0]
     return _Backward(
         q_walk,
-        _sum_of_parts(q_cut, call.q_shape, scale),
+        _sum_of_parts(q_cut, n_queries, head_dim, written[0], scale),
         kv_walk,
-        _sum_of_parts(kv_cut, kv_shape, scale),
-        _sum_of_parts(kv_cut, kv_shape, 1.0),
+        _sum_of_parts(kv_cut, n_keys, head_dim, written[1], scale),
+        _sum_of_parts(kv_cut, n_keys, head_dim, written[1], 1.0),
         Launch(
             grad_sinks_kernel, (n_heads, 1, 1), (batch, n_heads, n_queries, padded), {"BLOCK": 1024, "num_warps": 4}
         ),
@@ -250,15 +262,14 @@ def _backward_launches(layout: Layout, options: Options, precision: str, given: 
     )
 
 
-def _sum_of_parts(cut: _Cut, shape: tuple[int, ...], factor: float) -> Launch | None:
-    """For gradients of this shape, times a factor."""
+def _sum_of_parts(cut: _Cut, length: int, head_dim: int, strides: tuple[int, ...], factor: float) -> Launch | None:
+    """For gradients with these strides, times a factor."""
     if cut.parts == 1:
         return None
-    length, head_dim = shape[2:]
     return Launch(
         add_parts_kernel,
         (_tiles_in(length, 32), cut.slots, 1),
-        (*_dense(shape)[:3], factor, cut.n_long, cut.parts, length),
+        (*strides[:3], factor, cut.n_long, cut.parts, length),
         {"D": head_dim, "WIDTH": width_of(head_dim), "ROWS": 32, "num_warps": 4},
     )
 
@@ -366,12 +377,6 @@ def _tiling(shape: TileShape) -> dict[str, Any]:
         **{"M": shape.rows, "N": shape.columns, "STAGES": shape.stages},
         **{"num_warps": shape.warps, "maxnreg": shape.registers},
     }
-
-
-def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor of four dimensions."""
-    _, heads, length, dim = shape
-    return heads * length * dim, length * dim, dim, 1
 
 
 def _descriptors_serve(strides: list[tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> bool:
