@@ -9,6 +9,7 @@ JOBS ?= 2
 SELECTED := -m "not slow"
 DRAWN := tests/cli/test_drawn.py
 EXAMPLES ?= 150
+CASES ?= 10000
 
 SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
@@ -20,7 +21,7 @@ TORCH_CPU_HOST := download.pytorch.org
 REACHABLE := import socket; socket.create_connection(("$(TORCH_CPU_HOST)", 443), 5)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-eco soak lint types layers docs pytest format bench clean compiler
+.PHONY: help demo test test-all test-eco soak fuzz lint types layers docs pytest format bench clean compiler
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +46,9 @@ test-eco: ## TRL's trainers on our models, in .venv-eco; not part of test
 soak: compiler $(INSTALLED) ## kills, damaged files, full disks, drawn command lines; under half an hour; writes docs/notes/soak.md
 	@$(BIN)/python -m tests.soak --jobs $(JOBS)
 	@LONGSHORT_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -q -n $(JOBS) --timeout 1200 $(DRAWN)
+
+fuzz: compiler $(INSTALLED) ## every backend and cache against the reference in drawn cases (CASES=10000); resumes; writes build/fuzz.json
+	@$(BIN)/python -m tests.fuzz --cases $(CASES) --jobs $(JOBS)
 
 lint: $(INSTALLED) ## ruff: lint and format check
 	@echo "== lint: ruff check, ruff format --check"

@@ -133,8 +133,8 @@ def test_config_is_frozen_hashable_and_keyword_only() -> None:
         ({"rope_scaling": {"kind": "linear", "factor": 2.0}}, "rope_scaling must be None unless positions are rotary"),
         ({"rope_scaling": 2.0}, "rope_scaling must be None or fields such as .*, got 2.0"),
         (
-            {"rope_scaling": {"kind": "yarn", "factor": 2.0}, "positions": "rotary"},
-            "rope_scaling.kind must be one of linear, llama3, got 'yarn'",
+            {"rope_scaling": {"kind": "dynamic", "factor": 2.0}, "positions": "rotary"},
+            "rope_scaling.kind must be one of linear, llama3, yarn, got 'dynamic'",
         ),
         ({"qk_norm": "rms"}, "qk_norm must be None or one of head, width, plain, got 'rms'"),
         ({"softcap": 0.0}, "softcap must be None or a number from 1e-30 to 1e.30, got 0.0"),

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshort import HeadPlan, LSAttention
-from longshort.nn.positions import place, placed_heads, rotary
+from longshort.nn.positions import RopeScaling, place, placed_heads, rotary
 from longshort.reach import LayerReach, QueryTemperature
 
 LENGTH, DIM = 40, 8
@@ -76,6 +76,15 @@ def test_heads_alike_are_rotated_bit_for_bit_as_by_rotary(dtype):
     found = place(q, k, positions, heads)
     assert torch.equal(found[0], rotary(q, positions))
     assert torch.equal(found[1], rotary(k, positions))
+
+
+def test_scaling_of_global_heads_leaves_local_ones_alone():
+    q, k = queries_and_keys(4, 4)
+    positions, scaling = torch.arange(LENGTH), RopeScaling(kind="linear", factor=8.0, heads="global")
+    found, _ = place(q, k, positions, placed_heads(LayerReach(plan=MIXED), 4, DIM, 500.0, scaling))
+    for head, window in enumerate(MIXED.windows):
+        expected = rotary(q[:, :, [head]], positions, theta=500.0, scaling=None if window else scaling)
+        assert torch.equal(found[:, :, [head]], expected)
 
 
 def test_bases_that_come_twice_share_a_table(monkeypatch):

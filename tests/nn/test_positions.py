@@ -66,13 +66,13 @@ def test_positions_restart_where_the_segment_changes() -> None:
     assert segment_positions(segments).tolist() == [[0, 1, 0, 1, 2, 0], [0, 0, 1, 0, 0, 1]]
 
 
-def frequencies(rope: dict[str, Any]) -> torch.Tensor:
-    """Those of transformers for a head of 16 features."""
+def rotation(rope: dict[str, Any]) -> Any:
+    """That of transformers for a head of 16 features."""
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     config = LlamaConfig(hidden_size=64, num_attention_heads=4, rope_parameters={"rope_theta": 500.0} | rope)
-    return LlamaRotaryEmbedding(config).inv_freq
+    return LlamaRotaryEmbedding(config)
 
 
 @pytest.mark.parametrize(
@@ -86,24 +86,43 @@ def frequencies(rope: dict[str, Any]) -> torch.Tensor:
                 "original_max_position_embeddings": 100,
             },
         ),
+        (
+            RopeScaling(kind="yarn", factor=8.0, original_context=100, beta_fast=6.0, beta_slow=0.5),
+            {
+                **{"rope_type": "yarn", "factor": 8.0, "beta_fast": 6.0, "beta_slow": 0.5},
+                "original_max_position_embeddings": 100,
+            },
+        ),
+        (
+            RopeScaling(kind="yarn", factor=8.0, original_context=100, truncate=False, attention_factor=1.7),
+            {
+                **{"rope_type": "yarn", "factor": 8.0, "truncate": False, "attention_factor": 1.7},
+                "original_max_position_embeddings": 100,
+            },
+        ),
     ],
-    ids=["linear", "llama3"],
+    ids=["linear", "llama3", "yarn", "yarn, no truncation"],
 )
 def test_scaled_angles_are_those_of_transformers(scaling: RopeScaling, rope: dict[str, Any]) -> None:
-    plain = frequencies({"rope_type": "default"})
-    torch.testing.assert_close(scaling.scaled(plain), frequencies(rope))
-    assert not torch.allclose(frequencies(rope), plain)
+    plain, theirs = rotation({"rope_type": "default"}).inv_freq, rotation(rope)
+    torch.testing.assert_close(scaling.scaled(plain, theta=500.0), theirs.inv_freq)
+    assert not torch.allclose(theirs.inv_freq, plain)
     x = torch.randn(1, 1, 1, 16)
-    angles = 77 * frequencies(rope)
+    angles = 77 * theirs.inv_freq
+    cos, sin = angles.cos() * theirs.attention_scaling, angles.sin() * theirs.attention_scaling
     first, second = x.chunk(2, -1)
-    turned = torch.cat((first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()), -1)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
     torch.testing.assert_close(rotary(x, torch.tensor([77]), theta=500.0, scaling=scaling), turned)
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"kind": "yarn", "factor": 2.0}, "rope_scaling.kind must be one of linear, llama3, got 'yarn'"),
+        ({"kind": "dynamic", "factor": 2.0}, "rope_scaling.kind must be one of linear, llama3, yarn, got 'dynamic'"),
+        ({"kind": "yarn", "factor": 2.0, "truncate": 1}, "rope_scaling.truncate must be True or False, got 1"),
+        ({"kind": "yarn", "factor": 2.0, "attention_factor": 0}, "rope_scaling.attention_factor must be .*, got 0"),
+        ({"kind": "yarn", "factor": 2.0, "beta_slow": 40}, "beta_fast must be above beta_slow=40, got 32.0"),
+        ({"kind": "linear", "factor": 2.0, "heads": "local"}, "rope_scaling.heads must be one of all, global, got"),
         ({"kind": "linear", "factor": 0}, "rope_scaling.factor must be a number from 1e-30 to .*, got 0"),
         ({"kind": "linear"}, "rope_scaling must have factor, got {'kind': 'linear'}"),
         ({"kind": "linear", "factor": 2.0, "scale": 3}, "rope_scaling has no field 'scale'"),

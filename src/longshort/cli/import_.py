@@ -9,7 +9,7 @@ import typer
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(help="Folder or file of GPT-2's safetensors; or the author's .pt file.")],
+    source: Annotated[Path, typer.Argument(help="Folder that transformers wrote; or the author's .pt file.")],
     out: Annotated[Path, typer.Option(help="Folder of the run that is made; it must be new or empty.")],
     tokenizer: Annotated[
         str | None, typer.Option(help="tokenizer.json or its folder, or bytes (default: the one beside SOURCE).")
@@ -28,9 +28,12 @@ def import_(
         str | None, typer.Option(help="For a .pt file: gelu (default), or gelu_tanh for older code.")
     ] = None,
 ) -> None:
-    """Make a run at step 0 from GPT-2's or the author's weights. For generate, evaluate, train, export.
+    """Make a run at step 0 of third-party weights. For generate, evaluate, train, export.
 
-    Example: longshort import gpt2/ --out runs/gpt2 && longshort generate runs/gpt2 --prompt "Once"
+    Dense models of transformers: Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3 (text), Olmo 2 and 3, GPT-2; and the
+    checkpoints of the paper's author.
+
+    Example: longshort import qwen3/ --out runs/qwen3 && longshort generate runs/qwen3 --prompt "Once"
     """
     from longshort.hf.importers.run import import_as_run
 

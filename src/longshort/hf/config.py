@@ -36,6 +36,7 @@ _NAMES = {
     "norm_unit_offset": "norm_unit_offset",
     "norm_placement": "norm_placement",
     "qk_norm": "qk_norm",
+    "qk_norm_eps": "qk_norm_eps",
     "attention_scale": "attention_scale",
     "softcap": "attn_logit_softcapping",
     "sigma_reparam": "sigma_reparam",
@@ -128,6 +129,7 @@ class LongShortConfig(PreTrainedConfig):
     """pre, post or sandwich."""
     qk_norm: str | None = None
     """head, width or plain."""
+    qk_norm_eps: float = 1e-6
     attention_scale: float | None = None
     attn_logit_softcapping: float | None = None
     sigma_reparam: bool = False

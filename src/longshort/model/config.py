@@ -92,8 +92,8 @@ class GPTConfig:
     rope_theta: float = 10000.0
     """Base of the rotary angles."""
     rope_scaling: RopeScaling | None = None
-    """How the rotary angles are slowed for sequences longer than those of training: kind (linear or llama3), factor,
-    low_freq_factor, high_freq_factor, original_context; not at all if None."""
+    """How the rotary angles are slowed for sequences longer than those of training: kind (linear, llama3 or
+    yarn), factor, heads and more, see `RopeScaling`; not at all if None."""
     mlp: str = "gelu"
     """gelu (exact), gelu_tanh (GPT-2's approximation), relu2 (the square of ReLU), or gated, with a third
     matrix: swiglu (Llama) or geglu (Gemma). `activation` is an older name."""
@@ -106,6 +106,8 @@ class GPTConfig:
     (sandwich: Gemma 2). The last block's output is normalised in any case."""
     qk_norm: str | None = None
     """RMS norm of queries and keys: head (per head, with gain), width (over all heads, with gain), plain (no gain)."""
+    qk_norm_eps: float = 1e-6
+    """Epsilon of QK-norm."""
     attention_scale: float | None = None
     """Factor of q . k in the attention logits; 1 / sqrt(head_dim) if None."""
     softcap: float | None = None
@@ -125,7 +127,7 @@ class GPTConfig:
     embedding_scale: float | None = None
     """Factor of the token embeddings on their way in, such as Gemma's sqrt(width); the tied head is not scaled."""
     norm_eps: float = 1e-5
-    """Epsilon of the norms; that of QK-norm is 1e-6."""
+    """Epsilon of the norms of the residual stream."""
     init_std: float = 0.02
     """Standard deviation of the initial weights; divided by sqrt(2 n_layers) where a layer writes to the residual."""
     backend: str = "auto"
@@ -324,6 +326,7 @@ RANGES: dict[str, Range] = {
     "norm_unit_offset": _SWITCH,
     "norm_placement": _one_of(PLACEMENTS),
     "qk_norm": _optional(_one_of(QK_NORMS)),
+    "qk_norm_eps": _POSITIVE,
     "attention_scale": _optional(_POSITIVE),
     "softcap": _optional(_POSITIVE),
     "sigma_reparam": _SWITCH,

@@ -378,6 +378,7 @@ def _block(config: GPTConfig, layer: int, causal: bool) -> Block:
         head_dim=config.head_dim,
         positions="rotary" if config.positions == "rotary" else "none",  # the plan brings ALiBi's slopes
         qk_norm=config.qk_norm,
+        qk_norm_eps=config.qk_norm_eps,
         softcap=config.softcap,
         sigma_reparam=config.sigma_reparam,
         bias=config.bias,

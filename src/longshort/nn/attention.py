@@ -88,6 +88,7 @@ class LSAttention(nn.Module):
         positions: "rotary", "alibi" (the standard slopes, unless the plan brings its own) or "none". Learned and
             sinusoidal positions belong to the input: the model adds them.
         qk_norm: None, "head", "width" or "plain": see `QKNorm`.
+        qk_norm_eps: epsilon of QK-norm.
         softcap: logits become softcap * tanh(logits / softcap).
         sigma_reparam: all four projections as `SigmaLinear`; call `update_sigma` after each optimizer step.
         bias: biases in the projections.
@@ -125,6 +126,7 @@ class LSAttention(nn.Module):
         head_dim: int | None = None,
         positions: str = "none",
         qk_norm: str | None = None,
+        qk_norm_eps: float = 1e-6,
         softcap: float | None = None,
         sigma_reparam: bool = False,
         bias: bool = False,
@@ -151,7 +153,7 @@ class LSAttention(nn.Module):
         self.reach.check_backend(backend)
         self.rope_theta = rope_theta if positions == "rotary" else None
         self.rope_scaling, self.scale = rope_scaling, scale
-        self._placed = placed_heads(self.reach, self.n_kv_heads, self.head_dim, self.rope_theta)
+        self._placed = placed_heads(self.reach, self.n_kv_heads, self.head_dim, self.rope_theta, rope_scaling)
         self.softcap, self.backend = softcap, backend
         self.causal, self.chunk = causal, _checked_chunk(chunk)
         pooling = Smoothing(
@@ -165,8 +167,8 @@ class LSAttention(nn.Module):
         heads = (self.n_heads, self.n_kv_heads, self.n_kv_heads)
         self.qkv = linear(width, [n * self.head_dim for n in heads], bias=bias, sigma_reparam=sigma_reparam)
         self.out = linear(self.n_heads * self.head_dim, [width], bias=bias, sigma_reparam=sigma_reparam)
-        self.q_norm = QKNorm(qk_norm, self.n_heads, self.head_dim) if qk_norm is not None else None
-        self.k_norm = QKNorm(qk_norm, self.n_kv_heads, self.head_dim) if qk_norm is not None else None
+        self.q_norm = QKNorm(qk_norm, self.n_heads, self.head_dim, qk_norm_eps) if qk_norm is not None else None
+        self.k_norm = QKNorm(qk_norm, self.n_kv_heads, self.head_dim, qk_norm_eps) if qk_norm is not None else None
         learned = self.reach.sink == "learned"
         self.sinks = nn.Parameter(torch.empty(self.n_heads)) if learned else None
         """(H,) scores of the learned sinks; fp32 in the op, whatever the dtype of the layer."""
@@ -324,7 +326,7 @@ class LSAttention(nn.Module):
         if self.rope_theta is not None or self.reach.temperature is not None:
             if positions is None:
                 positions = torch.arange(x.shape[1], device=x.device)
-            q, k = place(q, k, positions, self._placed, scaling=self.rope_scaling)
+            q, k = place(q, k, positions, self._placed)
         if self.scale is not None:  # the op and every cache divide by sqrt(head_dim)
             q = q * (self.scale * math.sqrt(self.head_dim))
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)

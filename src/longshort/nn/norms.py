@@ -65,12 +65,13 @@ class QKNorm(nn.Module):
     `plain`: over each head's features, without parameters; logits then stay within sqrt(head_dim).
     """
 
-    def __init__(self, variant: str, n_heads: int, head_dim: int) -> None:
+    def __init__(self, variant: str, n_heads: int, head_dim: int, eps: float = 1e-6) -> None:
         super().__init__()
         if variant not in QK_NORMS:
             raise ValueError(f"qk_norm must be None or one of {', '.join(QK_NORMS)}, got {variant!r}")
         self.variant = variant
-        self.norm = RMSNorm(n_heads * head_dim if variant == "width" else head_dim, gain=variant != "plain")
+        features = n_heads * head_dim if variant == "width" else head_dim
+        self.norm = RMSNorm(features, gain=variant != "plain", eps=eps)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.variant == "width":

@@ -19,7 +19,9 @@ from torch import Tensor
 from longshort.reach import LayerReach, QueryTemperature
 from longshort.spelling import check_fields
 
-SCALINGS = ("linear", "llama3")
+SCALINGS = ("linear", "llama3", "yarn")
+SCALED_HEADS = ("all", "global")
+_NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_context", "beta_slow", "beta_fast")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +30,16 @@ class RopeScaling:
 
     "linear" divides every frequency by `factor` (arXiv 2306.15595; the global layers of Gemma 3). "llama3" divides
     those that turn less than `low_freq_factor` times in `original_context` positions, keeps those that turn more than
-    `high_freq_factor` times, and interpolates between (Llama 3.1).
+    `high_freq_factor` times, and interpolates between (Llama 3.1). "yarn" (arXiv 2309.00071; Olmo 3, Qwen3) does the
+    same with `beta_slow` and `beta_fast` turns, interpolates along the features, and multiplies the rotated queries and
+    keys by `attention_factor`.
 
     >>> RopeScaling(kind="linear", factor=4.0).scaled(torch.tensor([1.0, 0.1]))
     tensor([0.2500, 0.0250])
     """
 
     kind: str
-    """linear or llama3."""
+    """linear, llama3 or yarn."""
     factor: float
     """How many times longer the sequences are to be."""
     low_freq_factor: float = 1.0
@@ -43,22 +47,36 @@ class RopeScaling:
     high_freq_factor: float = 4.0
     """llama3: turns above which a frequency stays."""
     original_context: int = 8192
-    """llama3: positions in which turns are counted, the context of training."""
+    """llama3 and yarn: positions in which turns are counted, the context of training."""
+    beta_slow: float = 1.0
+    """yarn: turns below which a frequency is divided by the factor."""
+    beta_fast: float = 32.0
+    """yarn: turns above which a frequency stays."""
+    truncate: bool = True
+    """yarn: let the interpolation begin and end at whole features."""
+    attention_factor: float | None = None
+    """yarn: factor of the rotated queries and keys; 0.1 log(factor) + 1 if None, and 1 for a factor below 1."""
+    heads: str = "all"
+    """all, or global: the angles of local heads are not slowed (Gemma 3, Olmo 3)."""
 
     def __post_init__(self) -> None:
         if self.kind not in SCALINGS:
             raise ValueError(f"rope_scaling.kind must be one of {', '.join(SCALINGS)}, got {self.kind!r}")
-        for name in ("factor", "low_freq_factor", "high_freq_factor", "original_context"):
+        if self.heads not in SCALED_HEADS:
+            raise ValueError(f"rope_scaling.heads must be one of {', '.join(SCALED_HEADS)}, got {self.heads!r}")
+        if not isinstance(self.truncate, bool):
+            raise ValueError(f"rope_scaling.truncate must be True or False, got {self.truncate!r}")
+        for name in _NUMBERS if self.attention_factor is None else (*_NUMBERS, "attention_factor"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-30 <= value <= 1e30:
                 raise ValueError(f"rope_scaling.{name} must be a number from 1e-30 to 1e+30, got {value!r}")
         if not isinstance(self.original_context, int):
             raise ValueError(f"rope_scaling.original_context must be an integer, got {self.original_context!r}")
-        if not self.low_freq_factor < self.high_freq_factor:
-            raise ValueError(
-                f"rope_scaling.high_freq_factor must be above low_freq_factor={self.low_freq_factor}, "
-                f"got {self.high_freq_factor}"
-            )
+        for slow, fast in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
+            if not getattr(self, slow) < getattr(self, fast):
+                raise ValueError(
+                    f"rope_scaling.{fast} must be above {slow}={getattr(self, slow)}, got {getattr(self, fast)}"
+                )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON or YAML."""
@@ -73,14 +91,38 @@ class RopeScaling:
             raise ValueError(f"rope_scaling must have {' and '.join(missing)}, got {dict(data)!r}")
         return cls(**data)
 
-    def scaled(self, frequencies: Tensor) -> Tensor:
-        """The frequencies, in radians per position, after scaling."""
+    @property
+    def amplitude(self) -> float:
+        """Factor of the rotated queries and keys; 1 but for yarn."""
+        if self.kind != "yarn":
+            return 1.0
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return 0.1 * math.log(self.factor) + 1 if self.factor > 1 else 1.0
+
+    def scaled(self, frequencies: Tensor, *, theta: float = 10000.0) -> Tensor:
+        """The frequencies, in radians per position and of base `theta`, after scaling."""
         slowed = frequencies / self.factor
         if self.kind == "linear":
             return slowed
+        if self.kind == "yarn":
+            return slowed + self._kept_by_yarn(frequencies, theta) * (frequencies - slowed)
         turns = frequencies * (self.original_context / (2 * math.pi))
         kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
         return slowed + kept.clamp(0, 1) * (frequencies - slowed)
+
+    def _kept_by_yarn(self, frequencies: Tensor, theta: float) -> Tensor:
+        """How much of each frequency stays: 1 up to the one that turns `beta_fast` times, then falling to 0."""
+        n = len(frequencies)
+        first, last = (
+            n * math.log(self.original_context / (2 * math.pi * turns)) / math.log(theta)
+            for turns in (self.beta_fast, self.beta_slow)
+        )
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * n - 1)  # twice n as in the author's code
+        index = torch.arange(n, device=frequencies.device, dtype=frequencies.dtype)
+        return 1 - ((index - first) / (last - first or 1e-3)).clamp(0, 1)
 
 
 def rotary(x: Tensor, positions: Tensor, *, theta: float = 10000.0, scaling: RopeScaling | None = None) -> Tensor:
@@ -108,39 +150,42 @@ class PlacedHeads(NamedTuple):
     """Base of their rotary angles; None without rotation."""
     features: int
     """Features of each head that are rotated, the first ones."""
+    scaling: RopeScaling | None
+    """How their angles are slowed."""
     temperature: QueryTemperature | None
     """Growth of their queries with position."""
 
 
-def placed_heads(reach: LayerReach, n_kv_heads: int, head_dim: int, theta: float | None) -> tuple[PlacedHeads, ...]:
+def placed_heads(
+    reach: LayerReach, n_kv_heads: int, head_dim: int, theta: float | None, scaling: RopeScaling | None = None
+) -> tuple[PlacedHeads, ...]:
     """How the heads of a layer tell positions apart; `theta` is the model's rotary base, None without rotation."""
     kinds = []
     for (base, share), window in zip(reach.rotations(n_kv_heads), reach.plan.kv_windows(n_kv_heads), strict=True):
         turned = theta is not None and share > 0
         features = head_dim if share == 1 else max(2, 2 * round(share * head_dim / 2))
-        own = (base or theta, features) if turned else (None, 0)
+        slowed = scaling if scaling is None or scaling.heads == "all" or window is None else None
+        own = (base or theta, features, slowed) if turned else (None, 0, None)
         kinds.append((*own, reach.temperature if window is None else None))
     return tuple(PlacedHeads(len(list(alike)), *kind) for kind, alike in groupby(kinds))
 
 
-def place(
-    q: Tensor, k: Tensor, positions: Tensor, heads: tuple[PlacedHeads, ...], *, scaling: RopeScaling | None = None
-) -> tuple[Tensor, Tensor]:
+def place(q: Tensor, k: Tensor, positions: Tensor, heads: tuple[PlacedHeads, ...]) -> tuple[Tensor, Tensor]:
     """Give queries (B, T, H, D) and keys (B, T, H_kv, D) their positions (T,) or (B, T).
 
-    Heads with the same base share one table of angles; `scaling` slows all of them.
+    Heads with the same base and scaling share one table of angles.
     """
     group = q.shape[-2] // k.shape[-2]
-    tables: dict[tuple[float, int], tuple[Tensor, Tensor]] = {}
+    tables: dict[tuple[float, int, RopeScaling | None], tuple[Tensor, Tensor]] = {}
     placed_q, placed_k = [], []
     several = len(heads) > 1
     parts_q = q.split([alike.kv_heads * group for alike in heads], dim=-2) if several else (q,)
     parts_k = k.split([alike.kv_heads for alike in heads], dim=-2) if several else (k,)
     for part_q, part_k, alike in zip(parts_q, parts_k, heads, strict=True):
         if alike.theta is not None:
-            key = alike.theta, alike.features
+            key = alike.theta, alike.features, alike.scaling
             if key not in tables:
-                tables[key] = _table(positions, alike.features, alike.theta, q.dtype, scaling)
+                tables[key] = _table(positions, alike.features, alike.theta, q.dtype, alike.scaling)
             part_q, part_k = _turned(part_q, tables[key]), _turned(part_k, tables[key])
         if alike.temperature is not None:
             part_q = _warmed(part_q, positions, alike.temperature)
@@ -156,7 +201,9 @@ def _table(
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines (..., T, 1, features / 2) of the rotary angles, for heads of this dtype."""
     angles = _angles(positions, features, theta, torch.promote_types(dtype, torch.float32), scaling).unsqueeze(-2)
-    return angles.cos(), angles.sin()
+    if scaling is None or scaling.amplitude == 1:
+        return angles.cos(), angles.sin()
+    return angles.cos() * scaling.amplitude, angles.sin() * scaling.amplitude
 
 
 def _turned(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
@@ -204,4 +251,6 @@ def _angles(
         raise ValueError(f"sine and cosine need an even number of features, got {features}")
     exponents = torch.arange(0, features, 2, device=positions.device, dtype=dtype) / features
     frequencies = torch.exp(-math.log(theta) * exponents)
-    return positions.unsqueeze(-1).to(dtype) * (frequencies if scaling is None else scaling.scaled(frequencies))
+    return positions.unsqueeze(-1).to(dtype) * (
+        frequencies if scaling is None else scaling.scaled(frequencies, theta=theta)
+    )

@@ -73,21 +73,25 @@ def sizes(tensors: Tensors, *, source: str) -> dict[str, Any]:
 
 
 def filled(config: GPTConfig, tensors: Tensors, *, source: str) -> GPT:
-    """A model with these weights, whose shapes must match."""
+    """A model with these weights of GPT-2's names, whose shapes must match."""
+    left_out = ("lm_head.weight",) if config.tie_embeddings else ()
+    return loaded(config, {_renamed(name): x for name, x in tensors.items() if name not in left_out}, source=source)
+
+
+def loaded(config: GPTConfig, tensors: Tensors, *, source: str) -> GPT:
+    """A model with these weights of its own names, whose shapes must match."""
     with torch.device("meta"):
         model = GPT(config)
-    left_out = ("lm_head.weight",) if config.tie_embeddings else ()
-    ours = {_renamed(name): tensor for name, tensor in tensors.items() if name not in left_out}
     wanted = model.state_dict()
-    missing, unknown = wanted.keys() - ours.keys(), ours.keys() - wanted.keys()
+    missing, unknown = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys()
     if missing or unknown:
-        raise ValueError(f"{source}: weights do not fit: missing {_listed(missing)}; unknown {_listed(unknown)}")
-    for name, tensor in ours.items():
+        raise ValueError(f"{source}: weights do not fit: missing {listed(missing)}; unknown {listed(unknown)}")
+    for name, tensor in tensors.items():
         if tensor.shape != wanted[name].shape:
             shapes = f"{tuple(wanted[name].shape)}, got {tuple(tensor.shape)}"
             raise ValueError(f"{source}: {name} must have the shape {shapes}")
     # Copies: the source model must not share its weights with ours.
-    copies = {name: tensor.detach().to("cpu", torch.float32, copy=True) for name, tensor in ours.items()}
+    copies = {name: tensor.detach().to("cpu", torch.float32, copy=True) for name, tensor in tensors.items()}
     model.load_state_dict(copies, assign=True)
     return model.eval()
 
@@ -110,11 +114,12 @@ def _renamed(name: str) -> str:
     return f"{layer}{_OURS[found[2]]}.{found[3]}"
 
 
-def _listed(names: Iterable[str], most: int = 6) -> str:
+def listed(names: Iterable[str], most: int = 6) -> str:
+    """Some of the names, in order."""
     ordered = sorted(names)
     more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
     return (", ".join(ordered[:most]) or "nothing") + more
 
 
 def _sample(tensors: Tensors) -> str:
-    return f"it has {_listed(tensors)}"
+    return f"it has {listed(tensors)}"

@@ -12,8 +12,8 @@ import yaml
 
 from longshort.data.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from longshort.files import new_folder, write_atomically, write_json
+from longshort.hf.importers.any_model import from_transformers
 from longshort.hf.importers.author import from_author
-from longshort.hf.importers.gpt2 import from_gpt2
 from longshort.model import GPT
 from longshort.stability import SpikeGuard
 from longshort.train import TrainConfig
@@ -43,7 +43,7 @@ def import_as_run(
     span: int | None = None,
     activation: str | None = None,
 ) -> ImportedRun:
-    """Read GPT-2's weights or a file of the paper's author (.pt) and write them as a run.
+    """Read a model of transformers or a file of the paper's author (.pt) and write it as a run.
 
     The tokenizer is the one beside the source if none is named. The other options give what an author's file does not.
     """
@@ -54,7 +54,7 @@ def import_as_run(
         given = [name for name, value in (reach | {"activation": activation}).items() if value is not None]
         if given:
             raise ValueError(f"{', '.join(given)} must be left out unless source is an author's .pt file, got {source}")
-        model = from_gpt2(source)
+        model = from_transformers(source)
     beside = (source if source.is_dir() else source.parent) / TOKENIZER_FILE
     if tokenizer is None and beside.is_file():
         tokenizer = str(beside)
