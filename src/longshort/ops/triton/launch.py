@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from longshort.ops.documents import documents
 from longshort.ops.options import Options
 from longshort.ops.padding import dense_rows, ordered_like, without_padding
 from longshort.ops.triton import segment_ranges, tiles
@@ -140,6 +141,8 @@ class _Forward(NamedTuple):
     cut: _Cut
     tables: tuple[Tensor, ...]
     skip: bool
+    first: int
+    """The most first keys that a head sees."""
 
 
 @lru_cache(maxsize=_PREPARED)
@@ -186,7 +189,7 @@ def _forward_launches(
         sizes = (batch, n_heads, cut.tiles)
         flags = {"STATS": extremes, "BLOCK": 1024, "num_warps": 4}
         reduce = Launch(reduce_extremes_kernel, (n_heads, 1, 1), sizes, flags)
-    return _Forward(walk, join, reduce, cut, call.tables, call.flags["SKIP"])
+    return _Forward(walk, join, reduce, cut, call.tables, call.flags["SKIP"], max(options.firsts or (0,)))
 
 
 class _Backward(NamedTuple):
@@ -207,6 +210,8 @@ class _Backward(NamedTuple):
     """Shape of each of the numbers."""
     tables: tuple[Tensor, ...]
     skip: bool
+    first: int
+    """The most first keys that a head sees."""
 
 
 @lru_cache(maxsize=_PREPARED)
@@ -263,6 +268,7 @@ def _backward_launches(
         (batch, n_heads, padded),
         call.tables,
         call.flags["SKIP"],
+        max(options.firsts or (0,)),
     )
 
 
@@ -305,7 +311,7 @@ class _Call(NamedTuple):
     strides: tuple[int, ...]
     """Of q, k and v, three each."""
     tables: tuple[Tensor, ...]
-    """Windows, decays and slopes; another table stands in for one that is not used."""
+    """Windows, decays, slopes and first keys; another table stands in for one that is not used."""
     scalars: tuple[float, ...]
     flags: dict[str, Any]
     aligned: bool
@@ -325,14 +331,15 @@ class _Call(NamedTuple):
             table(rate, torch.float32, device) if rate is not None and any(rate) else None
             for rate in (options.decays, options.slopes)
         ]
+        firsts = None if options.firsts is None else table(options.firsts, torch.int32, device)
         linear = scale > 0 and softcap is None and rates[1] is None
         flags = {
             **{"GROUP": n_heads // k_shape[1], "D": head_dim, "WIDTH": width_of(head_dim)},
             **{"CAUSAL": options.causal, "DECAY": rates[0] is not None, "SLOPE": rates[1] is not None},
-            **{"SOFTCAP": softcap is not None, "SEGMENTS": segments},
+            **{"SOFTCAP": softcap is not None, "SEGMENTS": segments, "FIRST": options.firsts is not None},
             "SKIP": segments and n_keys > segment_ranges.SHORT.value and max(options.windows) >= LONG,
             "FOLD": linear and rates[0] is None,
-            "FADE": linear and 0 < max(options.decays or [0.0]) <= FADES,
+            "FADE": linear and 0 < max(options.decays or [0.0]) <= FADES and (options.causal or options.firsts is None),
             "PRECISION": precision,
         }
         return cls(
@@ -341,7 +348,7 @@ class _Call(NamedTuple):
             device=device,
             windows=options.windows,
             strides=(*q[:3], *k[:3], *v[:3]),
-            tables=(reach, *(reach if rate is None else rate for rate in rates)),
+            tables=(reach, *(reach if each is None else each for each in (*rates, firsts))),
             scalars=(scale, 1.0 if softcap is None else softcap, batch, n_heads, n_queries, n_keys),
             flags=flags,
             aligned=aligned,
@@ -368,9 +375,11 @@ class _Call(NamedTuple):
 
 def _tables(ready: _Forward | _Backward, ids: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The tables of a call, those of its segments included."""
+    *by_head, firsts = ready.tables
     if not ids:
-        return (*ready.tables, ready.tables[0], ready.tables[0])
-    return (*ready.tables, *ids, _ranges(ids[0]) if ready.skip else ids[0])
+        return (*by_head, firsts, firsts, firsts, firsts)
+    ranges = _ranges(ids[0]) if ready.skip else ids[0]
+    return (*by_head, *ids, ranges, firsts, _places(ids[0], ready.first) if ready.first else firsts)
 
 
 def _tiling(shape: TileShape) -> dict[str, Any]:
@@ -411,6 +420,11 @@ def _by_reach(windows: tuple[int, ...], group: int, device: torch.device) -> _By
     heads = sorted(range(len(reach)), key=lambda head: reach[head] < LONG)
     on_device = torch.tensor(heads, dtype=torch.int32, device=device)
     return _ByReach(on_device, sum(w >= LONG for w in reach), tuple(reach))
+
+
+def _places(segments: Tensor, first: int) -> Tensor:
+    """(4, B, S) int32: the fields of `documents`."""
+    return torch.stack(documents(segments, first)).to(torch.int32)
 
 
 def _ranges(segments: Tensor) -> Tensor:
