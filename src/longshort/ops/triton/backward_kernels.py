@@ -231,16 +231,15 @@ def grad_columns(
 
 
 @triton.jit(do_not_specialize=SIZES)
-def grad_sinks_kernel(lse, delta, sinks, grad_sinks, B, H, T, padded, BLOCK: tl.constexpr):
-    """A program sums the gradient of one head's sink, whose value is zero: its weight in each row times -delta."""
-    h, lanes = tl.program_id(0), tl.arange(0, BLOCK)
-    sink, total = tl.load(sinks + h) * LOG2E, tl.zeros((BLOCK,), tl.float32)
-    for i in range(0, B * T, BLOCK):
-        b, row = (i + lanes) // T, (i + lanes) % T
-        at = (b * H + h) * padded + row
-        row_lse = tl.load(lse + at, mask=b < B, other=float("inf"))
-        total += tl.exp2(sink - row_lse) * tl.load(delta + at, mask=b < B, other=0.0)
-    tl.store(grad_sinks + h, -tl.sum(total, 0))
+def grad_sinks_kernel(lse, delta, sinks, partial, H, T, padded, BLOCK: tl.constexpr):
+    """A program sums the gradient of one head's sink, whose value is zero, over BLOCK rows of a sequence: its weight in
+    each row times -delta."""
+    h, block, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    rows = block * BLOCK + tl.arange(0, BLOCK)
+    at = (b * H + h) * padded + rows
+    row_lse = tl.load(lse + at, mask=rows < T, other=float("inf"))
+    total = tl.exp2(tl.load(sinks + h) * LOG2E - row_lse) * tl.load(delta + at, mask=rows < T, other=0.0)
+    tl.store(partial + (h * tl.num_programs(2) + b) * tl.num_programs(1) + block, -tl.sum(total, 0))
 
 
 @triton.jit(do_not_specialize=SIZES)

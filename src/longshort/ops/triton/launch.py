@@ -25,6 +25,8 @@ from longshort.ops.triton.tiles import LONG, TileShape, parts_for, tile_shape
 
 _PAD = 128
 """No tile has more rows; the numbers that rows pass between kernels are padded by as many as a tile may read."""
+_ROWS = 2048
+"""Rows of which a program sums the gradient of a sink."""
 _PREPARED = 1024
 """Most calls, different in layouts or options, that are kept prepared."""
 
@@ -80,9 +82,9 @@ def backward(
     """Implements longshort::triton_backward. The gradients of q, k and v are written to `into`, if given; those
     of k and v have the same strides."""
     grad_q, grad_k, grad_v = (ordered_like(x) for x in (q, k, k)) if into is None else into
-    grad_sinks = None if sinks is None else torch.empty_like(sinks)
+    grad_sinks = None
     if grad.numel() == 0:
-        return grad_q.zero_(), grad_k.zero_(), grad_v.zero_(), None if grad_sinks is None else grad_sinks.zero_()
+        return grad_q.zero_(), grad_k.zero_(), grad_v.zero_(), None if sinks is None else torch.zeros_like(sinks)
     q, k, v = (_addressable(x) for x in without_padding(segments, q, k, v))
     grad = _addressable(dense_rows(grad))
     ids: tuple[Tensor, ...] = ()
@@ -104,8 +106,10 @@ def backward(
     if ready.k_sum is not None and ready.v_sum is not None:
         ready.k_sum(partial_k, grad_k, ready.kv_cut.heads)
         ready.v_sum(partial_v, grad_v, ready.kv_cut.heads)
-    if sinks is not None and grad_sinks is not None:
-        ready.sinks(*numbers.unbind(), _aligned(sinks), grad_sinks)
+    if sinks is not None:
+        by_rows = _numbers(*ready.sums, device=q.device)
+        ready.sinks(*numbers.unbind(), _aligned(sinks), by_rows)
+        grad_sinks = by_rows.sum(1)
     return grad_q, grad_k, grad_v, grad_sinks
 
 
@@ -198,6 +202,8 @@ class _Backward(NamedTuple):
     k_sum: Launch | None
     v_sum: Launch | None
     sinks: Launch
+    sums: tuple[int, int]
+    """Shape of the gradients of sinks before they are summed over rows."""
     q_cut: _Cut
     kv_cut: _Cut
     padded: tuple[int, int, int]
@@ -251,8 +257,12 @@ def _backward_launches(
         _sum_of_parts(kv_cut, n_keys, head_dim, written[1], scale),
         _sum_of_parts(kv_cut, n_keys, head_dim, written[1], 1.0),
         Launch(
-            grad_sinks_kernel, (n_heads, 1, 1), (batch, n_heads, n_queries, padded), {"BLOCK": 1024, "num_warps": 4}
+            grad_sinks_kernel,
+            (n_heads, _tiles_in(n_queries, _ROWS), batch),
+            (n_heads, n_queries, padded),
+            {"BLOCK": _ROWS, "num_warps": 4},
         ),
+        (n_heads, batch * _tiles_in(n_queries, _ROWS)),
         q_cut,
         kv_cut,
         (batch, n_heads, padded),
