@@ -241,9 +241,12 @@ def _layer(rng: random.Random, family: Family, device: str) -> Layer:
         reach |= {"local_share": rng.choice((1.0, 1.0, 0.5, 0.0)), "global_share": rng.choice((1.0, 1.0, 0.25, 0.0))}
     temperature = QueryTemperature(scale=0.1, every=8) if _one_in(rng, 4) else None
     rollback = rng.choice((0, 3, 8))
-    return Layer(
+    plan = _plan(rng, family, kv_heads, length)
+    if plan.firsts is not None:  # which a cache serves without these
+        plan = replace(plan, decays=None, slopes=None)
+    layer = Layer(
         reach=LayerReach(
-            plan=_plan(rng, family, kv_heads, length),
+            plan=plan,
             temperature=temperature,
             sink="learned" if family.sinks and SINKS_IN_LAYERS else "none",
             **reach,
@@ -262,6 +265,9 @@ def _layer(rng: random.Random, family: Family, device: str) -> Layer:
         backends=("blocked", "triton") if device == "cuda" or family.interpreted else ("blocked",),
         seed=rng.randrange(1 << 30),
     )
+    if plan.firsts is not None and layer.segments == "sorted":  # the beginning of a document is not taken back
+        layer = replace(layer, chunks=(length,) if length < 3 else (length // 2, 1, length - length // 2 - 1))
+    return layer
 
 
 _SCALINGS = (

@@ -68,6 +68,18 @@ def test_tokens_can_be_taken_back_and_sequences_reordered(kind):
     torch.testing.assert_close(found, wanted.flip(0)[:, 30:], **TIGHT)
 
 
+@pytest.mark.parametrize("kind", CACHES)
+def test_the_beginning_of_a_document_is_not_taken_back(kind):
+    model, tokens = build(positions="rotary", **MODELS["streaming"]), draw(2, 30)
+    segments = torch.arange(30).expand(2, -1) // 28
+    cache = model.new_cache(batch_size=2, rollback=4, **CACHES[kind])
+    with torch.no_grad():
+        model(tokens, segments=segments, cache=cache)
+    cache.crop(1)
+    with pytest.raises(ValueError, match="n must not take back the beginning of a document"):
+        cache.crop(2)
+
+
 def test_a_cache_holds_the_first_keys_and_the_ring_and_no_more():
     model = build(positions="rotary", **MODELS["streaming"])
     _, cache = decoded(model, draw(2, 60), SPLITS["prefill"], None)

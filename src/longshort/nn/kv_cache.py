@@ -15,6 +15,7 @@ from torch import Tensor
 
 from longshort.heads import HeadPlan
 from longshort.nn.layer_cache import CacheLayer, check_smoothing
+from longshort.nn.pool import FirstRows
 from longshort.ops import Smoothing
 from longshort.reach import LayerReach
 
@@ -127,6 +128,19 @@ class KVCache(ABC):
             raise ValueError(
                 f"n must be from 0 to {spare} (rollback {spare_rows}, {length} tokens held, less what was "
                 f"taken back and not yet replaced), got {n}"
+            )
+        if n and any(isinstance(store, FirstRows) for layer in self.layers for store in layer.stores):
+            self._check_documents(length - n, length)
+
+    def _check_documents(self, stays: int, length: int) -> None:
+        """The first keys of a document replace those of the one before it, which cannot be had back."""
+        if self._segments is None or not stays:
+            return
+        last, gone = self._segments[:, stays - 1 : stays], self._segments[:, stays:length]
+        if bool(((gone != last) & (gone >= 0) & (last >= 0)).any()):
+            raise ValueError(
+                "n must not take back the beginning of a document where heads see first keys besides a window, "
+                f"got {length - stays} of {length} tokens"
             )
 
 

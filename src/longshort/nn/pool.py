@@ -131,6 +131,8 @@ class FirstRows(Rows):
     def keep(self, start: int, k: Tensor, v: Tensor, segments: Tensor | None) -> None:
         """Write those of the new tokens, from position `start` on, that are first keys of their document."""
         count = self.k.shape[2]
+        if not k.shape[2]:
+            return
         if segments is None:
             new = min(count, start + k.shape[2]) - start
             if new > 0:
