@@ -220,7 +220,7 @@ def test_dictionary_may_leave_out_rates():
 
 @pytest.mark.parametrize("data", [{}, {"decays": [0.1]}, {"windows": [4], "window": 4}])
 def test_dictionary_with_wrong_keys_is_refused(data):
-    with pytest.raises(ValueError, match="plan must have the keys windows, decays and slopes, got"):
+    with pytest.raises(ValueError, match="plan must have the keys windows, decays, slopes and firsts, got"):
         HeadPlan.from_dict(data)
 
 
@@ -245,3 +245,32 @@ def test_alibi_changes_nothing_but_the_slopes():
     biased = plan.with_alibi()
     assert (biased.windows, biased.decays) == (plan.windows, plan.decays)
     assert plan.slopes is None
+
+
+def test_plans_without_first_keys_are_written_as_before():
+    plan = HeadPlan(windows=(None, 8))
+    assert plan.to_dict() == {"windows": [None, 8], "decays": None, "slopes": None}
+    assert HeadPlan(windows=(None, 8), firsts=(3, 0)) == plan  # a global head sees them anyway
+    assert HeadPlan.from_dict({"windows": [None, 8]}) == plan
+
+
+def test_first_keys_are_written_read_sliced_and_kept_by_copies():
+    plan = HeadPlan.streaming(n_heads=4, first=3, recent=8, n_global=1)
+    assert plan.to_dict()["firsts"] == [0, 3, 3, 3]
+    assert HeadPlan.from_dict(plan.to_dict()) == plan
+    assert plan[2:].firsts == (3, 3) and plan[:1].firsts is None
+    assert plan.with_alibi().firsts == plan.firsts
+
+
+@pytest.mark.parametrize(
+    ("firsts", "message"),
+    [
+        ((1,), "firsts must have one entry per head, 2 as windows has, got 1"),
+        ((1, -1), r"firsts\[1\] must be an integer from 0"),
+        ((True, 1), r"firsts\[0\] must be an integer from 0"),
+        ("ab", "firsts must be None or a sequence"),
+    ],
+)
+def test_bad_first_keys_are_refused(firsts, message):
+    with pytest.raises(ValueError, match=message):
+        HeadPlan(windows=(4, 8), firsts=firsts)

@@ -1,16 +1,18 @@
 """What each attention head may see.
 
-A `HeadPlan` gives every query head its reach: everything (global), a window of keys (local), and optionally a decay of
-its logits with distance (LaS) or a linear bias (ALiBi). Pure data and validation; the op and the modules read it.
+A `HeadPlan` gives every query head its reach: everything (global), or a window of keys (local) and optionally the first
+keys of the sequence (streaming). Logits may decay with distance (LaS) or have a linear bias (ALiBi). Pure data and
+validation; the op and the modules read it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
+_T = TypeVar("_T")
 _LARGEST_RATE = 1e30
 """The largest decay or slope: kernels hold it in fp32, and infinity times a distance of 0 would be NaN."""
 
@@ -23,7 +25,7 @@ class HeadPlan:
     >>> plan.windows
     (None, 50, 50, 50, 50, 50)
     >>> plan[1:3]
-    HeadPlan(windows=(50, 50), decays=None, slopes=None)
+    HeadPlan(windows=(50, 50), decays=None, slopes=None, firsts=None)
     >>> HeadPlan.from_dict(plan.to_dict()) == plan
     True
     """
@@ -34,11 +36,14 @@ class HeadPlan:
     """LaS: logits are multiplied by exp(-decay * distance) before the softmax. None: no head decays."""
     slopes: tuple[float, ...] | None = None
     """ALiBi: slope * distance is subtracted from the logits. None: no head is biased."""
+    firsts: tuple[int, ...] | None = None
+    """Keys at the start of a sequence that a local head sees besides its window (StreamingLLM). None: no head does."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "windows", _checked_windows(self.windows))
         for name in ("decays", "slopes"):
             object.__setattr__(self, name, _checked_rates(name, getattr(self, name), len(self.windows)))
+        object.__setattr__(self, "firsts", _checked_firsts(self.firsts, self.windows))
 
     @classmethod
     def full(cls, n_heads: int) -> HeadPlan:
@@ -52,6 +57,18 @@ class HeadPlan:
         if not _is_int(n_global) or not 0 <= n_global <= n_heads:
             raise ValueError(f"n_global must be an integer from 0 to n_heads={n_heads}, got {n_global!r}")
         return cls(windows=(None,) * n_global + (_positive("window", window),) * (n_heads - n_global))
+
+    @classmethod
+    def streaming(cls, n_heads: int, first: int, recent: int, n_global: int = 0) -> HeadPlan:
+        """Heads that see the `first` keys of a sequence and the `recent` ones (StreamingLLM, arXiv 2309.17453).
+
+        `n_global` global heads come before them, as in DuoAttention (arXiv 2410.10819).
+
+        >>> HeadPlan.streaming(n_heads=3, first=4, recent=64, n_global=1).firsts
+        (0, 4, 4)
+        """
+        plan = cls.long_short(n_heads, n_global, _positive("recent", recent))
+        return replace(plan, firsts=(_positive("first", first),) * n_heads)
 
     @classmethod
     def las(cls, n_heads: int, max_decay: float, window: int | None = None) -> HeadPlan:
@@ -89,7 +106,7 @@ class HeadPlan:
         if self.n_global == self.n_heads:
             slopes = dict(enumerate(_alibi_slopes(self.n_heads)))
         ordered = tuple(slopes[head] for head in range(self.n_heads))
-        return HeadPlan(windows=self.windows, decays=self.decays, slopes=ordered)
+        return replace(self, slopes=ordered)
 
     @property
     def n_heads(self) -> int:
@@ -107,36 +124,57 @@ class HeadPlan:
         >>> HeadPlan(windows=(None, 8, 4, 2)).kv_windows(2)
         (None, 4)
         """
+        groups = self._groups(self.windows, n_kv_heads)
+        return tuple(None if None in group else max(w for w in group if w is not None) for group in groups)
+
+    def kv_firsts(self, n_kv_heads: int) -> tuple[int, ...]:
+        """First keys that each KV head must keep besides its window: the most among its query heads, 0 if it is global.
+
+        >>> HeadPlan(windows=(None, 8, 4, 2), firsts=(0, 3, 0, 1)).kv_firsts(2)
+        (0, 1)
+        """
+        most = [max(group) for group in self._groups(self.firsts or (0,) * self.n_heads, n_kv_heads)]
+        reaches = zip(self.kv_windows(n_kv_heads), most, strict=True)
+        return tuple(0 if window is None else first for window, first in reaches)
+
+    def of_heads(self, heads: Sequence[int]) -> HeadPlan:
+        """The plan of these heads, in this order.
+
+        >>> HeadPlan(windows=(None, 8, 4)).of_heads([2, 0]).windows
+        (4, None)
+        """
+        rows = ((name, getattr(self, name)) for name in ("windows", "decays", "slopes", "firsts"))
+        return HeadPlan(**{name: row and tuple(row[head] for head in heads) for name, row in rows})
+
+    def _groups(self, row: Sequence[_T], n_kv_heads: int) -> list[Sequence[_T]]:
         if not _is_int(n_kv_heads) or n_kv_heads < 1 or self.n_heads % n_kv_heads:
             raise ValueError(f"n_kv_heads must be a divisor of the plan's {self.n_heads} heads, got {n_kv_heads!r}")
         size = self.n_heads // n_kv_heads
-        groups = [self.windows[i : i + size] for i in range(0, self.n_heads, size)]
-        return tuple(None if None in group else max(w for w in group if w is not None) for group in groups)
+        return [row[i : i + size] for i in range(0, self.n_heads, size)]
 
     def __getitem__(self, index: slice) -> HeadPlan:
         if not isinstance(index, slice):
             raise TypeError(f"index must be a slice, as in plan[2:5], got {index!r}")
-        return HeadPlan(
-            windows=self.windows[index],
-            decays=self.decays and self.decays[index],
-            slopes=self.slopes and self.slopes[index],
-        )
+        return self.of_heads(range(self.n_heads)[index])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists and None, ready for JSON or YAML."""
-        return {
+        """Plain lists and None, ready for JSON or YAML; `firsts` only where a head has some."""
+        values: dict[str, Any] = {
             "windows": list(self.windows),
             "decays": self.decays and list(self.decays),
             "slopes": self.slopes and list(self.slopes),
         }
+        return values if self.firsts is None else values | {"firsts": list(self.firsts)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> HeadPlan:
         """The inverse of `to_dict`."""
-        unknown = set(data) - {"windows", "decays", "slopes"}
+        unknown = set(data) - {"windows", "decays", "slopes", "firsts"}
         if unknown or "windows" not in data:
-            raise ValueError(f"plan must have the keys windows, decays and slopes, got {', '.join(map(str, data))}")
-        return cls(windows=data["windows"], decays=data.get("decays"), slopes=data.get("slopes"))
+            raise ValueError(
+                f"plan must have the keys windows, decays, slopes and firsts, got {', '.join(map(str, data))}"
+            )
+        return cls(**data)
 
 
 def _is_int(value: object) -> bool:
@@ -178,6 +216,22 @@ def _checked_rates(name: str, rates: Iterable[float] | None, n_heads: int) -> tu
             raise ValueError(f"{name}[{head}] must be a number from 0 to {_LARGEST_RATE:g}, got {rate!r}")
     # All zeros means "none": plans that compute the same thing compare equal and take the same fast paths.
     return tuple(float(rate) for rate in checked) if any(checked) else None
+
+
+def _checked_firsts(firsts: Iterable[int] | None, windows: tuple[int | None, ...]) -> tuple[int, ...] | None:
+    if firsts is None:
+        return None
+    if isinstance(firsts, str) or not isinstance(firsts, Iterable):
+        raise ValueError(f"firsts must be None or a sequence with one entry per head, got {firsts!r}")
+    checked = tuple(firsts)
+    if len(checked) != len(windows):
+        raise ValueError(f"firsts must have one entry per head, {len(windows)} as windows has, got {len(checked)}")
+    for head, first in enumerate(checked):
+        if not _is_int(first) or not 0 <= first < 2**30:
+            raise ValueError(f"firsts[{head}] must be an integer from 0 to 2^30 - 1, got {first!r}")
+    # A global head sees the first keys anyway: plans that compute the same thing compare equal.
+    checked = tuple(0 if window is None else first for first, window in zip(checked, windows, strict=True))
+    return checked if any(checked) else None
 
 
 def _alibi_slopes(n_heads: int) -> tuple[float, ...]:

@@ -206,8 +206,10 @@ def test_generated_text_of_padded_rows_is_that_of_the_uncached_model(graph):
 
 @pytest.mark.usefixtures("_fresh_dynamo")
 @pytest.mark.filterwarnings("ignore::UserWarning")  # inductor has much to say about fp32
-def test_a_compiled_model_learns_sinks_as_the_eager_one():
-    own, tokens = model().train(), torch.randint(101, (2, 130), device="cuda")
+@pytest.mark.parametrize("positions", ["rotary", "none"])
+def test_a_compiled_model_learns_sinks_as_the_eager_one(positions):
+    reach = {"pattern": "long_short", "n_global": 2, "window": 8, "sinks": True}
+    own, tokens = model(positions=positions, reach=reach).train(), torch.randint(101, (2, 130), device="cuda")
     found = []
     for form in (torch.compile(own), own):
         own.zero_grad()

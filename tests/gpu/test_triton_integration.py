@@ -141,12 +141,12 @@ def test_inductor_compiles_the_call_without_breaks():
 def operator_arguments(name):
     q, k, v = leaves(301, kv_heads=2 if name == "everything" else 4)
     segments = torch.randint(-1, 3, (2, 301), device="cuda")
-    windows = [GLOBAL, 50, 50, 50]
+    windows, decays = [GLOBAL, 50, 50, 50], [0.001, 0.0, 0.1, 0.5]
     return (q, k, v), {
-        "plain": (windows, None, None, None, True, None, None, 2),
-        "maxima": (windows, None, None, None, True, None, None, 1),
-        "no statistics": (windows, None, None, None, True, None, None, 0),
-        "everything": (windows, [0.001, 0.0, 0.1, 0.5], [0.01, 0.3, 0.0, 2.0], 0.3, True, 5.0, segments, 2),
+        "plain": (windows, None, None, None, True, None, None, None, 2),
+        "maxima": (windows, None, None, None, True, None, None, None, 1),
+        "no statistics": (windows, None, None, None, True, None, None, None, 0),
+        "everything": (windows, decays, [0.01, 0.3, 0.0, 2.0], 0.3, True, 5.0, [0, 3, 0, 2], segments, 2),
     }[name]
 
 

@@ -278,6 +278,7 @@ def cases(draw: st.DrawFn, *, dtypes: tuple[torch.dtype, ...], **fixed: Any) -> 
         windows=per_head(*palette),
         decays=per_head(0.0, 0.001, 0.1, 1.0) if draw(st.integers(0, 3)) == 0 else None,
         slopes=per_head(0.0, 0.01, 0.3, 2.0) if draw(st.integers(0, 2)) == 0 else None,
+        firsts=per_head(0, 0, 1, 3, 20, 300) if draw(st.integers(0, 3)) == 0 else None,
     )
     fields = {
         "batch": draw(st.sampled_from([1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 0])),

@@ -110,16 +110,17 @@ def schema_arguments(name, length=37, keys=45):
     windows, segments = [GLOBAL, 1, 30, 64], torch.randint(-1, 3, (2, keys))
     slopes, decays = [0.1, 0.2, 0.0, 0.01], [0.0, 0.1, 0.0, 0.01]
     return (q, k, v), {
-        "plain": (windows, None, None, None, True, None, None, 0),
-        "statistics": (windows, None, None, None, True, None, None, 2),
-        "maxima": (windows, None, None, None, True, None, None, 1),
-        "two-sided": (windows, None, None, 0.3, False, None, None, 2),
-        "segments": (windows, None, None, None, True, None, segments, 2),
-        "everything": (windows, decays, slopes, 0.3, True, 5.0, segments, 2),
+        "plain": (windows, None, None, None, True, None, None, None, 0),
+        "statistics": (windows, None, None, None, True, None, None, None, 2),
+        "maxima": (windows, None, None, None, True, None, None, None, 1),
+        "two-sided": (windows, None, None, 0.3, False, None, None, None, 2),
+        "segments": (windows, None, None, None, True, None, None, segments, 2),
+        "first keys": (windows, None, None, None, True, None, [0, 5, 4, 0], None, 2),
+        "everything": (windows, decays, slopes, 0.3, True, 5.0, [0, 3, 0, 2], segments, 2),
     }[name]
 
 
-OPTIONS = ("plain", "statistics", "maxima", "two-sided", "segments", "everything")
+OPTIONS = ("plain", "statistics", "maxima", "two-sided", "segments", "first keys", "everything")
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -127,7 +127,7 @@ def test_compiled_calls_learn_sinks():
 
 def test_forward_op_with_sinks_passes_opcheck():
     (q, k, v, sinks), _ = tensors()
-    options = ([1 << 30, 7, 3, 1 << 30], None, None, None, True, None, None, 0, sinks)
+    options = ([1 << 30, 7, 3, 1 << 30], None, None, None, True, None, None, None, 0, sinks)
     torch.library.opcheck(torch.ops.longshort.blocked_forward.default, (q, k, v, *options))
 
 

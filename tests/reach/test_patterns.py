@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.reach import PLANS
-from longshort import reach
+from longshort import HeadPlan, reach
 
 SIZES = {"n_layers": 8, "n_heads": 8}
 
@@ -174,3 +174,35 @@ def test_layers_are_what_their_dicts_resolve_to():
     assert reach.resolve([layer.to_dict() for layer in layers], **SIZES) == layers
     assert reach.resolve(layers, **SIZES) == layers
     assert reach.resolve("gemma-3", **SIZES) == reach.like("gemma-3", **SIZES)
+
+
+def test_streaming_heads_see_the_first_keys_and_the_recent_ones():
+    layers = reach.streaming(4, 64, n_layers=2, n_heads=8, n_kv_heads=4, n_global=2)
+    assert {layer.plan.windows for layer in layers} == {(None, None, *(64,) * 6)}
+    assert {layer.plan.firsts for layer in layers} == {(0, 0, *(4,) * 6)}
+    written = {"pattern": "streaming", "first": 4, "recent": 64, "n_global": 2}
+    assert reach.resolve(written, n_layers=2, n_heads=8, n_kv_heads=4, context=128) == layers
+    assert tuple(reach.LayerReach.from_dict(layer.to_dict()) for layer in layers) == layers
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 64), "first must be an integer from 1"),
+        ((4, 0), "recent must be an integer from 1"),
+        ((4, 4096), "recent must be at most context=2048, got 4096"),
+        ((4096, 4), "first must be at most context=2048, got 4096"),
+    ],
+)
+def test_bad_streaming_gets_one_clear_error(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        reach.streaming(*arguments, context=2048, **SIZES)
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 40))
+def test_costs_of_streaming_heads_are_those_of_a_count(length, window, first):
+    seen = sum(len({*range(max(0, t + 1 - window), t + 1), *range(min(first, t + 1))}) for t in range(length))
+    plan = HeadPlan(windows=(window,), firsts=(first,))
+    found = reach.costs([reach.LayerReach(plan=plan)], context=length)
+    assert found.visible_keys * length == pytest.approx(seen)
+    assert found.cache_bytes * length == pytest.approx(4 * min(window + first, length))

@@ -205,7 +205,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("model: {preset: tiny}\nrun: {out: 2020-99-99}", "not valid YAML"),
         ("model: {preset: [1]}", "model.preset must be one of"),
         ("model: {preset: tiny, loss: {1: 2}}", "loss has no key 1"),
-        ("model: {preset: tiny, plan: {1: 2, a: 3}}", "plan must have the keys windows, decays and slopes, got 1, a"),
+        ("model: {preset: tiny, plan: {1: 2, a: 3}}", "the keys windows, decays, slopes and firsts, got 1, a"),
         ('model: {preset: tiny}\nrun: {out: "a\\0b"}', "run.out must be text in UTF-8 without NUL"),
         (BOMB + "model: *i", "its aliases stand for more than"),
     ],

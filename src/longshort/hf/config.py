@@ -77,8 +77,8 @@ class LongShortConfig(PreTrainedConfig):
     """What `LongShortForCausalLM` is made of.
 
     The reach of the heads is given by `num_global_heads` and `local_window` for all layers, or by `head_windows`
-    (layers x heads; None: global). With neither, every head is global. `head_decays` and `head_slopes`, also
-    layers x heads, add LaS decays and ALiBi slopes to either.
+    (layers x heads; None: global). With neither, every head is global. `head_decays`, `head_slopes` and `head_firsts`,
+    also layers x heads, add LaS decays, ALiBi slopes and the first keys of streaming heads to either.
 
     >>> config = LongShortConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_global_heads=1,
     ...                          local_window=32)
@@ -110,6 +110,7 @@ class LongShortConfig(PreTrainedConfig):
     head_windows: list | None = None
     head_decays: list | None = None
     head_slopes: list | None = None
+    head_firsts: list | None = None
     layer_reach: list | None = None
     """A mapping per layer, as `reach.LayerReach.to_dict` gives it: plan, rotary bases, rotated shares; in place of the
     fields above."""
@@ -163,7 +164,7 @@ class LongShortConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
-        for name in ("head_windows", "head_decays", "head_slopes"):
+        for name in ("head_windows", "head_decays", "head_slopes", "head_firsts"):
             rows = getattr(self, name)
             setattr(self, name, rows if rows is None else [list(row) for row in rows])
         super().__post_init__(**kwargs)
@@ -185,10 +186,10 @@ class LongShortConfig(PreTrainedConfig):
         plans = config.plans if config.plan is None else (config.plan,) * config.n_layers
         if plans is not None:
             values["head_windows"] = [list(plan.windows) for plan in plans]
-            for name in ("decays", "slopes"):
-                rates = [getattr(plan, name) for plan in plans]
-                if any(row is not None for row in rates):
-                    values[f"head_{name}"] = [list(row or (0.0,) * config.n_heads) for row in rates]
+            for name, none in (("decays", 0.0), ("slopes", 0.0), ("firsts", 0)):
+                given = [getattr(plan, name) for plan in plans]
+                if any(row is not None for row in given):
+                    values[f"head_{name}"] = [list(row or (none,) * config.n_heads) for row in given]
         return cls(**values, **more)
 
     def to_gpt(self) -> GPTConfig:
@@ -208,8 +209,8 @@ class LongShortConfig(PreTrainedConfig):
             raise ValueError(_in_these_terms(str(error))) from None
 
     def _plans(self, config: GPTConfig) -> tuple[HeadPlan, ...] | None:
-        """A plan per layer if `head_windows`, `head_decays` or `head_slopes` is given."""
-        tables = {name: getattr(self, name) for name in ("head_windows", "head_decays", "head_slopes")}
+        """A plan per layer if `head_windows`, `head_decays`, `head_slopes` or `head_firsts` is given."""
+        tables = {name: getattr(self, name) for name in ("head_windows", "head_decays", "head_slopes", "head_firsts")}
         if all(rows is None for rows in tables.values()):
             return None
         for name, rows in tables.items():
@@ -221,8 +222,9 @@ class LongShortConfig(PreTrainedConfig):
         if self.head_windows is not None and config.n_global is not None:
             raise ValueError("reach must be num_global_heads and local_window, or head_windows, got both")
         windows = self.head_windows or [plan.windows for plan in config.layer_plans]
-        decays, slopes = ([None] * config.n_layers if rows is None else rows for rows in list(tables.values())[1:])
-        return tuple(HeadPlan(windows=w, decays=d, slopes=s) for w, d, s in zip(windows, decays, slopes, strict=True))
+        rows = ([None] * config.n_layers if rows is None else rows for rows in list(tables.values())[1:])
+        layers = zip(windows, *rows, strict=True)
+        return tuple(HeadPlan(windows=w, decays=d, slopes=s, firsts=f) for w, d, s, f in layers)
 
 
 def _in_these_terms(message: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -81,7 +81,7 @@ def with_windows_up_to(plan: HeadPlan, window: int) -> HeadPlan:
     (64, 8)
     """
     windows = tuple(window if w is None else min(w, window) for w in plan.windows)
-    return HeadPlan(windows=windows, decays=plan.decays, slopes=plan.slopes)
+    return replace(plan, windows=windows)
 
 
 @contextmanager

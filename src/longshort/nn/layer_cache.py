@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from longshort.heads import HeadPlan
-from longshort.nn.pool import Heads, Pool, Raw, Rows
+from longshort.nn.pool import FirstRows, Heads, Pool, Raw, Rows
 from longshort.ops import LogitStats, Smoothing, attention
 from longshort.ops.blocked.fused import attend_last
 from longshort.ops.options import Stats
@@ -61,16 +61,24 @@ class CacheLayer(ABC):
         self.smoothing = smoothing
         self.held_heads = held_heads(plan, n_kv_heads, smoothing)
         self.pools: list[Pool] = []
-        reaches = plan.kv_windows(self.held_heads)
-        for window in dict.fromkeys(reaches):
-            kv_heads = [head for head, reach in enumerate(reaches) if reach == window]
+        _check_streaming(plan)
+        reaches = list(zip(plan.kv_windows(self.held_heads), plan.kv_firsts(self.held_heads), strict=True))
+        for window, first in dict.fromkeys(reaches):
+            kv_heads = [head for head, reach in enumerate(reaches) if reach == (window, first)]
             group = plan.n_heads // self.held_heads
             heads = [kv_head * group + i for kv_head in kv_heads for i in range(group)]
             limit = smaller(None if window is None else window + rollback, max_length)
             rows = smaller(limit, None if max_length is not None else FIRST_ROWS)
             shape = (batch_size, len(kv_heads), rows or FIRST_ROWS, head_dim)
             k, v = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
-            self.pools.append(Pool(window, limit, k, v, _part(plan, heads), _as_slice(heads), _as_slice(kv_heads)))
+            kept = None
+            if first:
+                shape = (batch_size, len(kv_heads), smaller(first, max_length) or 0, head_dim)
+                rows_of_first = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
+                kept = FirstRows(None, first, *rows_of_first)
+            self.pools.append(
+                Pool(window, limit, k, v, plan.of_heads(heads), _as_slice(heads), _as_slice(kv_heads), kept)
+            )
         self.raw: Raw | None = None
         if smoothing is not None:
             rows = smaller(smoothing.width + rollback, max_length)
@@ -80,7 +88,8 @@ class CacheLayer(ABC):
     @property
     def stores(self) -> list[Rows]:
         """Everything that has slots."""
-        return [*self.pools] if self.raw is None else [*self.pools, self.raw]
+        kept = [pool.kept for pool in self.pools if pool.kept is not None]
+        return [*self.pools, *kept] if self.raw is None else [*self.pools, *kept, self.raw]
 
     def check_place(self, batch_size: int, new: int, held: int) -> None:
         """Raise where `new` more tokens for each of `batch_size` sequences have no room beside the `held` ones."""
@@ -116,6 +125,8 @@ class CacheLayer(ABC):
             keys, values = pool.extend(start, k[:, pool.kv_heads], v[:, pool.kv_heads])
             queries = q[:, pool.heads].to(keys.dtype)
             ids = None if segments is None else segments[:, stop - keys.shape[2] :]
+            if pool.kept is not None:
+                keys, values, ids = _with_first_keys(pool, start, keys, values, k, v, ids, segments)
             options: dict[str, Any] = {"softcap": softcap, "segments": ids, "sinks": pool.sinks(sinks)}
             result = attention(queries, keys, values, pool.plan, **options, stats=stats, backend=backend)
             if len(self.pools) == 1:
@@ -161,7 +172,7 @@ class LSLayerCache(CacheLayer):
         self.written = 0
         """One past the last position ever written: what a crop leaves behind has overwritten older slots. A ring that
         was resized counts as if it had had its present size all along."""
-        alike = all(set(pool.plan.windows) == {pool.window} for pool in self.pools)
+        alike = all(_sees_all_of(pool) for pool in self.pools)
         self._sees_alike = alike and self.plan.decays is None and self.plan.slopes is None
 
     def check(self, batch_size: int, new: int) -> None:
@@ -207,18 +218,50 @@ class LSLayerCache(CacheLayer):
         for pool in self.pools:
             pool.reserve(position + 1)
             keys, values = pool.append(position, k[:, pool.kv_heads], v[:, pool.kv_heads])
+            if pool.kept is not None:
+                keys, values, _ = _with_first_keys(pool, position, keys, values, k, v, None, None)
             queries = q[:, pool.heads].to(keys.dtype)
             out[:, pool.heads] = attend_last(queries, keys, values, pool.sinks(sinks)).to(q.dtype)
         self.length, self.written = position + 1, max(self.written, position + 1)
         return out
 
 
-def _part(plan: HeadPlan, heads: list[int]) -> HeadPlan:
-    return HeadPlan(
-        windows=tuple(plan.windows[head] for head in heads),
-        decays=plan.decays and tuple(plan.decays[head] for head in heads),
-        slopes=plan.slopes and tuple(plan.slopes[head] for head in heads),
-    )
+def _with_first_keys(
+    pool: Pool,
+    start: int,
+    keys: Tensor,
+    values: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ids: Tensor | None,
+    segments: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What the new tokens k and v see of a pool, with the first keys before it, as if nothing had been in between: to
+    the op, windows end at the queries, and first keys are the first. The new tokens' own are kept.
+    """
+    assert pool.kept is not None
+    stop = start + k.shape[2]
+    if stop > keys.shape[2]:
+        first_keys, first_values, first_ids = pool.kept.before(start, stop - keys.shape[2], segments)
+        keys, values = torch.cat((first_keys, keys), dim=2), torch.cat((first_values, values), dim=2)
+        if ids is not None and first_ids is not None:
+            ids = torch.cat((first_ids, ids), dim=1)
+    pool.kept.keep(start, k[:, pool.kv_heads], v[:, pool.kv_heads], segments)
+    return keys, values, ids
+
+
+def _sees_all_of(pool: Pool) -> bool:
+    """Whether all query heads of a pool see all of it."""
+    first = None if pool.kept is None else (pool.kept.limit,) * pool.plan.n_heads
+    return set(pool.plan.windows) == {pool.window} and pool.plan.firsts == first
+
+
+def _check_streaming(plan: HeadPlan) -> None:
+    if plan.firsts is not None and not (plan.decays is None and plan.slopes is None):
+        raise ValueError(
+            "a cache serves first keys without decays and slopes, which need the distance to them, got "
+            f"{'decays' if plan.slopes is None else 'slopes'}: run whole sequences without a cache"
+        )
 
 
 def _as_slice(heads: list[int]) -> Heads:

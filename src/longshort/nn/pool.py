@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from longshort.heads import HeadPlan
+from longshort.ops.documents import ranks
 from longshort.ops.smoothing import Smoothing, key_decays, smooth_keys, smooth_values
 
 Heads = slice | list[int]
@@ -110,6 +111,50 @@ class Rows:
 
 
 @dataclass
+class FirstRows(Rows):
+    """The first keys and values (B, heads, slots, D) of the document that a sequence is in: its i-th key is in slot i.
+
+    Documents follow each other: one that comes back after another has lost its first keys.
+    """
+
+    def before(self, start: int, near: int, segments: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys, values and segments of the first keys of tokens from `start` on that come before position `near`.
+
+        Those that a sequence does not have, or that are at `near` or after it, are padding.
+        """
+        if segments is None:
+            count = min(near, self.k.shape[2])
+            return self.k[:, :, :count], self.v[:, :, :count], None
+        ids, at = self._document(segments[:, :start])
+        return self.k, self.v, ids.expand_as(at).masked_fill((at < 0) | (at >= near), -1)
+
+    def keep(self, start: int, k: Tensor, v: Tensor, segments: Tensor | None) -> None:
+        """Write those of the new tokens, from position `start` on, that are first keys of their document."""
+        count = self.k.shape[2]
+        if segments is None:
+            new = min(count, start + k.shape[2]) - start
+            if new > 0:
+                self.k[:, :, start : start + new], self.v[:, :, start : start + new] = k[:, :, :new], v[:, :, :new]
+            return
+        _, at = self._document(segments)
+        given = (at >= start)[:, None, :, None]
+        rows = (at - start).clamp(min=0)[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3])
+        for held, new_rows in ((self.k, k), (self.v, v)):
+            held.copy_(torch.where(given, new_rows.gather(2, rows).to(held.dtype), held))
+
+    def _document(self, segments: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the last token that is not padding: its segment (B, 1) and the positions (B, slots) of the first keys of
+        its document, -1 where there are fewer."""
+        count, places = self.k.shape[2], torch.arange(segments.shape[1], device=segments.device)
+        last = torch.where(segments >= 0, places, 0).amax(1, keepdim=True)
+        ids, rank = segments.gather(1, last), ranks(segments)
+        low = (segments == ids) & (ids >= 0) & (rank < count)
+        at = places.new_full((len(segments), count + 1), -1)
+        at.scatter_(1, torch.where(low, rank, count), places.expand_as(rank))
+        return ids, at[:, :count]
+
+
+@dataclass
 class Pool(Rows):
     """Keys and values of the KV heads of one reach."""
 
@@ -117,6 +162,8 @@ class Pool(Rows):
     """Of the query heads that read this pool."""
     heads: Heads
     kv_heads: Heads
+    kept: FirstRows | None = None
+    """The first keys, where its heads see more of them than their windows hold."""
 
     def sinks(self, of_layer: Tensor | None) -> Tensor | None:
         """Those (H,) of the query heads that read this pool, as the op takes them beside its keys."""

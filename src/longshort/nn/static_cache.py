@@ -8,6 +8,7 @@ Shapes: B batch, T new tokens, S positions, D head dimension.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from longshort.nn.kv_cache import KVCache, check_sizes
 from longshort.nn.layer_cache import CachedAttention, CacheLayer, held_heads
 from longshort.ops import Smoothing
 from longshort.ops.decode import HeadLayout, decode
+from longshort.ops.documents import starts
 from longshort.ops.options import Stats
 from longshort.reach import LayerReach
 
@@ -64,17 +66,22 @@ class LSStaticLayer(CacheLayer):
         self.clock, self.tickets = clock, tickets
         self.most_tokens = max(1, min(MOST_TOKENS, 64 * self.held_heads // plan.n_heads, rollback + 1))
         """A ring has window + rollback slots: with more tokens, the last would overwrite what the first sees."""
-        size = sum(pool.k.numel() for pool in self.pools)
+        size = sum(store.k.numel() for pool in self.pools for store in (pool, pool.kept) if store is not None)
         self.keys, self.values = (torch.empty(size, dtype=dtype, device=device) for _ in range(2))
         layout: dict[int, HeadLayout] = {}
         offset = 0
         for pool in self.pools:
-            shape, rows = pool.k.shape, pool.k.shape[2]
-            stop = offset + pool.k.numel()
-            pool.k, pool.v = self.keys[offset:stop].view(shape), self.values[offset:stop].view(shape)
+            rows, kept = pool.k.shape[2], 0 if pool.kept is None else pool.kept.k.shape[2]
+            shape = (*pool.k.shape[:2], kept + rows, head_dim)
+            stop = offset + math.prod(shape)
+            keys, values = self.keys[offset:stop].view(shape), self.values[offset:stop].view(shape)
+            pool.k, pool.v = keys[:, :, kept:], values[:, :, kept:]
+            if pool.kept is not None:
+                pool.kept.k, pool.kept.v = keys[:, :, :kept], values[:, :, :kept]
             heads = range(self.held_heads)[pool.kv_heads] if isinstance(pool.kv_heads, slice) else pool.kv_heads
             for i, head in enumerate(heads):
-                layout[head] = HeadLayout(offset // head_dim + i * rows, len(heads) * rows, rows)
+                first = offset // head_dim + i * (kept + rows) + kept
+                layout[head] = HeadLayout(first, len(heads) * (kept + rows), rows, kept)
             offset = stop
         self.layout = tuple(layout[head] for head in range(self.held_heads))
 
@@ -112,9 +119,12 @@ class LSStaticLayer(CacheLayer):
         if new > self.most_tokens:
             options: dict[str, Any] = {"softcap": softcap, "segments": segments, "sinks": sinks}
             return self.attend_chunk(self._start(), q, k, v, **options, stats=stats, backend=backend)
+        begins = None
+        if segments is not None and self.plan.firsts is not None:
+            begins = starts(segments, self.clock.held, new)
         out, logits = decode(
             q, k, v, self.keys, self.values, self.clock.held, segments, self.tickets, self.layout, self.plan,
-            softcap=softcap, sinks=sinks, stats=stats, backend=backend,
+            softcap=softcap, sinks=sinks, begins=begins, stats=stats, backend=backend,
         )  # fmt: skip
         return CachedAttention(out, logits)
 
@@ -128,7 +138,8 @@ class LSStaticCache(KVCache):
     A step of up to `most_tokens` tokens (8, or fewer with a small rollback or very wide groups of queries) has no host
     synchronisation and nothing in it that depends on the length. On a GPU it therefore cannot refuse a token beyond
     `max_length`: what reads `length` afterwards raises. Segments, or positions of one's own, must come with the first
-    tokens if they come at all: a captured step continues with the last ones. The batch size is fixed.
+    tokens if they come at all: a captured step continues with the last ones. The batch size is fixed. With streaming
+    heads, a step of several tokens must be of one document.
 
     >>> from longshort import GPT, GPTConfig
     >>> model, tokens = GPT(GPTConfig.preset("tiny")).eval(), torch.randint(256, (1, 30))

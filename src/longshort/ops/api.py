@@ -91,7 +91,8 @@ def attention(
         scale: 1 / sqrt(D) if None.
         causal: False is the two-sided form, in which a local head sees window - 1 keys to each side.
         softcap: logits become softcap * tanh(logits / softcap).
-        segments: (B, S) integers; a query sees only keys of its own segment. A negative id is padding, which sees
+        segments: (B, S) integers; a query sees only keys of its own segment, whose first ones are those that streaming
+            heads see besides their windows. A negative id is padding, which sees
             nothing and is seen by nothing; its output is zero and its lse -inf.
         sinks: (H,) fp32, a learned score per head that joins each row's softmax with a value of zero, so that a head
             can attend to nothing (gpt-oss); lse includes it, statistics do not, and padding does not see it.

@@ -1,8 +1,8 @@
 """PyTorch's FlexAttention as a backend, chosen by name, on CUDA: compiled, with a block mask made from the plan.
 
-A peer to measure against and to train with. It supports windows, decays, slopes and softcap, causal and two-sided,
-grouped queries and S >= T, and returns the lse. Block masks are cached by shape and plan, so a model makes one per
-length. FlexAttention is compiled on its own: a compiled model has a graph break at each call.
+A peer to measure against and to train with. It supports windows, first keys, decays, slopes and softcap, causal and
+two-sided, grouped queries and S >= T, and returns the lse. Block masks are cached by shape and plan, so a model makes
+one per length. FlexAttention is compiled on its own: a compiled model has a graph break at each call.
 
 Shapes: B batch, H query heads, T queries, S keys, D head dimension.
 """
@@ -42,8 +42,10 @@ def computed(form: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, options:
         q,
         k,
         v,
-        score_mod=_score_mod(options._replace(windows=(), scale=None, causal=True), n_keys - n_queries, device),
-        block_mask=_block_mask(options.windows, options.causal, n_queries, n_keys, device),
+        score_mod=_score_mod(
+            options._replace(windows=(), scale=None, causal=True, firsts=None), n_keys - n_queries, device
+        ),
+        block_mask=_block_mask(options.windows, options.causal, n_queries, n_keys, device, options.firsts),
         scale=options.scale_for(q),
         enable_gqa=q.shape[1] != k.shape[1],
         kernel_options={"BACKEND": "TRITON"},  # its own choice for few queries, the decode kernel, finds no tile
@@ -88,14 +90,27 @@ def _compiled_mask() -> Callable[..., BlockMask]:
 
 
 @lru_cache(maxsize=64)
-def _block_mask(windows: tuple[int, ...], causal: bool, n_queries: int, n_keys: int, device: torch.device) -> BlockMask:
+def _block_mask(
+    windows: tuple[int, ...],
+    causal: bool,
+    n_queries: int,
+    n_keys: int,
+    device: torch.device,
+    firsts: tuple[int, ...] | None = None,
+) -> BlockMask:
     reach, past = torch.tensor(windows, device=device), n_keys - n_queries
+    first = None if firsts is None else torch.tensor(firsts, device=device)
 
     def sees(b: Tensor, h: Tensor, t: Tensor, j: Tensor) -> Tensor:
         offset = t + past - j
-        return (offset >= 0) & (offset < reach[h]) if causal else offset.abs() < reach[h]
+        within = offset.abs() < reach[h]
+        if first is not None:
+            within = within | (j < first[h])
+        return within & (offset >= 0) if causal else within
 
-    heads = len(windows) if len(set(windows)) > 1 else None  # one mask if all heads see the same
+    heads = (
+        len(windows) if len(set(zip(windows, firsts or windows, strict=True))) > 1 else None
+    )  # one mask if all heads see the same
     create = _compiled_mask() if device.type == "cuda" else create_block_mask
     return create(sees, None, heads, n_queries, n_keys, device=device)
 

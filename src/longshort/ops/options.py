@@ -15,7 +15,7 @@ from longshort.heads import HeadPlan
 GLOBAL = 1 << 30
 """The window of a global head below the public op: longer than any row, yet small enough for int32 sums in kernels."""
 
-SCHEMA = "int[] windows, float[]? decays, float[]? slopes, float? scale, bool causal, float? softcap"
+SCHEMA = "int[] windows, float[]? decays, float[]? slopes, float? scale, bool causal, float? softcap, int[]? firsts"
 """The fields of `Options` as torch.library writes them."""
 
 Stats = bool | Literal["max"]
@@ -46,6 +46,8 @@ class Options(NamedTuple):
     """See `scale_for`: a head dimension that torch.compile traces as a symbol is not a number yet."""
     causal: bool = True
     softcap: float | None = None
+    firsts: tuple[int, ...] | None = None
+    """Keys at the start of a document that a head sees besides its window."""
 
     @classmethod
     def of(
@@ -57,15 +59,22 @@ class Options(NamedTuple):
         (1073741824, 8)
         """
         windows = tuple(GLOBAL if w is None else min(w, GLOBAL) for w in plan.windows)
-        return cls(windows, plan.decays, plan.slopes, scale, causal, softcap)
+        return cls(windows, plan.decays, plan.slopes, scale, causal, softcap, plan.firsts)
 
     @classmethod
     def received(
-        cls, windows: list[int], decays: list[float] | None, slopes: list[float] | None, *shared: float | bool | None
+        cls,
+        windows: list[int],
+        decays: list[float] | None,
+        slopes: list[float] | None,
+        scale: float | None,
+        causal: bool,
+        softcap: float | None,
+        firsts: list[int] | None,
     ) -> Options:
         """From the fields as torch.library passes them: hashable again, so that tables can be cached by them."""
         rates = (None if rate is None else tuple(rate) for rate in (decays, slopes))
-        return cls(tuple(windows), *rates, *shared)  # type: ignore[arg-type]
+        return cls(tuple(windows), *rates, scale, causal, softcap, None if firsts is None else tuple(firsts))
 
     def scale_for(self, q: Tensor) -> float:
         """The given scale, or 1 / sqrt(D)."""

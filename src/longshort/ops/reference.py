@@ -31,6 +31,7 @@ def reference(
 
     `pooling` averages the decayed logits along the keys of a row, before softcap, slope and window: see
     `smoothing.pool_rows`. Those of other segments, of padding and, in causal attention, of later keys count as zeros.
+    With `plan.firsts` a head also sees the first keys of its segment, or of the sequence without segments.
     `sinks` (H,) are the scores of one more key per head, whose value is zero; rows that see nothing do not see it.
     Returns out (B, H, T, D), lse (B, H, T), and the largest and smallest scale q_t.k_j over visible pairs, each (H,);
     with pooling, of the pooled ones, which decay by no more than their differences in distance.
@@ -44,6 +45,10 @@ def reference(
     distance_TS = offset_TS.abs().to(dtype)
 
     visible = _within_reach(offset_TS, plan, causal)[None]
+    if plan.firsts is not None:
+        rank_BS = keys_S[None] if segments is None else _ranks(segments)
+        first = rank_BS[:, None, None] < torch.tensor(plan.firsts, device=q.device)[:, None, None]
+        visible = visible | (first & (offset_TS >= 0) if causal else first)
     pooled = offset_TS >= 0 if causal else torch.ones_like(offset_TS, dtype=torch.bool)
     if segments is not None:
         padded = (segments < 0)[:, None, :, None]  # what padding holds, even NaN, must not affect anything
@@ -90,6 +95,11 @@ def _within_reach(offset_TS: Tensor, plan: HeadPlan, causal: bool) -> Tensor:
         visible = offset_TS >= 0 if causal else torch.ones_like(offset_TS, dtype=torch.bool)
         heads.append(visible if window is None else visible & (offset_TS.abs() < window))
     return torch.stack(heads)
+
+
+def _ranks(segments: Tensor) -> Tensor:
+    """(B, S): how many earlier keys of its own segment each key has."""
+    return (segments[:, :, None] == segments[:, None, :]).tril(-1).sum(-1)
 
 
 def _nearness(

@@ -1,8 +1,8 @@
 """PyTorch's scaled dot-product attention as a backend, chosen by name: one call per distinct reach.
 
 A peer to measure against and to train with, differentiable by autograd and traced by torch.compile. It supports
-windows, causal and two-sided, grouped queries and S >= T; it returns no lse and no statistics, and raises on anything
-it does not support.
+windows, first keys, causal and two-sided, grouped queries and S >= T; it returns no lse and no statistics, and raises
+on anything it does not support.
 
 Shapes: B batch, H query heads, H_kv key/value heads, T queries, S keys, D head dimension.
 """
@@ -30,10 +30,11 @@ def attend(
     lse = q.new_empty(0, dtype=torch.promote_types(q.dtype, torch.float32))
     if q.numel() == 0:
         return q.clone(), lse
-    by_reach: dict[int, list[int]] = {}
+    by_reach: dict[tuple[int, int], list[int]] = {}
     for head, window in enumerate(options.windows):
-        by_reach.setdefault(min(window, k.shape[2]), []).append(head)
-    parts = [_attend_alike(q, k, v, window, heads, options) for window, heads in by_reach.items()]
+        first = 0 if options.firsts is None else options.firsts[head]
+        by_reach.setdefault((min(window, k.shape[2]), first), []).append(head)
+    parts = [_attend_alike(q, k, v, *reach, heads, options) for reach, heads in by_reach.items()]
     if len(parts) == 1:
         return parts[0], lse
     order = [head for heads in by_reach.values() for head in heads]
@@ -72,7 +73,9 @@ def _needs_mask(q: Tensor, k: Tensor, window: int, causal: bool) -> bool:
     return causal and n_queries not in (1, n_keys)
 
 
-def _attend_alike(q: Tensor, k: Tensor, v: Tensor, window: int, heads: list[int], options: Options) -> Tensor:
+def _attend_alike(
+    q: Tensor, k: Tensor, v: Tensor, window: int, first: int, heads: list[int], options: Options
+) -> Tensor:
     """Heads of one reach, (B, heads, T, D)."""
     n_queries, n_keys, group = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
     kv_heads = [head // group for head in heads]
@@ -85,7 +88,7 @@ def _attend_alike(q: Tensor, k: Tensor, v: Tensor, window: int, heads: list[int]
         q,
         k,
         v,
-        attn_mask=visible_pairs(n_queries, n_keys, window, options.causal, q.device) if masked else None,
+        attn_mask=visible_pairs(n_queries, n_keys, window, options.causal, q.device, first) if masked else None,
         is_causal=options.causal and not masked and n_queries > 1,
         scale=options.scale,
         enable_gqa=whole and group > 1,
@@ -98,7 +101,9 @@ def _of_heads(x: Tensor, heads: list[int]) -> Tensor:
     return x[:, first : last + 1] if heads == list(range(first, last + 1)) else x[:, heads]
 
 
-def visible_pairs(n_queries: int, n_keys: int, window: int, causal: bool, device: torch.device) -> Tensor:
+def visible_pairs(
+    n_queries: int, n_keys: int, window: int, causal: bool, device: torch.device, first: int = 0
+) -> Tensor:
     """(T, S): may query t, the last T of the positions, see key j?
 
     >>> visible_pairs(2, 4, 2, True, torch.device("cpu")).int().tolist()
@@ -106,4 +111,5 @@ def visible_pairs(n_queries: int, n_keys: int, window: int, causal: bool, device
     """
     keys = torch.arange(n_keys, device=device)
     offset = keys[n_keys - n_queries :, None] - keys
-    return (offset >= 0) & (offset < window) if causal else offset.abs() < window
+    within = (offset.abs() < window) | (keys < first)
+    return within & (offset >= 0) if causal else within

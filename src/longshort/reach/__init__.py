@@ -18,7 +18,7 @@ from longshort.reach.budgets import Choice, budget
 from longshort.reach.costs import Costs, costs
 from longshort.reach.layer import LayerReach, QueryTemperature, Rotation
 from longshort.reach.notation import PATTERNS, resolve
-from longshort.reach.patterns import full, interleave, ladder, long_short, ramp
+from longshort.reach.patterns import full, interleave, ladder, long_short, ramp, streaming
 from longshort.reach.published import MODELS, Published, like
 
 __all__ = [
@@ -39,4 +39,5 @@ __all__ = [
     "long_short",
     "ramp",
     "resolve",
+    "streaming",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from longshort.heads import HeadPlan
 from longshort.reach.layer import LayerReach
 
 
@@ -51,25 +52,37 @@ def costs(
     if not layers or not isinstance(context, int) or context < 1:
         raise ValueError(f"layers must not be empty and context at least 1, got {len(layers)} layers, {context!r}")
     kv_heads = n_kv_heads or layers[0].n_heads
-    windows = [window for layer in layers for window in layer.plan.windows]
-    seen, most = sum(mean_visible(window, context) for window in windows), mean_visible(None, context)
-    held = [window for layer in layers for window in layer.plan.kv_windows(kv_heads)]
-    kept = sum(context if window is None else min(window, context) for window in held) / context
+    heads = sum(layer.n_heads for layer in layers)
+    seen, most = sum(plan_visible(layer.plan, context) for layer in layers), mean_visible(None, context)
+    held = [
+        reach
+        for plan in (layer.plan for layer in layers)
+        for reach in zip(plan.kv_windows(kv_heads), plan.kv_firsts(kv_heads), strict=True)
+    ]
+    kept = sum(context if window is None else min(window + first, context) for window, first in held) / context
     return Costs(
-        visible_keys=seen / len(windows),
+        visible_keys=seen / heads,
         full_visible_keys=most,
         cache_bytes=2 * head_dim * value_bytes * kept,
         full_cache_bytes=2.0 * head_dim * value_bytes * len(held),
         flops=4 * head_dim * seen,
-        full_flops=4 * head_dim * most * len(windows),
+        full_flops=4 * head_dim * most * heads,
     )
 
 
-def mean_visible(window: int | None, length: int) -> float:
-    """Keys that a query sees, averaged over a sequence; windows and causality are counted exactly.
+def plan_visible(plan: HeadPlan, length: int) -> float:
+    """Keys that a query sees, averaged over a sequence and summed over the heads of a plan."""
+    firsts = plan.firsts or (0,) * plan.n_heads
+    return sum(mean_visible(window, length, first) for window, first in zip(plan.windows, firsts, strict=True))
 
-    >>> mean_visible(None, 3), mean_visible(2, 3)
-    (2.0, 1.6666666666666667)
+
+def mean_visible(window: int | None, length: int, first: int = 0) -> float:
+    """Keys that a query sees, averaged over a sequence; windows, first keys and causality are counted exactly.
+
+    >>> mean_visible(None, 3), mean_visible(2, 3), mean_visible(1, 4, 2)
+    (2.0, 1.6666666666666667, 2.25)
     """
     w = length if window is None else min(window, length)
-    return (w * (w + 1) / 2 + (length - w) * w) / length
+    beyond = length - w  # the n-th of these queries has n keys before its window
+    first = min(first, beyond)
+    return (w * (w + 1) / 2 + beyond * w + first * (first + 1) / 2 + (beyond - first) * first) / length

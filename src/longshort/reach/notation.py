@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from longshort.reach.layer import LayerReach
-from longshort.reach.patterns import Options, full, interleave, ladder, long_short, ramp
+from longshort.reach.patterns import Options, full, interleave, ladder, long_short, ramp, streaming
 from longshort.reach.published import MODELS, like
 
 PATTERNS: dict[str, Callable[..., tuple[LayerReach, ...]]] = {
@@ -16,6 +16,7 @@ PATTERNS: dict[str, Callable[..., tuple[LayerReach, ...]]] = {
     "interleave": interleave,
     "ladder": ladder,
     "ramp": ramp,
+    "streaming": streaming,
 }
 """The patterns by name."""
 _OF_THE_MODEL = ("n_layers", "n_heads", "n_kv_heads", "context")
@@ -52,7 +53,9 @@ def resolve(
     for place, layer in enumerate(layers):
         if layer.n_heads != n_heads:
             raise ValueError(f"reach[{place}] must have a plan of n_heads={n_heads} heads, got {layer.n_heads}")
-        widest = max((window for window in layer.plan.windows if window is not None), default=0)
+        widest = max(
+            (reach for reach in (*layer.plan.windows, *(layer.plan.firsts or ())) if reach is not None), default=0
+        )
         if context is not None and widest > context:
             raise ValueError(f"reach[{place}] must have windows of at most context={context}, got {widest}")
     return layers

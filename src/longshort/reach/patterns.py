@@ -138,8 +138,27 @@ def ramp(
     return layers_of([(reach,) * kv_heads for reach in reaches], n_heads, options)
 
 
-def layers_of(kv_windows: Sequence[Windows], n_heads: int, options: Options) -> tuple[LayerReach, ...]:
-    """A layer for each row of reaches of KV heads, with the options."""
+def streaming(
+    first: int, recent: int, *, n_layers: int, n_heads: int, n_global: int = 0, **options: Unpack[Options]
+) -> tuple[LayerReach, ...]:
+    """Heads that see the `first` keys of a sequence and the `recent` ones (StreamingLLM, arXiv 2309.17453).
+
+    With `n_global` global heads in every layer before them, it is the pattern of DuoAttention (arXiv 2410.10819).
+
+    >>> plan = streaming(4, 64, n_layers=2, n_heads=4, n_global=1)[0].plan
+    >>> plan.windows, plan.firsts
+    ((None, 64, 64, 64), (0, 4, 4, 4))
+    """
+    kv_heads = _kv_heads(n_layers, n_heads, options)
+    wide = _global_kv_heads(n_global, n_heads, kv_heads)
+    _check_window("first", first, options)
+    _check_window("recent", recent, options)
+    rows: list[Windows] = [(None,) * wide + (recent,) * (kv_heads - wide)] * n_layers
+    return layers_of(rows, n_heads, options, first)
+
+
+def layers_of(kv_windows: Sequence[Windows], n_heads: int, options: Options, first: int = 0) -> tuple[LayerReach, ...]:
+    """A layer for each row of reaches of KV heads, with the options; local heads also see the `first` keys."""
     local_base, global_base = _bases(options.get("dual_rope", False))
     nope, sinks = options.get("nope", False), options.get("sinks", False)
     if not isinstance(nope, bool):
@@ -151,7 +170,7 @@ def layers_of(kv_windows: Sequence[Windows], n_heads: int, options: Options) -> 
     for row in kv_windows:
         group = n_heads // len(row)
         made[row] = LayerReach(
-            plan=HeadPlan(windows=tuple(window for window in row for _ in range(group))),
+            plan=HeadPlan(windows=tuple(window for window in row for _ in range(group)), firsts=(first,) * n_heads),
             local_base=local_base,
             global_base=None if nope else global_base,
             global_share=0.0 if nope else 1.0,

@@ -1,6 +1,7 @@
 """The picture of a plan, layers by heads: as text for a terminal, and as a chart for the page and for files.
 
-A colour and a letter stand for what a head sees: G for all earlier keys, a, b, c, ... for windows from the widest down.
+A colour and a letter stand for what a head sees: G for all earlier keys, a, b, c, ... for windows from the widest down,
+alone or with the first keys of the sequence.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from longshort.files import write_atomically
+from longshort.heads import HeadPlan
 from longshort.reach import Costs, LayerReach, costs
 
 if TYPE_CHECKING:
     from longshort.model import GPTConfig
 
-Windows = Sequence[Sequence[int | None]]
-"""What each head of each layer sees; None is everything."""
+Sees = int | tuple[int, int] | None
+"""What a head sees: a window, the first keys and a window, or everything (None)."""
+Windows = Sequence[Sequence[Sees]]
+"""What each head of each layer sees."""
 COLUMNS = 80
 FORMATS = (".png", ".svg", ".html")
 MOST_LAYERS = 48
@@ -39,22 +43,33 @@ class Kind(NamedTuple):
     label: str
 
 
-def kinds(plans: Windows) -> dict[int | None, Kind]:
+def kinds(plans: Windows) -> dict[Sees, Kind]:
     """The kind of each reach of a plan, global heads first, then from the widest window down.
 
-    >>> [kind.letter + " " + kind.label for kind in kinds([[None, 16, 8]]).values()]
-    ['G all', 'a 16', 'b 8']
+    >>> [kind.letter + " " + kind.label for kind in kinds([[None, 16, (4, 8)]]).values()]
+    ['G all', 'a 16', 'b 4 + 8']
     """
-    widths = sorted({window for layer in plans for window in layer if window is not None}, reverse=True)
-    found: dict[int | None, Kind] = {}
+    widths = sorted({window for layer in plans for window in layer if window is not None}, key=_width, reverse=True)
+    found: dict[Sees, Kind] = {}
     if any(window is None for layer in plans for window in layer):
         found[None] = Kind("G", _GLOBAL, "all")
     for place, window in enumerate(widths):
         weight = place / max(len(widths) - 1, 1)
         mixed = (round(a + weight * (b - a)) for a, b in zip(_WIDEST, _NARROWEST, strict=True))
         letter = _LETTERS[min(place, len(_LETTERS) - 1)]
-        found[window] = Kind(letter, "#{:02x}{:02x}{:02x}".format(*mixed), str(window))
+        label = str(window) if isinstance(window, int) else f"{window[0]} + {window[1]}"
+        found[window] = Kind(letter, "#{:02x}{:02x}{:02x}".format(*mixed), label)
     return found
+
+
+def seen_by(plan: HeadPlan) -> tuple[Sees, ...]:
+    """What each head of a plan sees."""
+    firsts = plan.firsts or (0,) * plan.n_heads
+    return tuple((f, w) if f and w is not None else w for w, f in zip(plan.windows, firsts, strict=True))
+
+
+def _width(sees: int | tuple[int, int]) -> tuple[int, ...]:
+    return (sees, 0) if isinstance(sees, int) else (sum(sees), sees[0])
 
 
 def model_costs(model: GPTConfig, context: int | None = None) -> Costs:
@@ -70,7 +85,7 @@ def model_costs(model: GPTConfig, context: int | None = None) -> Costs:
 def plan_text(model: GPTConfig, context: int | None = None, *, color: bool = False) -> str:
     """Layers downwards, heads to the right, what the signs mean, and what it costs beside full attention."""
     context = model.context if context is None else context
-    plans = [plan.windows for plan in model.layer_plans]
+    plans = [seen_by(plan) for plan in model.layer_plans]
     found = kinds(plans)
     drawn = _gathered(plans)
     margin = max(len(name) for name, _ in drawn) + 2
@@ -86,7 +101,7 @@ def plan_text(model: GPTConfig, context: int | None = None, *, color: bool = Fal
     counts = Counter(window for layer in plans for window in layer)
     lines.append("")
     for window, kind in found.items():
-        sees = "all earlier keys" if window is None else f"a window of {window:,} keys"
+        sees = "all earlier keys" if window is None else _described(window)
         of = f"{counts[window]:,} head{'s' if counts[window] > 1 else ''}"
         lines.append(f"{_cell(kind, '', color)}  {sees:26}{of:14}{_rotation(model, window is None)}".rstrip())
     if sinks := _sinks(model):
@@ -94,7 +109,11 @@ def plan_text(model: GPTConfig, context: int | None = None, *, color: bool = Fal
     return "\n".join([*lines, "", *_costs_table(model_costs(model, context), context)])
 
 
-def _gathered(plans: Windows) -> list[tuple[str, Sequence[int | None]]]:
+def _described(sees: int | tuple[int, int]) -> str:
+    return f"a window of {sees:,} keys" if isinstance(sees, int) else f"the first {sees[0]:,} and {sees[1]:,} keys"
+
+
+def _gathered(plans: Windows) -> list[tuple[str, Sequence[Sees]]]:
     """Each layer by its name; in a deep model, neighbours that are alike together."""
     if len(plans) <= MOST_LAYERS:
         return [(f"layer {number}", layer) for number, layer in enumerate(plans)]
@@ -159,7 +178,7 @@ def write_plan(model: GPTConfig, path: Path, *, title: str, context: int | None 
         f"{found.share:.1%} of full attention's FLOPs, {found.cache_share:.1%} of its cache"
     )
     subtitle = [line for line in (costs_line, _sinks(model)) if line]
-    spec = plan_chart([plan.windows for plan in model.layer_plans], title, subtitle)
+    spec = plan_chart([seen_by(plan) for plan in model.layer_plans], title, subtitle)
     spec["config"] = vega_config(LIGHT) | {"background": LIGHT["card"], "padding": 20}
     if path.suffix == ".png":
         return write_atomically(path, drawn(spec))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from longshort.model import GPT, SequenceClassifier
-from longshort.reach.costs import mean_visible
+from longshort.reach.costs import plan_visible
 
 _PEAK_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12, "3090": 71e12}
 """Dense bf16 matrix FLOP/s, from the vendors' data sheets."""
@@ -18,7 +18,7 @@ def flops_per_token(model: GPT | SequenceClassifier, length: int) -> float:
         tables.append(model.position_embedding)
     weights = sum(p.numel() for p in model.parameters()) - sum(table.weight.numel() for table in tables)
     head_dim = model.config.head_dim or model.config.width // model.config.n_heads
-    seen = sum(mean_visible(window, length) for plan in model.config.layer_plans for window in plan.windows)
+    seen = sum(plan_visible(plan, length) for plan in model.config.layer_plans)
     if isinstance(model, SequenceClassifier) and not model.causal:
         seen = (
             2 * seen - model.config.n_layers * model.config.n_heads

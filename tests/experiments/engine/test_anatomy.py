@@ -91,3 +91,9 @@ def test_chunks_are_refused():
         ValueError, match="model must have causal attention over whole sequences, got a layer with chunks"
     ):
         anatomy(GPT(small_config(attention_chunk=8)), torch.randint(256, (1, 30)))
+
+
+def test_sinks_are_refused():
+    model = GPT(small_config(reach={"pattern": "long_short", "n_global": 1, "window": 8, "sinks": True}))
+    with pytest.raises(ValueError, match="model must have no sinks"):
+        anatomy(model, torch.randint(256, (1, 20)))

@@ -9,6 +9,7 @@ from longshort import HeadPlan
 from longshort.ops.api import attention
 from longshort.ops.decode import HeadLayout, decode
 from longshort.ops.decode.launch import DecodeShape, use
+from longshort.ops.documents import starts
 
 SHAPE = DecodeShape(32, 4, 1, 4.0)
 """So that a full pool of more than 32 rows is split, and rings of more than 32 take several tiles."""
@@ -35,13 +36,14 @@ class Step:
     """Columns of padding before each row."""
     cut: int = 0
     """With padding: columns before this belong to another text."""
+    firsts: tuple[int, ...] | None = None
     shape: DecodeShape | None = SHAPE
     """None: as the table has it."""
     device: str = "cpu"
 
     @property
     def plan(self):
-        return HeadPlan(windows=self.windows, slopes=self.slopes, decays=self.decays)
+        return HeadPlan(windows=self.windows, slopes=self.slopes, decays=self.decays, firsts=self.firsts)
 
     def make_sinks(self, dtype=torch.float32):
         if not self.sinks:
@@ -51,11 +53,12 @@ class Step:
     def layout(self):
         """Each KV head on its own, the last first, batch rows together."""
         heads, first = [], 0
-        reaches = self.plan.kv_windows(self.kv_heads or len(self.windows))
-        for reach in reversed(reaches):
+        kv_heads = self.kv_heads or len(self.windows)
+        reaches = zip(self.plan.kv_windows(kv_heads), self.plan.kv_firsts(kv_heads), strict=True)
+        for reach, kept in reversed(list(reaches)):
             rows = self.capacity if reach is None else min(reach + self.rollback, self.capacity)
-            heads.append(HeadLayout(first, rows, rows))
-            first += self.batch * rows
+            heads.append(HeadLayout(first + kept, kept + rows, rows, kept))
+            first += self.batch * (kept + rows)
         return tuple(reversed(heads)), first
 
     def draw(self):
@@ -75,14 +78,23 @@ class Step:
             k.masked_fill_((ids[:, None, :total, None] < 0), torch.nan)
         return q, k, v, ids
 
+    def begin_of(self, b):
+        """Where the document of the last token held begins."""
+        ids = self.draw()[3]
+        return 0 if ids is None or not self.held else int(starts(ids, torch.tensor([self.held - 1]).to(ids), 1)[b, 0])
+
     def filled(self, history):
         """Flat storage that holds a history (B, H_kv, held, D), NaN in the rows that were never written."""
         layout, rows = self.layout()
         storage = torch.full((rows, self.dim), torch.nan, dtype=self.dtype, device=self.device)
-        for head, (first, apart, ring) in enumerate(layout):
+        for head, (first, apart, ring, kept) in enumerate(layout):
             position = torch.arange(max(0, self.held - ring), self.held, device=self.device)
             for b in range(self.batch):
                 storage[first + b * apart + position % ring] = history[b, head, position]
+                begin = self.begin_of(b)
+                count = max(0, min(kept, self.held - begin))
+                row = first + b * apart - kept
+                storage[row : row + count] = history[b, head, begin : begin + count]
         return storage.flatten()
 
 
@@ -92,10 +104,11 @@ def run(step, backend, stats=True):
     keys, values = (step.filled(x[:, :, : step.held]) for x in (k, v))
     tickets = torch.zeros(step.batch * k.shape[1], dtype=torch.int32, device=step.device)
     length = torch.tensor([step.held], device=step.device)
+    begins = None if ids is None or step.firsts is None else starts(ids, length, step.new)
     with nullcontext() if step.shape is None else use(step.shape):
         out, logits = decode(
             q, k[:, :, step.held :], v[:, :, step.held :], keys, values, length, ids, tickets, layout, step.plan,
-            softcap=step.softcap, sinks=step.make_sinks(), stats=stats, backend=backend,
+            softcap=step.softcap, sinks=step.make_sinks(), begins=begins, stats=stats, backend=backend,
         )  # fmt: skip
     assert not tickets.any()
     return out, logits, keys, values

@@ -250,7 +250,7 @@ def test_two_runs_give_equal_bits():
 @pytest.mark.parametrize("extremes", [0, 1, 2])
 def test_operator_passes_torchs_own_checks(extremes):
     q, k, v = (torch.randn(1, 2, 20, 16, requires_grad=True) for _ in range(3))
-    options = ([GLOBAL, 5], None, None, None, True, None, None, extremes)
+    options = ([GLOBAL, 5], None, None, None, True, None, [0, 3], None, extremes)
     torch.library.opcheck(torch.ops.longshort.triton_forward.default, (q, k, v, *options))
 
 

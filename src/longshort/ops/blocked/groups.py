@@ -65,6 +65,8 @@ class Group:
     """Added to the distance between a query and a key: 1 where the keys begin after each query's own position."""
     blind_rows: bool = False
     """Some queries may see no key, and PyTorch's kernel gives these an arbitrary lse."""
+    first: int = 0
+    """Keys at the start of a document that its heads see besides their windows: see `firsts`."""
     rescaled: bool = False
     """Its queries and keys are rescaled: logits of keys after their query, which the mask hides, grow with distance."""
 
@@ -119,8 +121,13 @@ class Group:
         """
         return min(rows, max(1, self.n_keys // 2)) if self.rescaled else rows
 
+    @property
+    def dense_elements(self) -> int:
+        """Logits of each of the N heads that the dense engine holds at once."""
+        return _DENSE_ELEMENTS[self.q.device.type] // self.q.shape[0]
+
     def dense_tiles(self) -> Iterator[Tile]:
-        elements = _DENSE_ELEMENTS[self.q.device.type] // self.q.shape[0]
+        elements = self.dense_elements
         if self.is_global:
             side = 1 << max(5, int(math.log2(max(1, elements))) // 2)
             yield from row_tiles(self.n_queries, self.n_keys, self.reach, rows=side, cols=2 * side)
@@ -208,11 +215,13 @@ def groups(
     too far for queries and keys to be rescaled form groups of their own.
     """
     n_keys, size = k.shape[2], q.shape[1] // k.shape[1]
-    by_reach: dict[tuple[Reach, bool], list[int]] = {}
+    by_reach: dict[tuple[Reach, bool, int], list[int]] = {}
     for head, window in enumerate(options.windows):
         steep = options.decays is not None and options.decays[head] * n_keys > SPREAD
-        by_reach.setdefault((Reach.of(window, n_keys, options.causal), steep), []).append(head)
-    for (reach, steep), members in by_reach.items():
+        reach = Reach.of(window, n_keys, options.causal)
+        first = 0 if options.firsts is None or reach.is_global(n_keys) else min(options.firsts[head], n_keys)
+        by_reach.setdefault((reach, steep, first), []).append(head)
+    for (reach, steep, first), members in by_reach.items():
         heads, masks = _as_slice(members), dict[tuple[int, ...], Tensor]()
         for rows in _slabs(q, members):
             queries = flatten(q, rows, heads)
@@ -223,7 +232,8 @@ def groups(
                 queries, keys, values = (x.to(wide) for x in (queries, keys, values))
             ids = None if segments_BS is None else segments_BS[rows]
             ours = None if ids is None else ids[:, n_keys - q.shape[2] :]
-            yield heads, rows, Group(options, reach, queries, keys, values, decays, slopes, ours, ids, masks, steep)
+            tensors = (queries, keys, values, decays, slopes, ours, ids)
+            yield heads, rows, Group(options, reach, *tensors, masks, steep, first=first)
 
 
 def _slabs(q: Tensor, members: list[int]) -> Iterator[slice]:

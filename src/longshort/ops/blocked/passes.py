@@ -10,12 +10,13 @@ Shapes: N batch x heads of one group, T queries, S keys, D head dimension; tiles
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from longshort.ops.blocked import fused, rescaled
+from longshort.ops.blocked.firsts import FirstKeys
 from longshort.ops.blocked.groups import (
     Group,
     Heads,
@@ -60,6 +61,8 @@ def forward(
             run, _ = _engines(group)
             with flat(out, rows, heads) as out_NTD, flat(lse, rows, heads) as lse_NT:
                 run(group, out_NTD, lse_NT)
+                if group.first:
+                    _also_first_keys(group, out_NTD, lse_NT)
             if largest is not None:
                 _note_extremes(group, heads, largest, smallest)
         if unseen is not None:
@@ -111,7 +114,10 @@ def backward(
                 flat(grads[1], rows, theirs, add=True) as grad_k,
                 flat(grads[2], rows, theirs, add=True) as grad_v,
             ):
-                run(group, grad_N, out_N, flatten(lse, rows, heads), grad_q, grad_k, grad_v)
+                lse_N = flatten(lse, rows, heads)
+                run(group, grad_N, out_N, lse_N, grad_q, grad_k, grad_v)
+                if group.first:
+                    _add_first_keys(group, grad_N, out_N, lse_N, grad_q, grad_k, grad_v)
     return grads[0].to(q.dtype), grads[1].to(k.dtype), grads[2].to(v.dtype), to_sinks
 
 
@@ -217,6 +223,43 @@ def _dense_backward(
         _accumulate(tile, (grad_q, grad_k, grad_v), (grad_x @ k, grad_x.mT @ q, weights.mT @ rows[0]))
 
 
+def _also_first_keys(group: Group, out_NTD: Tensor, lse_NT: Tensor) -> None:
+    """Merge what the rows see of their document's first keys, outside of their windows, with what they saw within."""
+    wide, keys = lse_NT.dtype, FirstKeys.of(group)
+    k, v = (keys.of_keys(x).to(wide) for x in (group.k, group.v))
+    for rows, seen, distance in keys.tiles():
+        x, _ = _first_scores(group, group.q[:, None, rows].to(wide) @ k.mT, seen, distance)
+        part_lse = x.logsumexp(-1)
+        weights = (x - part_lse.masked_fill(part_lse == -torch.inf, 0)[..., None]).exp_()
+        out, lse = out_NTD[:, rows], lse_NT[:, rows]
+        part, total = _merged(out, lse, (weights @ v)[:, 0], part_lse[:, 0])
+        out.copy_(part)
+        lse.copy_(total)
+
+
+def _add_first_keys(
+    group: Group, grad: Tensor, out: Tensor, lse: Tensor, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor
+) -> None:
+    wide, keys = lse.dtype, FirstKeys.of(group)
+    k, v = (keys.of_keys(x).to(wide) for x in (group.k, group.v))
+    for rows, seen, distance in keys.tiles():
+        q, up, down = (x[:, None, rows].to(wide) for x in (group.q, grad, out))
+        x, slope_of_x = _first_scores(group, q @ k.mT, seen, distance)
+        weights = (x - lse[:, None, rows, None]).exp_()
+        grad_x = weights * (up @ v.mT - (up * down).sum(-1, keepdim=True)) * group.scale
+        if slope_of_x is not None:
+            grad_x *= slope_of_x
+        grad_q[:, rows].add_((grad_x @ k)[:, 0])
+        keys.add_to(grad_k, grad_x.mT @ q)
+        keys.add_to(grad_v, weights.mT @ up)
+
+
+def _first_scores(group: Group, products: Tensor, seen: Tensor, distance: Tensor) -> tuple[Tensor, Tensor | None]:
+    rates = group.decays_N, group.slopes_N
+    x, slope_of_x = scores_and_derivative(group.scale * products, distance, *rates, group.options.softcap)
+    return x.masked_fill(~seen, -torch.inf), slope_of_x
+
+
 def _scores(group: Group, tile: Tile, logits: Tensor, *, derivative: bool) -> tuple[Tensor, Tensor | None]:
     """x of the definition, -inf where not visible, and dx/dlogits if asked for (None where it is 1)."""
     rates = group.decays_N, group.slopes_N
@@ -232,10 +275,8 @@ def _note_extremes(group: Group, heads: Heads, largest: Tensor, smallest: Tensor
     n_heads = len(largest[heads])
     high = largest.new_full((group.q.shape[0],), -torch.inf, dtype=torch.promote_types(group.q.dtype, torch.float32))
     low = None if smallest is None else torch.full_like(high, torch.inf)
-    for tile in group.dense_tiles():
-        q, k, _ = _operands(group, tile)
+    for q, k, visible in _all_tiles(group):
         logits = (group.scale * q.to(high.dtype)) @ k.to(high.dtype).mT
-        visible = group.visible(tile)
         if low is None:
             seen = logits if visible is None else logits.masked_fill_(~visible, -torch.inf)
             above = seen.flatten(1).amax(1)
@@ -249,6 +290,17 @@ def _note_extremes(group: Group, heads: Heads, largest: Tensor, smallest: Tensor
     largest[heads] = torch.maximum(largest[heads], high.unflatten(0, (-1, n_heads)).amax(0).float())
     if smallest is not None and low is not None:
         smallest[heads] = torch.minimum(smallest[heads], low.unflatten(0, (-1, n_heads)).amin(0).float())
+
+
+def _all_tiles(group: Group) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """Queries and keys of all tiles, those of first keys included, and which of their pairs are visible."""
+    for tile in group.dense_tiles():
+        q, k, _ = _operands(group, tile)
+        yield q, k, group.visible(tile)
+    if group.first:
+        keys = FirstKeys.of(group)
+        for rows, seen, _ in keys.tiles():
+            yield group.q[:, None, rows], keys.of_keys(group.k), seen
 
 
 def _store(tile: Tile, out_NTD: Tensor, lse_NT: Tensor, part: Tensor, part_lse: Tensor) -> None:

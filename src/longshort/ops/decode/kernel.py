@@ -29,14 +29,14 @@ SIZES = ("B", "n_kv", "n_long", "parts", "columns", *REGULAR_LAYOUT)
 
 @triton.jit(do_not_specialize=SIZES)
 def decode_kernel(
-    q, k, v, keys, values, layout, length, ids, windows, decays, slopes, sinks, out, extremes, partial, numbers,
-    tickets,
+    q, k, v, keys, values, layout, length, ids, windows, decays, slopes, sinks, firsts, kept_rows, begins,
+    out, extremes, partial, numbers, tickets,
     sq_b, sq_h, sq_t, sk_b, sk_h, sk_t, sv_b, sv_h, sv_t, so_b, so_h, so_t,
     scale, softcap, B, n_kv, n_long, parts, columns,
     long_head, long_heads_apart, long_first, long_firsts_apart, long_apart, long_rows, long_window,
     rest_head, rest_heads_apart, rest_first, rest_firsts_apart, rest_apart, rest_rows, rest_window,
     T: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
-    DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
+    DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr, FIRST: tl.constexpr,
     PRECISION: tl.constexpr, SPLIT: tl.constexpr, STATS: tl.constexpr, SINKS: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, NEW: tl.constexpr, JOINED: tl.constexpr, STAGES: tl.constexpr,
     REGULAR: tl.constexpr, EARLY: tl.constexpr, FETCH: tl.constexpr, AHEAD: tl.constexpr,
@@ -72,6 +72,12 @@ def decode_kernel(
     held = tl.load(length).to(tl.int32)  # not earlier: the compiler waits for it soon after the load
     k, v = k + b.to(tl.int64) * sk_b + head * sk_h, v + b.to(tl.int64) * sv_b + head * sv_h
     q += b.to(tl.int64) * sq_b + head * GROUP * sq_h
+    kept, begin = 0, 0
+    if FIRST:
+        kept = tl.load(kept_rows + head)
+        if SEGMENTS:
+            begins += b * T
+            begin = tl.load(begins).to(tl.int32)
 
     if M == 1:
         d_D, count = tl.arange(0, WIDTH), tl.where(part == 0, D, 0)
@@ -81,26 +87,35 @@ def decode_kernel(
         kept_v = tl.load(v + d_D, mask=d_D < count, other=0.0).to(dtype)
         q_D = row_of(q, D, WIDTH, PIECES).to(dtype).to(tl.float32)
         largest, total, weighted, top, bottom = one_query(
-            q_D, k, v, keys, values, ids, window, decays, slopes, head, held, rows, part, share, scale, softcap,
-            D, WIDTH, DECAY, SLOPE, SOFTCAP, SEGMENTS, STATS, N, STAGES, PIECES,
+            q_D, k, v, keys, values, ids, window, firsts, kept, begin, decays, slopes, head, held, rows, part, share,
+            scale, softcap, D, WIDTH, DECAY, SLOPE, SOFTCAP, SEGMENTS, FIRST, STATS, N, STAGES, PIECES,
         )  # fmt: skip
         if part == 0:
             at = (held % rows).to(tl.int64) * D + d_D
             tl.store(keys + at, kept_k, mask=d_D < D)
             tl.store(values + at, kept_v, mask=d_D < D)
+            if FIRST:
+                to_keep = kept_of(held, begin, kept, ids, D, SEGMENTS)
+                at = (held - begin - kept).to(tl.int64) * D + d_D
+                tl.store(keys + at, kept_k, mask=d_D < to_keep)
+                tl.store(values + at, kept_v, mask=d_D < to_keep)
     else:
         largest, total, weighted, top, bottom = several_queries(
-            q, sq_h, sq_t, keys, values, ids, windows, decays, slopes, head, held, rows, part, share, scale, softcap,
-            T, GROUP, D, WIDTH, DECAY, SLOPE, SOFTCAP, SEGMENTS, PRECISION, STATS, M, N, STAGES,
+            q, sq_h, sq_t, keys, values, ids, windows, firsts, kept, begins, begin, decays, slopes, head, held, rows,
+            part, share, scale, softcap,
+            T, GROUP, D, WIDTH, DECAY, SLOPE, SOFTCAP, SEGMENTS, FIRST, PRECISION, STATS, M, N, STAGES,
         )  # fmt: skip
         if part == 0:
             largest, total, weighted, top, bottom = also_each_other(
-                q, sq_h, sq_t, k, sk_t, v, sv_t, keys, ids, windows, decays, slopes, head, held, scale, softcap,
-                largest, total, weighted, top, bottom,
-                T, GROUP, D, WIDTH, DECAY, SLOPE, SOFTCAP, SEGMENTS, PRECISION, STATS, M, NEW,
+                q, sq_h, sq_t, k, sk_t, v, sv_t, keys, ids, windows, firsts, begins, decays, slopes, head, held, scale,
+                softcap, largest, total, weighted, top, bottom,
+                T, GROUP, D, WIDTH, DECAY, SLOPE, SOFTCAP, SEGMENTS, FIRST, PRECISION, STATS, M, NEW,
             )  # fmt: skip
             append(keys, k, sk_t, held, rows, T, D, WIDTH)
             append(values, v, sv_t, held, rows, T, D, WIDTH)
+            if FIRST:
+                keep(keys, k, sk_t, held, kept, begins, ids, T, D, WIDTH, SEGMENTS)
+                keep(values, v, sv_t, held, kept, begins, ids, T, D, WIDTH, SEGMENTS)
 
     if EARLY == 3:
         tl.extra.cuda.gdc_launch_dependents()
@@ -166,6 +181,32 @@ def append(cache, new, stride, held, rows, T: tl.constexpr, D: tl.constexpr, WID
         row = tl.load(new + i * stride + d_D, mask=d_D < D)
         at = ((held + i) % rows).to(tl.int64) * D
         tl.store(cache + at + d_D, row.to(cache.dtype.element_ty), mask=d_D < D)
+
+
+@triton.jit
+def kept_of(t, begin, kept, ids, D: tl.constexpr, SEGMENTS: tl.constexpr):
+    """Numbers to keep of the new token at t: D if it is one of the first keys of its document, else 0."""
+    count = tl.where(t - begin < kept, D, 0)
+    if SEGMENTS:
+        count = tl.where(tl.load(ids + t) >= 0, count, 0)
+    return count
+
+
+@triton.jit
+def keep(
+    cache, new, stride, held, kept, begins, ids,
+    T: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, SEGMENTS: tl.constexpr,
+):  # fmt: skip
+    """Write those of the T new rows that are first keys of their document to the rows before the cache's first."""
+    d_D = tl.arange(0, WIDTH)
+    for i in tl.static_range(T):
+        begin = held * 0
+        if SEGMENTS:
+            begin = tl.load(begins + i).to(tl.int32)
+        row = tl.load(new + i * stride + d_D, mask=d_D < D)
+        at = (held + i - begin - kept).to(tl.int64) * D
+        count = kept_of(held + i, begin, kept, ids, D, SEGMENTS)
+        tl.store(cache + at + d_D, row.to(cache.dtype.element_ty), mask=d_D < count)
 
 
 @triton.jit

@@ -81,6 +81,7 @@ def decode(
     options: Options,
     extremes: int,
     sinks: Tensor | None = None,
+    begins: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Implements longshort::triton_decode."""
     (batch, n_heads, new, dim), n_kv = q.shape, k.shape[1]
@@ -99,11 +100,15 @@ def decode(
     reach = table(options.windows, torch.int32, q.device)
     rates = [None if r is None else table(r, torch.float32, q.device) for r in (options.decays, options.slopes)]
     ids = reach if segments is None else segments
+    firsts = [None, None]
+    if options.firsts is not None:
+        firsts = [table(numbers, torch.int32, q.device) for numbers in (options.firsts, layout[3::4])]
     joined = joined_at_a_time(dim)
     places = length if cut.table is None else cut.table
     decode_kernel[(batch, n_kv + (cut.parts - 1) * cut.n_long)](
         *(q, k, v, keys, values, places, length, ids, reach, *(reach if r is None else r for r in rates)),
         reach if sinks is None else sinks,
+        *(reach if first is None else first for first in (*firsts, begins)),
         *(out, found, partial, numbers, tickets),
         *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3]),
         *(options.scale_for(q), 1.0 if options.softcap is None else options.softcap),
@@ -111,7 +116,11 @@ def decode(
         *cut.regular,
         **{"T": new, "GROUP": group, "D": dim, "WIDTH": width_of(dim)},
         **{"DECAY": rates[0] is not None, "SLOPE": rates[1] is not None},
-        **{"SOFTCAP": options.softcap is not None, "SEGMENTS": segments is not None},
+        **{
+            "SOFTCAP": options.softcap is not None,
+            "SEGMENTS": segments is not None,
+            "FIRST": options.firsts is not None,
+        },
         **{"PRECISION": precision_of(keys), "SPLIT": cut.parts > 1, "STATS": extremes, "SINKS": sinks is not None},
         **{"M": 1 if queries == 1 and not shape.matrix else max(16, power_of_two(queries)), "N": shape.columns},
         **{"NEW": max(16, power_of_two(new)), "JOINED": joined, "AHEAD": 1 if cut.parts <= joined else _AHEAD},
@@ -129,9 +138,9 @@ def decode_shape(q: Tensor, keys: Tensor, layout: tuple[int, ...], batch: int) -
     """The tuned shape for the nearest number of split heads, or a default for GPUs and sizes that were not tuned."""
     if _given:
         return _given[-1]
-    longest = max(layout[2::3])
-    slots = batch * sum(rows == longest for rows in layout[2::3])
-    return _looked_up(keys.dtype, q.shape[3], slots, q.shape[2] * q.shape[1] > len(layout) // 3, q.device)
+    longest = max(layout[2::4])
+    slots = batch * sum(rows == longest for rows in layout[2::4])
+    return _looked_up(keys.dtype, q.shape[3], slots, q.shape[2] * q.shape[1] > len(layout) // 4, q.device)
 
 
 @lru_cache(maxsize=256)
@@ -166,14 +175,14 @@ def _cut(
     device: torch.device,
 ) -> _Cut:
     """The heads with the most rows are split if others have fewer, or if multiprocessors would be idle without it."""
-    heads = [HeadLayout(*layout[i : i + 3]) for i in range(0, len(layout), 3)]
+    heads = [HeadLayout(*layout[i : i + 4]) for i in range(0, len(layout), 4)]
     tiles = [-(-head.rows // columns) for head in heads]
     long = [head for head in range(len(heads)) if 2 * tiles[head] > max(tiles)]
     parts = parts_of(max(tiles), round(programs * processors(device)) // (batch * len(long)))
     if parts == 1:  # nothing is split, so the order of the heads is free: equal ones together
         long = [head for head in range(len(heads)) if heads[head].rows == max(head.rows for head in heads)]
     order = [*long, *(head for head in range(len(heads)) if head not in long)]
-    numbers = [(head, *heads[head], windows[head]) for head in order]
+    numbers = [(head, *heads[head][:3], windows[head]) for head in order]
     regular = [_at_equal_distances(some) for some in (numbers[: len(long)], numbers[len(long) :])]
     if all(regular):
         return _Cut(len(long), parts, (*regular[0], *regular[1]), None)

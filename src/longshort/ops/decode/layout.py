@@ -12,11 +12,13 @@ class HeadLayout(NamedTuple):
     """Where the rows of a KV head are in flat storage, counted in rows of D numbers."""
 
     first: int
-    """First row of the first sequence."""
+    """First row of the first sequence, after those of `kept`."""
     apart: int
     """Rows from one sequence to the next."""
     rows: int
     """Number of rows; position p is stored in row p modulo this."""
+    kept: int = 0
+    """Number of rows right before `first`, which hold the first keys of a document in their order."""
 
 
 def results_of(q: Tensor, extremes: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -20,17 +20,17 @@ from longshort.ops.scores import scores
 class _PoolView(NamedTuple):
     heads: list[int]
     layout: HeadLayout
-    """First row of its first head; the others follow, each `rows` later."""
+    """First row of its first head; the others follow, each `rows + kept` later."""
 
 
 @lru_cache(maxsize=64)
 def _pools(layout: tuple[int, ...]) -> list[_PoolView]:
     """Neighbouring KV heads with equally many rows form one pool."""
     pools: list[_PoolView] = []
-    for head in range(len(layout) // 3):
-        own = HeadLayout(*layout[3 * head : 3 * head + 3])
+    for head in range(len(layout) // 4):
+        own = HeadLayout(*layout[4 * head : 4 * head + 4])
         for pool in pools:
-            following = pool.layout._replace(first=pool.layout.first + len(pool.heads) * own.rows)
+            following = pool.layout._replace(first=pool.layout.first + len(pool.heads) * (own.rows + own.kept))
             if own == following:
                 pool.heads.append(head)
                 break
@@ -52,6 +52,7 @@ def decode(
     options: Options,
     extremes: int,
     sinks: Tensor | None = None,
+    begins: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Implements longshort::plain_decode, pool by pool."""
     out, high, low = results_of(q, extremes)
@@ -64,7 +65,7 @@ def decode(
         own_keys, own_values = (_pool(x, pool, q) for x in (keys, values))
         attended, logits, seen = _attend_pool(
             q[:, index], k[:, pool.heads], v[:, pool.heads], own_keys, own_values, length, segments, heads, options,
-            None if sinks is None else sinks[index],
+            None if sinks is None else sinks[index], pool.layout.kept, begins,
         )  # fmt: skip
         out[:, index] = attended.to(out.dtype)
         if extremes:
@@ -75,10 +76,10 @@ def decode(
 
 
 def _pool(storage: Tensor, pool: _PoolView, q: Tensor) -> Tensor:
-    """(B, heads, R, D), a view."""
-    dim, (first, apart, rows) = q.shape[3], pool.layout
-    shape, strides = (q.shape[0], len(pool.heads), rows, dim), (apart * dim, rows * dim, dim, 1)
-    return storage.as_strided(shape, strides, storage.storage_offset() + first * dim)
+    """(B, heads, kept + R, D), a view."""
+    dim, (first, apart, rows, kept) = q.shape[3], pool.layout
+    shape, strides = (q.shape[0], len(pool.heads), kept + rows, dim), (apart * dim, (kept + rows) * dim, dim, 1)
+    return storage.as_strided(shape, strides, storage.storage_offset() + (first - kept) * dim)
 
 
 def _attend_pool(
@@ -92,10 +93,18 @@ def _attend_pool(
     heads: list[int],
     options: Options,
     sinks: Tensor | None,
+    kept: int,
+    begins: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """For the query heads `heads` of one pool: outputs (B, h, T, D), logits (B, h, T, R), and which rows they see."""
-    new, ring, group = k.shape[2], keys.shape[2], q.shape[1] // k.shape[1]
+    new, ring, group = k.shape[2], keys.shape[2] - kept, q.shape[1] // k.shape[1]
     t_T = length + torch.arange(new, device=q.device)
+    begin_BT = torch.zeros_like(t_T)[None] if begins is None else begins
+    first_keys, first_values = (x[:, :, :kept].clone() for x in (keys, values))
+    if kept:
+        _keep(keys[:, :, :kept], k, t_T, begin_BT, segments)
+        _keep(values[:, :, :kept], v, t_T, begin_BT, segments)
+    keys, values = keys[:, :, kept:], values[:, :, kept:]
     keys.index_copy_(2, t_T % ring, k.to(keys.dtype))
     values.index_copy_(2, t_T % ring, v.to(values.dtype))
     rows = ring
@@ -103,12 +112,24 @@ def _attend_pool(
         rows = min(ring, int(length) + new)
         keys, values = keys[:, :, :rows], values[:, :, :rows]
     last = length + new - 1
-    j_R = last - (last - torch.arange(rows, device=q.device)) % ring
-    offset_TR = t_T[:, None] - j_R
+    j_BR = (last - (last - torch.arange(rows, device=q.device)) % ring)[None]
+    there_BR = j_BR >= 0
+    if kept:  # what is kept there is not seen in the ring too
+        first_BR = begin_BT[:, :1] + torch.arange(kept, device=q.device)
+        there_BR = there_BR & ((j_BR >= length) | (j_BR < begin_BT[:, :1]) | (j_BR >= begin_BT[:, :1] + kept))
+        j_BR = torch.cat((first_BR, j_BR.expand(len(begin_BT), -1)), dim=1)
+        there_BR = torch.cat((first_BR < length, there_BR), dim=1)
+        keys, values = torch.cat((first_keys, keys), dim=2), torch.cat((first_values, values), dim=2)
+    offset_BTR = t_T[:, None] - j_BR[:, None]
     reach = torch.tensor([options.windows[head] for head in heads], device=q.device)
-    seen = ((j_R >= 0) & (offset_TR >= 0))[None, None] & (offset_TR < reach[:, None, None])
+    within = offset_BTR[:, None] < reach[:, None, None]
+    if options.firsts is not None:
+        first = torch.tensor([options.firsts[head] for head in heads], device=q.device)
+        rank_BTR = j_BR[:, None] - begin_BT[:, :, None]
+        within = within | (((rank_BTR >= 0)[:, None]) & (rank_BTR[:, None] < first[:, None, None]))
+    seen = (there_BR[:, None] & (offset_BTR >= 0))[:, None] & within
     if segments is not None:
-        theirs = segments[:, j_R.clamp(min=0)]
+        theirs = segments.gather(1, j_BR.clamp(min=0, max=segments.shape[1] - 1).expand(len(segments), -1))
         ours = segments[:, t_T, None]
         seen = seen & ((theirs[:, None] == ours) & (ours >= 0))[:, None]
     used = seen.any(2).unflatten(1, (-1, group)).any(2)
@@ -118,13 +139,24 @@ def _attend_pool(
     q_BHTD = q.to(keys.dtype).to(dtype)
     logits = options.scale_for(q) * (q_BHTD @ k_BHRD.mT)
     decays, slopes = (_per_head(rates, heads, q.device) for rates in (options.decays, options.slopes))
-    x = scores(logits, offset_TR.abs(), decays, slopes, options.softcap)
+    x = scores(logits, offset_BTR.abs()[:, None], decays, slopes, options.softcap)
     blind = ~seen.any(-1, keepdim=True)
     x = x.masked_fill(~seen, -torch.inf).masked_fill(blind, 0)
     weights = x.softmax(-1).masked_fill(blind, 0)
     if sinks is not None:
         weights = weights * torch.sigmoid(x.logsumexp(-1, keepdim=True) - sinks.to(dtype)[:, None, None])
     return weights @ v_BHRD, logits, seen.expand_as(logits)
+
+
+def _keep(rows: Tensor, new: Tensor, t_T: Tensor, begin_BT: Tensor, segments: Tensor | None) -> None:
+    """Write those of the new tokens that are first keys of the last one's document to their rows."""
+    count, rank_BT = rows.shape[2], t_T - begin_BT
+    given = (rank_BT < count) & (begin_BT == begin_BT[:, -1:])
+    if segments is not None:
+        given = given & (segments[:, t_T] >= 0)
+    at = torch.where(given, rank_BT, count)[:, None, :, None].expand(*new.shape[:3], new.shape[3])
+    wider = torch.cat((rows, rows[:, :, :1]), dim=2)  # what is not kept goes to one more row
+    rows.copy_(wider.scatter_(2, at, new.to(rows.dtype))[:, :, :count])
 
 
 def _per_head(rates: tuple[float, ...] | None, heads: list[int], device: torch.device) -> Tensor | None:

@@ -42,6 +42,7 @@ def decode(
     *,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    begins: Tensor | None = None,
     stats: Stats = False,
     backend: str = "auto",
 ) -> tuple[Tensor, LogitStats | None]:
@@ -53,6 +54,7 @@ def decode(
         segments: (B, columns) int64 for all positions, the new ones included; a negative id is padding.
         tickets: at least B * H_kv int32, zero before and after, for the kernel's own use by one launch at a time.
         sinks: (H,) fp32, as in `attention`.
+        begins: (B, T) int64, where the documents of the new tokens begin; 0 if None. Only first keys need it.
         layout: that of each KV head. A ring must have room for everything that any of the T tokens sees.
         backend: as in `attention`; every backend but Triton means the plain form.
     """
@@ -60,7 +62,7 @@ def decode(
     op = ops.triton_decode if chosen_backend(backend, q) == "triton" else ops.plain_decode
     numbers = [number for head in layout for number in head]
     options = Options.of(plan, softcap=softcap)
-    out, high, low = op(q, k, v, keys, values, length, segments, tickets, numbers, *options, extremes, sinks)
+    out, high, low = op(q, k, v, keys, values, length, segments, tickets, numbers, *options, extremes, sinks, begins)
     return out, LogitStats(high, low if extremes == 2 else None) if extremes else None
 
 
@@ -68,8 +70,9 @@ def _implemented(home: str) -> Callable[..., Any]:
     def step(*arguments: Any) -> Any:
         *tensors, layout = arguments[:9]
         count = len(Options._fields)
-        options, extremes, sinks = arguments[9 : 9 + count], arguments[9 + count], (*arguments, None)[10 + count]
-        return import_module(home).decode(*tensors, tuple(layout), Options.received(*options), extremes, sinks)
+        options, extremes = arguments[9 : 9 + count], arguments[9 + count]
+        sinks, begins = (*arguments, None, None)[10 + count : 12 + count]
+        return import_module(home).decode(*tensors, tuple(layout), Options.received(*options), extremes, sinks, begins)
 
     return step
 
@@ -80,7 +83,7 @@ def _fake(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 for _name, _home in _HOMES.items():
     _library.define(
-        f"{_name}({_TENSORS}, int[] layout, {SCHEMA}, int extremes, Tensor? sinks=None)"
+        f"{_name}({_TENSORS}, int[] layout, {SCHEMA}, int extremes, Tensor? sinks=None, Tensor? begins=None)"
         " -> (Tensor out, Tensor logit_max, Tensor logit_min)"
     )
     for _device in ("CPU", "CUDA"):

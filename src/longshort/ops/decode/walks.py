@@ -22,10 +22,21 @@ def positions_of(row_N, held, rows):
 
 
 @triton.jit
+def first_rows(row_N, held, rows, kept, begin):
+    """Positions of rows, those before row 0 being the first keys of the document that begins at `begin`, and whether
+    they hold something that no other row holds."""
+    j_N, early = positions_of(row_N, held, rows), row_N < 0
+    j_N = tl.where(early, begin + row_N + kept, j_N)
+    in_ring = (row_N < rows) & (j_N >= 0) & ((j_N < begin) | (j_N >= begin + kept))
+    return j_N, (early & (j_N < held)) | ((row_N >= 0) & in_ring)
+
+
+@triton.jit
 def one_query(
-    q_D, k, v, keys, values, ids, window, decays, slopes, head, held, rows, part, share, scale, softcap,
+    q_D, k, v, keys, values, ids, window, firsts, kept, begin, decays, slopes, head, held, rows, part, share, scale,
+    softcap,
     D: tl.constexpr, WIDTH: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr,
-    SEGMENTS: tl.constexpr, STATS: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
+    SEGMENTS: tl.constexpr, FIRST: tl.constexpr, STATS: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
     PIECES: tl.constexpr,
 ):  # fmt: skip
     """What one query sees of the cache and, in part 0, its own key. Each of the N lanes keeps its own softmax until the
@@ -38,10 +49,18 @@ def one_query(
     weighted = tl.zeros((N, WIDTH), tl.float32)
     if SEGMENTS:
         ours = tl.load(ids + held)
-    for row in tl.range(part * N, tl.minimum(held, rows), share * N, num_stages=STAGES):
+    stop, first = tl.minimum(held, rows), 0
+    if FIRST:
+        stop, first = stop + kept, tl.load(firsts + head)
+    for row in tl.range(part * N, stop, share * N, num_stages=STAGES):
         row_N = row + n_N
-        j_N = positions_of(row_N, held, rows)
-        seen = (row_N < rows) & (j_N >= 0) & (held - j_N < window)
+        if FIRST:
+            row_N = row_N - kept
+            j_N, there = first_rows(row_N, held, rows, kept, begin)
+            seen = there & ((held - j_N < window) | ((j_N >= begin) & (j_N - begin < first)))
+        else:
+            j_N = positions_of(row_N, held, rows)
+            seen = (row_N < rows) & (j_N >= 0) & (held - j_N < window)
         if SEGMENTS:
             theirs = tl.load(ids + j_N, mask=seen, other=-1)
             seen = seen & (theirs == ours) & (theirs >= 0)
@@ -132,9 +151,10 @@ def piece_of(x, count, i, WIDTH: tl.constexpr, PIECES: tl.constexpr):
 
 @triton.jit
 def several_queries(
-    q, sq_h, sq_t, keys, values, ids, windows, decays, slopes, head, held, rows, part, share, scale, softcap,
+    q, sq_h, sq_t, keys, values, ids, windows, firsts, kept, begins, begin, decays, slopes, head, held, rows, part,
+    share, scale, softcap,
     T: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
-    DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
+    DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr, FIRST: tl.constexpr,
     PRECISION: tl.constexpr, STATS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """What the queries of a KV head see of the cache, computed by the matrix units."""
@@ -143,13 +163,21 @@ def several_queries(
         q, sq_h, sq_t, keys, ids, windows, decays, slopes, head, held, T, GROUP, D, WIDTH, DECAY, SLOPE, SEGMENTS, M
     )
     widest = tl.max(window, 0)
+    stop, first, begin_M = tl.minimum(held, rows), window, t_M
+    if FIRST:
+        stop = stop + kept
+        first, begin_M = firsts_of(firsts, begins, head, T, GROUP, SEGMENTS, M)
     largest, total = tl.full((M,), NEVER, tl.float32), tl.zeros((M,), tl.float32)
     top, bottom = tl.full((M,), float("-inf"), tl.float32), tl.full((M,), float("inf"), tl.float32)
     weighted = tl.zeros((M, WIDTH), tl.float32)
-    for row in tl.range(part * N, tl.minimum(held, rows), share * N, num_stages=STAGES):
+    for row in tl.range(part * N, stop, share * N, num_stages=STAGES):
         row_N = row + n_N
-        j_N = positions_of(row_N, held, rows)
-        there = (row_N < rows) & (j_N >= 0) & (held - j_N < widest)
+        if FIRST:
+            row_N = row_N - kept
+            j_N, there = first_rows(row_N, held, rows, kept, begin)
+        else:
+            j_N = positions_of(row_N, held, rows)
+            there = (row_N < rows) & (j_N >= 0) & (held - j_N < widest)
         theirs = j_N
         if SEGMENTS:
             theirs = tl.load(ids + j_N, mask=there, other=-1)
@@ -158,18 +186,18 @@ def several_queries(
         k_ND = tl.load(keys + at, mask=real, other=0.0)
         v_ND = tl.load(values + at, mask=real, other=0.0)
         largest, total, weighted, top, bottom = see(
-            q_MD, k_ND, v_ND, t_M, j_N, there, ours, theirs, window, decay, slope, scale, softcap,
-            largest, total, weighted, top, bottom, DECAY, SLOPE, SOFTCAP, SEGMENTS, PRECISION, STATS,
+            q_MD, k_ND, v_ND, t_M, j_N, there, ours, theirs, window, first, begin_M, decay, slope, scale, softcap,
+            largest, total, weighted, top, bottom, DECAY, SLOPE, SOFTCAP, SEGMENTS, FIRST, PRECISION, STATS,
         )  # fmt: skip
     return largest, total, weighted, top, bottom
 
 
 @triton.jit
 def also_each_other(
-    q, sq_h, sq_t, k, sk_t, v, sv_t, keys, ids, windows, decays, slopes, head, held, scale, softcap,
+    q, sq_h, sq_t, k, sk_t, v, sv_t, keys, ids, windows, firsts, begins, decays, slopes, head, held, scale, softcap,
     largest, total, weighted, top, bottom,
     T: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
-    DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
+    DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr, FIRST: tl.constexpr,
     PRECISION: tl.constexpr, STATS: tl.constexpr, M: tl.constexpr, NEW: tl.constexpr,
 ):  # fmt: skip
     """Let the queries see the new keys, as the cache will hold them."""
@@ -179,6 +207,9 @@ def also_each_other(
     )
     there = n_N < T
     theirs = n_N
+    first, begin_M = window, t_M
+    if FIRST:
+        first, begin_M = firsts_of(firsts, begins, head, T, GROUP, SEGMENTS, M)
     if SEGMENTS:
         theirs = tl.load(ids + held + n_N, mask=there, other=-1)
         there = there & (theirs >= 0)
@@ -187,8 +218,8 @@ def also_each_other(
     k_ND = tl.load(k + n_N[:, None] * sk_t + d_D[None, :], mask=real, other=0.0).to(dtype)
     v_ND = tl.load(v + n_N[:, None] * sv_t + d_D[None, :], mask=real, other=0.0).to(dtype)
     return see(
-        q_MD, k_ND, v_ND, t_M, held + n_N, there, ours, theirs, window, decay, slope, scale, softcap,
-        largest, total, weighted, top, bottom, DECAY, SLOPE, SOFTCAP, SEGMENTS, PRECISION, STATS,
+        q_MD, k_ND, v_ND, t_M, held + n_N, there, ours, theirs, window, first, begin_M, decay, slope, scale, softcap,
+        largest, total, weighted, top, bottom, DECAY, SLOPE, SOFTCAP, SEGMENTS, FIRST, PRECISION, STATS,
     )  # fmt: skip
 
 
@@ -213,6 +244,19 @@ def queries(
 
 
 @triton.jit
+def firsts_of(
+    firsts, begins, head, T: tl.constexpr, GROUP: tl.constexpr, SEGMENTS: tl.constexpr, M: tl.constexpr
+):  # fmt: skip
+    """Of the queries of a KV head, (M,): how many first keys they see, and where their documents begin."""
+    m_M = tl.arange(0, M)
+    first = tl.load(firsts + head * GROUP + tl.minimum(m_M // T, GROUP - 1))
+    begin_M = tl.zeros((M,), tl.int32)
+    if SEGMENTS:
+        begin_M = tl.load(begins + m_M % T).to(tl.int32)
+    return first, begin_M
+
+
+@triton.jit
 def tile_of(row_N, there, d_D, D: tl.constexpr, WIDTH: tl.constexpr):
     """Offsets (N, WIDTH) of rows of the cache, and which to read."""
     real = there[:, None]
@@ -223,9 +267,9 @@ def tile_of(row_N, there, d_D, D: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def see(
-    q_MD, k_ND, v_ND, t_M, j_N, there, ours, theirs, window, decay, slope, scale, softcap,
+    q_MD, k_ND, v_ND, t_M, j_N, there, ours, theirs, window, first, begin_M, decay, slope, scale, softcap,
     largest, total, weighted, top, bottom,
-    DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
+    DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr, FIRST: tl.constexpr,
     PRECISION: tl.constexpr, STATS: tl.constexpr,
 ):  # fmt: skip
     """The state of M queries after one more tile of keys."""
@@ -236,7 +280,11 @@ def see(
         slope = slope[:, None]
     x, _ = scores(logits, t_M[:, None], j_N[None, :], decay, slope, softcap, DECAY, SLOPE, SOFTCAP)
     distance = t_M[:, None] - j_N[None, :]
-    seen = there[None, :] & (distance >= 0) & (distance < window[:, None])
+    within = distance < window[:, None]
+    if FIRST:
+        rank = j_N[None, :] - begin_M[:, None]
+        within = within | ((rank >= 0) & (rank < first[:, None]))
+    seen = there[None, :] & (distance >= 0) & within
     if SEGMENTS:
         seen = seen & (ours[:, None] == theirs[None, :])
     x = tl.where(seen, x * LOG2E, float("-inf"))

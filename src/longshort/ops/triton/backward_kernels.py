@@ -14,7 +14,9 @@ from longshort.ops.triton.scores import LOG2E, fading, head_options, scores, vis
 from longshort.ops.triton.segment_ranges import meeting
 from longshort.ops.triton.walks import (
     SIZES,
+    also_first_queries,
     at_edge,
+    first_keys_of,
     keys_of,
     load_numbers,
     load_rows,
@@ -29,12 +31,13 @@ from longshort.ops.triton.walks import (
 @triton.jit(do_not_specialize=SIZES)
 def grad_q_kernel(
     grad, q, k, v, out, lse, numbers, grad_q, partial, heads, windows, decays, slopes, segments, ranges,
+    firsts, places,
     sg_b, sg_h, sg_t, sq_b, sq_h, sq_t, sk_b, sk_h, sk_t, sv_b, sv_h, sv_t, so_b, so_h, so_t, sd_b, sd_h, sd_t,
     scale, softcap, B, H, T, S, n_long, parts, padded,
     GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
-    SKIP: tl.constexpr, FOLD: tl.constexpr, FADE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
-    SPLIT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr, PAD: tl.constexpr,
+    FIRST: tl.constexpr, SKIP: tl.constexpr, FOLD: tl.constexpr, FADE: tl.constexpr, PRECISION: tl.constexpr,
+    TMA: tl.constexpr, SPLIT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr, PAD: tl.constexpr,
 ):  # fmt: skip
     """A program owns M queries. It writes two numbers per row for the next kernel: lse in base 2, and delta, the sum of
     grad * out. A row that sees nothing or is past the end has an lse of +inf, so its weights are zero without a mask.
@@ -52,27 +55,38 @@ def grad_q_kernel(
     lse_M = tl.where(lse_M == float("-inf"), float("inf"), lse_M) * LOG2E
     if part == 0:
         at = numbers + (b * H + h) * padded
-        step = B * H * padded
+        each = B * H * padded
         tl.store(at + rows, lse_M, mask=rows < T)
-        tl.store(at + step + rows, delta_M, mask=rows < T)
+        tl.store(at + each + rows, delta_M, mask=rows < T)
         if row + M >= T:
             beyond = T + tl.arange(0, PAD)
             tl.store(at + beyond, tl.full((PAD,), float("inf"), tl.float32), mask=beyond < padded)
-            tl.store(at + step + beyond, tl.zeros((PAD,), tl.float32), mask=beyond < padded)
+            tl.store(at + each + beyond, tl.zeros((PAD,), tl.float32), mask=beyond < padded)
     total = tl.zeros((M, WIDTH), tl.float32)
     start, stop = keys_of(row, window, T, S, M, N, CAUSAL)
+    first, lead, shift = 0, 0, 0
+    if FIRST:
+        first = tl.load(firsts + h)
+        lead, covered = first_keys_of(places, b, row, first, start, B, T, S, M, N, SEGMENTS)
     if SKIP:
         start, stop = meeting(ranges, b, row + S - T, start, stop, 0, S, M, N)
+    near = start
+    if FIRST:
+        start = start - covered
+        shift = start - lead
     if SPLIT:
         start, stop = own_part(start, stop, part, parts, slot, N)
-    for key in tl.range(start, stop, N, num_stages=STAGES):
+    for step in tl.range(start, stop, N, num_stages=STAGES):
+        key = step
+        if FIRST:
+            key = tl.where(step < near, step - shift, step)
         k_ND = load_rows(k, sk_b, sk_h, sk_t, b, h // GROUP, key, S, N, D, WIDTH, TMA)
         v_ND = load_rows(v, sv_b, sv_h, sv_t, b, h // GROUP, key, S, N, D, WIDTH, TMA)
         total = grad_rows(
             q_MD, grad_MD, k_ND, v_ND, lse_M, delta_M, total,
             rows + S - T, key + tl.arange(0, N), key, at_edge(row, key, window, T, S, M, N, CAUSAL),
-            ids, window, decay, slope, scale, softcap, S,
-            CAUSAL, DECAY, SLOPE, SOFTCAP, SEGMENTS, FOLD, FADE, PRECISION,
+            ids, window, first, places + b.to(tl.int64) * S, decay, slope, scale, softcap, S,
+            CAUSAL, DECAY, SLOPE, SOFTCAP, SEGMENTS, FIRST, FOLD, FADE, PRECISION,
         )  # fmt: skip
     if SPLIT and slot >= 0:
         at, real = partial_rows(partial, slot, part, parts, T, row, M, WIDTH)
@@ -98,9 +112,9 @@ def weights(
 @triton.jit
 def grad_rows(
     q_MD, grad_MD, k_ND, v_ND, lse_M, delta_M, total, t_M, j_N, key, edge,
-    ids, window, decay, slope, scale, softcap, S,
+    ids, window, first, ranks, decay, slope, scale, softcap, S,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
-    FOLD: tl.constexpr, FADE: tl.constexpr, PRECISION: tl.constexpr,
+    FIRST: tl.constexpr, FOLD: tl.constexpr, FADE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What one tile of keys adds to the query gradients, before the scale is applied."""
     logits = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
@@ -108,7 +122,8 @@ def grad_rows(
         fade_M, fade_N = fading(t_M, j_N, key, decay, FADE)
         y = logits * fade_N[None, :] * (fade_M * (scale * LOG2E))[:, None] - lse_M[:, None]
         if SEGMENTS or edge:
-            y = tl.where(visible(t_M[:, None], j_N[None, :], window, ids, S, CAUSAL, SEGMENTS), y, float("-inf"))
+            seen = visible(t_M[:, None], j_N[None, :], window, ids, first, ranks, S, CAUSAL, SEGMENTS, FIRST)
+            y = tl.where(seen, y, float("-inf"))
         p = tl.exp2(y)
     else:
         p, derivative = weights(
@@ -116,7 +131,8 @@ def grad_rows(
             decay, slope, scale, softcap, DECAY, SLOPE, SOFTCAP, FOLD,
         )  # fmt: skip
         if SEGMENTS or edge:
-            p = tl.where(visible(t_M[:, None], j_N[None, :], window, ids, S, CAUSAL, SEGMENTS), p, 0.0)
+            seen = visible(t_M[:, None], j_N[None, :], window, ids, first, ranks, S, CAUSAL, SEGMENTS, FIRST)
+            p = tl.where(seen, p, 0.0)
     inner = tl.dot(grad_MD, tl.trans(v_ND), input_precision=PRECISION)
     if FADE:
         grad_logits = p * (inner * fade_M[:, None] - (delta_M * fade_M)[:, None]) * fade_N[None, :]
@@ -130,12 +146,13 @@ def grad_rows(
 @triton.jit(do_not_specialize=SIZES)
 def grad_kv_kernel(
     grad, q, k, v, lse, delta, grad_k, grad_v, partial_k, partial_v, heads, windows, decays, slopes, segments, ranges,
+    firsts, places,
     sg_b, sg_h, sg_t, sq_b, sq_h, sq_t, sk_b, sk_h, sk_t, sv_b, sv_h, sv_t, sd_b, sd_h, sd_t,
     scale, softcap, B, H, T, S, n_long, parts, padded,
     GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
-    SKIP: tl.constexpr, FOLD: tl.constexpr, FADE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
-    SPLIT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
+    FIRST: tl.constexpr, SKIP: tl.constexpr, FOLD: tl.constexpr, FADE: tl.constexpr, PRECISION: tl.constexpr,
+    TMA: tl.constexpr, SPLIT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A program owns N keys of a KV head and walks over the queries that see them, in each of its query heads."""
     tile, part, slot, b, kv = own_tile(tl.cdiv(S, N), n_long, parts, heads, SPLIT, False)
@@ -149,6 +166,10 @@ def grad_kv_kernel(
         h = kv * GROUP + member
         window, decay, slope = head_options(windows, decays, slopes, h, DECAY, SLOPE)
         start, stop = queries_of(begin, window, T, S, M, N, CAUSAL)
+        first = 0
+        if FIRST:
+            first = tl.load(firsts + h)
+            start, stop = also_first_queries(places, b, begin, first, start, stop, B, T, S, M, N, CAUSAL, SEGMENTS)
         if SKIP:
             start, stop = meeting(ranges, b, begin, start, stop, S - T, S, N, M)
         if SPLIT:
@@ -161,8 +182,8 @@ def grad_kv_kernel(
             total_k, total_v = grad_columns(
                 q_MD, grad_MD, k_ND, v_ND, lse_M, delta_M, total_k, total_v,
                 row + S - T + tl.arange(0, M), j_N, row + S - T, at_edge(row, begin, window, T, S, M, N, CAUSAL),
-                ids, window, decay, slope, scale, softcap, S,
-                CAUSAL, DECAY, SLOPE, SOFTCAP, SEGMENTS, FOLD, FADE, PRECISION,
+                ids, window, first, places + b.to(tl.int64) * S, decay, slope, scale, softcap, S,
+                CAUSAL, DECAY, SLOPE, SOFTCAP, SEGMENTS, FIRST, FOLD, FADE, PRECISION,
             )  # fmt: skip
     if SPLIT and slot >= 0:
         at, real = partial_rows(partial_k, slot, part, parts, S, begin, N, WIDTH)
@@ -176,18 +197,19 @@ def grad_kv_kernel(
 
 @triton.jit
 def grad_columns(
-    q_MD, grad_MD, k_ND, v_ND, lse_M, delta_M, total_k, total_v, t_M, j_N, first, edge,
-    ids, window, decay, slope, scale, softcap, S,
+    q_MD, grad_MD, k_ND, v_ND, lse_M, delta_M, total_k, total_v, t_M, j_N, border, edge,
+    ids, window, first, ranks, decay, slope, scale, softcap, S,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
-    FOLD: tl.constexpr, FADE: tl.constexpr, PRECISION: tl.constexpr,
+    FIRST: tl.constexpr, FOLD: tl.constexpr, FADE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What one tile of queries adds to the key gradients (before the scale is applied) and value gradients."""
     logits = tl.dot(k_ND, tl.trans(q_MD), input_precision=PRECISION)
     if FADE:
-        fade_M, fade_N = fading(t_M, j_N, first, decay, FADE)
+        fade_M, fade_N = fading(t_M, j_N, border, decay, FADE)
         y = logits * fade_M[None, :] * (fade_N * (scale * LOG2E))[:, None] - lse_M[None, :]
         if SEGMENTS or edge:
-            y = tl.where(visible(t_M[None, :], j_N[:, None], window, ids, S, CAUSAL, SEGMENTS), y, float("-inf"))
+            seen = visible(t_M[None, :], j_N[:, None], window, ids, first, ranks, S, CAUSAL, SEGMENTS, FIRST)
+            y = tl.where(seen, y, float("-inf"))
         p = tl.exp2(y)
     else:
         p, derivative = weights(
@@ -195,7 +217,8 @@ def grad_columns(
             decay, slope, scale, softcap, DECAY, SLOPE, SOFTCAP, FOLD,
         )  # fmt: skip
         if SEGMENTS or edge:
-            p = tl.where(visible(t_M[None, :], j_N[:, None], window, ids, S, CAUSAL, SEGMENTS), p, 0.0)
+            seen = visible(t_M[None, :], j_N[:, None], window, ids, first, ranks, S, CAUSAL, SEGMENTS, FIRST)
+            p = tl.where(seen, p, 0.0)
     total_v = tl.dot(p.to(grad_MD.dtype), grad_MD, total_v, input_precision=PRECISION)
     inner = tl.dot(v_ND, tl.trans(grad_MD), input_precision=PRECISION)
     if FADE:
@@ -208,16 +231,15 @@ def grad_columns(
 
 
 @triton.jit(do_not_specialize=SIZES)
-def grad_sinks_kernel(lse, delta, sinks, grad_sinks, B, H, T, padded, BLOCK: tl.constexpr):
-    """A program sums the gradient of one head's sink, whose value is zero: its weight in each row times -delta."""
-    h, lanes = tl.program_id(0), tl.arange(0, BLOCK)
-    sink, total = tl.load(sinks + h) * LOG2E, tl.zeros((BLOCK,), tl.float32)
-    for i in range(0, B * T, BLOCK):
-        b, row = (i + lanes) // T, (i + lanes) % T
-        at = (b * H + h) * padded + row
-        row_lse = tl.load(lse + at, mask=b < B, other=float("inf"))
-        total += tl.exp2(sink - row_lse) * tl.load(delta + at, mask=b < B, other=0.0)
-    tl.store(grad_sinks + h, -tl.sum(total, 0))
+def grad_sinks_kernel(lse, delta, sinks, partial, H, T, padded, BLOCK: tl.constexpr):
+    """A program sums the gradient of one head's sink, whose value is zero, over BLOCK rows of a sequence: its weight in
+    each row times -delta."""
+    h, block, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    rows = block * BLOCK + tl.arange(0, BLOCK)
+    at = (b * H + h) * padded + rows
+    row_lse = tl.load(lse + at, mask=rows < T, other=float("inf"))
+    total = tl.exp2(tl.load(sinks + h) * LOG2E - row_lse) * tl.load(delta + at, mask=rows < T, other=0.0)
+    tl.store(partial + (h * tl.num_programs(2) + b) * tl.num_programs(1) + block, -tl.sum(total, 0))
 
 
 @triton.jit(do_not_specialize=SIZES)

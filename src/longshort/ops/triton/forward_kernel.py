@@ -18,6 +18,7 @@ from longshort.ops.triton.segment_ranges import meeting
 from longshort.ops.triton.walks import (
     SIZES,
     at_edge,
+    first_keys_of,
     keys_of,
     load_rows,
     on_side,
@@ -30,13 +31,14 @@ from longshort.ops.triton.walks import (
 
 @triton.jit(do_not_specialize=SIZES)
 def forward_kernel(
-    q, k, v, out, lse, extremes, partial, numbers, heads, windows, decays, slopes, segments, ranges, sinks,
+    q, k, v, out, lse, extremes, partial, numbers, heads, windows, decays, slopes, segments, ranges, firsts,
+    places, sinks,
     sq_b, sq_h, sq_t, sk_b, sk_h, sk_t, sv_b, sv_h, sv_t, so_b, so_h, so_t,
     scale, softcap, B, H, T, S, n_long, parts,
     GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
-    SKIP: tl.constexpr, FOLD: tl.constexpr, FADE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
-    SPLIT: tl.constexpr, STATS: tl.constexpr, SINKS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    FIRST: tl.constexpr, SKIP: tl.constexpr, FOLD: tl.constexpr, FADE: tl.constexpr, PRECISION: tl.constexpr,
+    TMA: tl.constexpr, SPLIT: tl.constexpr, STATS: tl.constexpr, SINKS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     tile, part, slot, b, h = own_tile(tl.cdiv(T, M), n_long, parts, heads, SPLIT, True)
@@ -46,8 +48,16 @@ def forward_kernel(
     t_M = row + S - T + tl.arange(0, M)
     largest, total, weighted, top, bottom = nothing_seen(M, WIDTH)
     start, stop = keys_of(row, window, T, S, M, N, CAUSAL)
+    first, lead, shift = 0, 0, 0
+    if FIRST:
+        first = tl.load(firsts + h)
+        lead, covered = first_keys_of(places, b, row, first, start, B, T, S, M, N, SEGMENTS)
     if SKIP:
         start, stop = meeting(ranges, b, row + S - T, start, stop, 0, S, M, N)
+    near = start
+    if FIRST:  # the walk goes over their tiles, and then jumps to the window's
+        start = start - covered
+        shift = start - lead
     if SPLIT:
         start, stop = own_part(start, stop, part, parts, slot, N)
     q_MD = load_rows(q, sq_b, sq_h, sq_t, b, h, row, T, M, D, WIDTH, TMA)
@@ -55,27 +65,30 @@ def forward_kernel(
         begin, end = start, stop
         if FADE and not CAUSAL:
             begin, end = on_side(start, stop, row + S - T, SIDE, M, N)
-        for key in tl.range(begin, end, N, num_stages=STAGES):
+        for step in tl.range(begin, end, N, num_stages=STAGES):
+            key = step
+            if FIRST:
+                key = tl.where(step < near, step - shift, step)
             k_ND = load_rows(k, sk_b, sk_h, sk_t, b, h // GROUP, key, S, N, D, WIDTH, TMA)
             v_ND = load_rows(v, sv_b, sv_h, sv_t, b, h // GROUP, key, S, N, D, WIDTH, TMA)
             largest, total, weighted, top, bottom = see(
                 q_MD, k_ND, v_ND, largest, total, weighted, top, bottom,
                 t_M, key + tl.arange(0, N), key, at_edge(row, key, window, T, S, M, N, CAUSAL),
-                ids, window, decay, slope, scale, softcap, S,
-                CAUSAL, DECAY, SLOPE, SOFTCAP, SEGMENTS, FOLD, FADE * SIDE, STATS, PRECISION,
+                ids, window, first, places + b.to(tl.int64) * S, decay, slope, scale, softcap, S,
+                CAUSAL, DECAY, SLOPE, SOFTCAP, SEGMENTS, FIRST, FOLD, FADE * SIDE, STATS, PRECISION,
             )  # fmt: skip
     total, bottom = tl.sum(total, 1), tl.min(bottom, 1)
     if SPLIT and slot >= 0:
         at, real = partial_rows(partial, slot, part, parts, T, row, M, WIDTH)
         tl.store(at, weighted, mask=real)
-        at, step = numbers + (slot * parts + part).to(tl.int64) * T + row, B.to(tl.int64) * n_long * parts * T
+        at, each = numbers + (slot * parts + part).to(tl.int64) * T + row, B.to(tl.int64) * n_long * parts * T
         rows = tl.arange(0, M)
         tl.store(at + rows, largest, mask=rows < T - row)
-        tl.store(at + step + rows, total, mask=rows < T - row)
+        tl.store(at + each + rows, total, mask=rows < T - row)
         if STATS:
-            tl.store(at + 2 * step + rows, top, mask=rows < T - row)
+            tl.store(at + 2 * each + rows, top, mask=rows < T - row)
         if STATS == 2:
-            tl.store(at + 3 * step + rows, bottom, mask=rows < T - row)
+            tl.store(at + 3 * each + rows, bottom, mask=rows < T - row)
     else:
         finish(
             out, so_b, so_h, so_t, lse, extremes, sinks, largest, total, weighted, top, bottom,
@@ -165,9 +178,9 @@ def finish(
 @triton.jit
 def see(
     q_MD, k_ND, v_ND, largest, total, weighted, top, bottom, t_M, j_N, key, edge,
-    ids, window, decay, slope, scale, softcap, S,
+    ids, window, first, ranks, decay, slope, scale, softcap, S,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, SLOPE: tl.constexpr, SOFTCAP: tl.constexpr, SEGMENTS: tl.constexpr,
-    FOLD: tl.constexpr, FADE: tl.constexpr, STATS: tl.constexpr, PRECISION: tl.constexpr,
+    FIRST: tl.constexpr, FOLD: tl.constexpr, FADE: tl.constexpr, STATS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The state of the rows after one more tile of keys; only an edge tile needs a mask."""
     logits = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
@@ -179,7 +192,7 @@ def see(
         x, _ = scores(logits, t_M[:, None], j_N[None, :], decay, slope, softcap, DECAY, SLOPE, SOFTCAP)
         x = x * LOG2E
     if SEGMENTS or edge:
-        seen = visible(t_M[:, None], j_N[None, :], window, ids, S, CAUSAL, SEGMENTS)
+        seen = visible(t_M[:, None], j_N[None, :], window, ids, first, ranks, S, CAUSAL, SEGMENTS, FIRST)
         if STATS == 2:
             bottom = tl.minimum(bottom, tl.min(by_lane(tl.where(seen, logits, float("inf"))), 1) * unit)
         if STATS and not FOLD:

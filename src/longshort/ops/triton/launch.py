@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from longshort.ops.documents import documents
 from longshort.ops.options import Options
 from longshort.ops.padding import dense_rows, ordered_like, without_padding
 from longshort.ops.triton import segment_ranges, tiles
@@ -24,6 +25,8 @@ from longshort.ops.triton.tiles import LONG, TileShape, parts_for, tile_shape
 
 _PAD = 128
 """No tile has more rows; the numbers that rows pass between kernels are padded by as many as a tile may read."""
+_ROWS = 2048
+"""Rows of which a program sums the gradient of a sink."""
 _PREPARED = 1024
 """Most calls, different in layouts or options, that are kept prepared."""
 
@@ -79,9 +82,9 @@ def backward(
     """Implements longshort::triton_backward. The gradients of q, k and v are written to `into`, if given; those
     of k and v have the same strides."""
     grad_q, grad_k, grad_v = (ordered_like(x) for x in (q, k, k)) if into is None else into
-    grad_sinks = None if sinks is None else torch.empty_like(sinks)
+    grad_sinks = None
     if grad.numel() == 0:
-        return grad_q.zero_(), grad_k.zero_(), grad_v.zero_(), None if grad_sinks is None else grad_sinks.zero_()
+        return grad_q.zero_(), grad_k.zero_(), grad_v.zero_(), None if sinks is None else torch.zeros_like(sinks)
     q, k, v = (_addressable(x) for x in without_padding(segments, q, k, v))
     grad = _addressable(dense_rows(grad))
     ids: tuple[Tensor, ...] = ()
@@ -103,8 +106,10 @@ def backward(
     if ready.k_sum is not None and ready.v_sum is not None:
         ready.k_sum(partial_k, grad_k, ready.kv_cut.heads)
         ready.v_sum(partial_v, grad_v, ready.kv_cut.heads)
-    if sinks is not None and grad_sinks is not None:
-        ready.sinks(*numbers.unbind(), _aligned(sinks), grad_sinks)
+    if sinks is not None:
+        by_rows = _numbers(*ready.sums, device=q.device)
+        ready.sinks(*numbers.unbind(), _aligned(sinks), by_rows)
+        grad_sinks = by_rows.sum(1)
     return grad_q, grad_k, grad_v, grad_sinks
 
 
@@ -136,6 +141,8 @@ class _Forward(NamedTuple):
     cut: _Cut
     tables: tuple[Tensor, ...]
     skip: bool
+    first: int
+    """The most first keys that a head sees."""
 
 
 @lru_cache(maxsize=_PREPARED)
@@ -182,7 +189,7 @@ def _forward_launches(
         sizes = (batch, n_heads, cut.tiles)
         flags = {"STATS": extremes, "BLOCK": 1024, "num_warps": 4}
         reduce = Launch(reduce_extremes_kernel, (n_heads, 1, 1), sizes, flags)
-    return _Forward(walk, join, reduce, cut, call.tables, call.flags["SKIP"])
+    return _Forward(walk, join, reduce, cut, call.tables, call.flags["SKIP"], max(options.firsts or (0,)))
 
 
 class _Backward(NamedTuple):
@@ -195,12 +202,16 @@ class _Backward(NamedTuple):
     k_sum: Launch | None
     v_sum: Launch | None
     sinks: Launch
+    sums: tuple[int, int]
+    """Shape of the gradients of sinks before they are summed over rows."""
     q_cut: _Cut
     kv_cut: _Cut
     padded: tuple[int, int, int]
     """Shape of each of the numbers."""
     tables: tuple[Tensor, ...]
     skip: bool
+    first: int
+    """The most first keys that a head sees."""
 
 
 @lru_cache(maxsize=_PREPARED)
@@ -246,13 +257,18 @@ def _backward_launches(
         _sum_of_parts(kv_cut, n_keys, head_dim, written[1], scale),
         _sum_of_parts(kv_cut, n_keys, head_dim, written[1], 1.0),
         Launch(
-            grad_sinks_kernel, (n_heads, 1, 1), (batch, n_heads, n_queries, padded), {"BLOCK": 1024, "num_warps": 4}
+            grad_sinks_kernel,
+            (n_heads, _tiles_in(n_queries, _ROWS), batch),
+            (n_heads, n_queries, padded),
+            {"BLOCK": _ROWS, "num_warps": 4},
         ),
+        (n_heads, batch * _tiles_in(n_queries, _ROWS)),
         q_cut,
         kv_cut,
         (batch, n_heads, padded),
         call.tables,
         call.flags["SKIP"],
+        max(options.firsts or (0,)),
     )
 
 
@@ -295,7 +311,7 @@ class _Call(NamedTuple):
     strides: tuple[int, ...]
     """Of q, k and v, three each."""
     tables: tuple[Tensor, ...]
-    """Windows, decays and slopes; another table stands in for one that is not used."""
+    """Windows, decays, slopes and first keys; another table stands in for one that is not used."""
     scalars: tuple[float, ...]
     flags: dict[str, Any]
     aligned: bool
@@ -315,14 +331,15 @@ class _Call(NamedTuple):
             table(rate, torch.float32, device) if rate is not None and any(rate) else None
             for rate in (options.decays, options.slopes)
         ]
+        firsts = None if options.firsts is None else table(options.firsts, torch.int32, device)
         linear = scale > 0 and softcap is None and rates[1] is None
         flags = {
             **{"GROUP": n_heads // k_shape[1], "D": head_dim, "WIDTH": width_of(head_dim)},
             **{"CAUSAL": options.causal, "DECAY": rates[0] is not None, "SLOPE": rates[1] is not None},
-            **{"SOFTCAP": softcap is not None, "SEGMENTS": segments},
+            **{"SOFTCAP": softcap is not None, "SEGMENTS": segments, "FIRST": options.firsts is not None},
             "SKIP": segments and n_keys > segment_ranges.SHORT.value and max(options.windows) >= LONG,
             "FOLD": linear and rates[0] is None,
-            "FADE": linear and 0 < max(options.decays or [0.0]) <= FADES,
+            "FADE": linear and 0 < max(options.decays or [0.0]) <= FADES and (options.causal or options.firsts is None),
             "PRECISION": precision,
         }
         return cls(
@@ -331,7 +348,7 @@ class _Call(NamedTuple):
             device=device,
             windows=options.windows,
             strides=(*q[:3], *k[:3], *v[:3]),
-            tables=(reach, *(reach if rate is None else rate for rate in rates)),
+            tables=(reach, *(reach if each is None else each for each in (*rates, firsts))),
             scalars=(scale, 1.0 if softcap is None else softcap, batch, n_heads, n_queries, n_keys),
             flags=flags,
             aligned=aligned,
@@ -358,9 +375,11 @@ class _Call(NamedTuple):
 
 def _tables(ready: _Forward | _Backward, ids: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The tables of a call, those of its segments included."""
+    *by_head, firsts = ready.tables
     if not ids:
-        return (*ready.tables, ready.tables[0], ready.tables[0])
-    return (*ready.tables, *ids, _ranges(ids[0]) if ready.skip else ids[0])
+        return (*by_head, firsts, firsts, firsts, firsts)
+    ranges = _ranges(ids[0]) if ready.skip else ids[0]
+    return (*by_head, *ids, ranges, firsts, _places(ids[0], ready.first) if ready.first else firsts)
 
 
 def _tiling(shape: TileShape) -> dict[str, Any]:
@@ -401,6 +420,11 @@ def _by_reach(windows: tuple[int, ...], group: int, device: torch.device) -> _By
     heads = sorted(range(len(reach)), key=lambda head: reach[head] < LONG)
     on_device = torch.tensor(heads, dtype=torch.int32, device=device)
     return _ByReach(on_device, sum(w >= LONG for w in reach), tuple(reach))
+
+
+def _places(segments: Tensor, first: int) -> Tensor:
+    """(4, B, S) int32: the fields of `documents`."""
+    return torch.stack(documents(segments, first)).to(torch.int32)
 
 
 def _ranges(segments: Tensor) -> Tensor:

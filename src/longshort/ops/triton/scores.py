@@ -31,13 +31,24 @@ def visible_range(t, window, S, CAUSAL: tl.constexpr):
 
 
 @triton.jit
-def visible(t, j, window, ids, S, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr):
-    """May the query at position t see the key at position j? Both broadcast; `ids` are the segments of a sequence."""
+def visible(
+    t, j, window, ids, first, ranks, S, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr, FIRST: tl.constexpr
+):  # fmt: skip
+    """May the query at position t see the key at position j? Both broadcast; `ids` are the segments of a sequence, and
+    `ranks` the places of its keys in their documents, of which the first ones are always seen."""
     if CAUSAL:
         seen = (t - j).to(tl.uint32) < window.to(tl.uint32)  # negative wraps to a large number: one comparison, not two
     else:
-        first, last = visible_range(t, window, S, CAUSAL)
-        seen = (j >= first) & (j <= last)
+        nearest, last = visible_range(t, window, S, CAUSAL)
+        seen = (j >= nearest) & (j <= last)
+    if FIRST:
+        rank = j
+        if SEGMENTS:
+            rank = tl.load(ranks + j, mask=(j >= 0) & (j < S), other=1 << 30)
+        early = (rank < first) & (j < S)
+        if CAUSAL:
+            early = early & (j <= t)
+        seen = seen | early
     if SEGMENTS:
         ours = tl.load(ids + t, mask=(t >= 0) & (t < S), other=-1)
         theirs = tl.load(ids + j, mask=(j >= 0) & (j < S), other=-2)

@@ -114,6 +114,47 @@ def queries_of(begin, window, T, S, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl
 
 
 @triton.jit
+def first_keys_of(
+    places, b, row, first, start, B, T, S, M: tl.constexpr, N: tl.constexpr, SEGMENTS: tl.constexpr
+):  # fmt: skip
+    """The tiles before `start` that hold first keys of the documents of rows row .. row+M: where they begin, and how
+    many positions they cover. `places` are the tables of `documents`, (4, B, S)."""
+    begin, end = 0, tl.minimum(first, start)
+    if SEGMENTS:
+        t_M = row + S - T + tl.arange(0, M)
+        at, table = places + b.to(tl.int64) * S + t_M, B.to(tl.int64) * S
+        begin_M = tl.load(at + table, mask=t_M < S, other=1 << 30)
+        enough_M = tl.load(at + 2 * table, mask=t_M < S, other=0)
+        before = (begin_M < start) & (first > 0)
+        begin = tl.min(tl.where(before, begin_M, start), 0) // N * N
+        end = tl.max(tl.where(before, tl.minimum(enough_M, start), 0), 0)
+    return begin, tl.cdiv(tl.maximum(end - begin, 0), N) * N
+
+
+@triton.jit
+def also_first_queries(
+    places, b, begin, first, start, stop, B, T, S,
+    M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr,
+):  # fmt: skip
+    """A range of rows, extended to all that see the first keys among keys begin .. begin+N."""
+    if SEGMENTS:
+        j_N = begin + tl.arange(0, N)
+        at, table = places + b.to(tl.int64) * S + j_N, B.to(tl.int64) * S
+        early = tl.load(at, mask=j_N < S, other=1 << 30) < first
+        end_N = tl.load(at + 3 * table, mask=j_N < S, other=0)
+        stop = tl.maximum(stop, tl.max(tl.where(early, end_N - (S - T), 0), 0))
+        if not CAUSAL:
+            begin_N = tl.load(at + table, mask=j_N < S, other=0)
+            lowest = tl.min(tl.where(early, tl.maximum(begin_N - (S - T), 0), T), 0)
+            start = tl.minimum(start, lowest // M * M)
+    else:
+        stop = tl.where(begin < first, T, stop)
+        if not CAUSAL:
+            start = tl.where(begin < first, 0, start)
+    return start, stop
+
+
+@triton.jit
 def on_side(start, stop, first, SIDE: tl.constexpr, OWN: tl.constexpr, STEP: tl.constexpr):
     """The tiles of a walk, start .. stop in steps of STEP, that are before first .. first+OWN (SIDE 1), after it (-1)
     or neither (0). A tile that shares only one position with it still counts as before or after.
