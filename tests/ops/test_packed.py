@@ -58,7 +58,7 @@ def test_a_second_derivative_is_refused():
 
 def test_ops_are_well_formed():
     qkv, segments, sinks = inputs()
-    options = ([1 << 30, 1 << 30, 8, 8], None, None, None, True, None, segments, 2, sinks)
+    options = ([1 << 30, 1 << 30, 8, 8], None, None, None, True, None, None, segments, 2, sinks)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(torch.ops.longshort.packed_forward.default, (qkv, 2, *options), test_utils=checks)
 

@@ -73,8 +73,8 @@ class Options(NamedTuple):
         firsts: list[int] | None,
     ) -> Options:
         """From the fields as torch.library passes them: hashable again, so that tables can be cached by them."""
-        rates = (None if rate is None else tuple(rate) for rate in (decays, slopes))
-        return cls(tuple(windows), *rates, scale, causal, softcap, None if firsts is None else tuple(firsts))
+        decay, slope = (None if rate is None else tuple(rate) for rate in (decays, slopes))
+        return cls(tuple(windows), decay, slope, scale, causal, softcap, None if firsts is None else tuple(firsts))
 
     def scale_for(self, q: Tensor) -> float:
         """The given scale, or 1 / sqrt(D)."""

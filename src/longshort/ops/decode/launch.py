@@ -100,15 +100,14 @@ def decode(
     reach = table(options.windows, torch.int32, q.device)
     rates = [None if r is None else table(r, torch.float32, q.device) for r in (options.decays, options.slopes)]
     ids = reach if segments is None else segments
-    firsts = [None, None]
-    if options.firsts is not None:
-        firsts = [table(numbers, torch.int32, q.device) for numbers in (options.firsts, layout[3::4])]
+    firsts = [] if options.firsts is None else [table(x, torch.int32, q.device) for x in (options.firsts, layout[3::4])]
     joined = joined_at_a_time(dim)
     places = length if cut.table is None else cut.table
     decode_kernel[(batch, n_kv + (cut.parts - 1) * cut.n_long)](
         *(q, k, v, keys, values, places, length, ids, reach, *(reach if r is None else r for r in rates)),
         reach if sinks is None else sinks,
-        *(reach if first is None else first for first in (*firsts, begins)),
+        *(firsts or (reach, reach)),
+        reach if begins is None else begins,
         *(out, found, partial, numbers, tickets),
         *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3]),
         *(options.scale_for(q), 1.0 if options.softcap is None else options.softcap),
