@@ -65,7 +65,7 @@ def _unless_refused(compute: Callable[[], Finding]) -> Finding | str:
     try:
         return compute()
     except ValueError as error:
-        if "cannot serve this call" in str(error):
+        if "cannot serve this call" in str(error) or str(error).startswith("a cache serves"):
             return str(error)
         raise
 

@@ -129,7 +129,7 @@ def _family(rng: random.Random, device: str) -> Family:
         palette=tuple(rng.sample([None] * 6 + [*WINDOWS], 3)),
         decays=_one_in(rng, 4),
         slopes=_one_in(rng, 4),
-        firsts=FIRSTS and _one_in(rng, 4),
+        firsts=_one_in(rng, 4) and FIRSTS,
         causal=causal,
         softcap=rng.choice([None, None, None, 0.5, 5.0, 20.0]),
         segments=_one_in(rng, 2),
@@ -146,7 +146,7 @@ def _smoothing(rng: random.Random, causal: bool, layer: bool) -> Smoothing:
     width = rng.choice((2, 3, 5))
     if not causal and not layer and _one_in(rng, 2):
         return Smoothing(width=2 * width + 1, side="centred")
-    return Smoothing(width=width, stage="before" if POOLS_LOGITS and causal and _one_in(rng, 2) else "after")
+    return Smoothing(width=width, stage="before" if _one_in(rng, 2) and POOLS_LOGITS and causal else "after")
 
 
 def _pools_logits() -> bool:
@@ -231,6 +231,8 @@ def _layer(rng: random.Random, family: Family, device: str) -> Layer:
     options: dict[str, Any] = {"positions": positions, "softcap": family.softcap, "bias": _one_in(rng, 2)}
     options |= {"qk_norm": rng.choice((None, None, "head", "width", "plain"))}
     options |= {"scale": rng.choice((None, None, 0.3)), "qk_norm_eps": rng.choice((1e-6, 1e-3))}
+    if family.dim < 8 and family.dtype != torch.float32:  # one bit decides the sign of a feature that is normalised
+        options["qk_norm"] = None
     if family.smoothing is not None:
         options |= {"smoothing": family.smoothing.width, "smoothing_stage": family.smoothing.stage}
     reach: dict[str, Any] = {}

@@ -16,7 +16,10 @@ def versions(devices: Iterable[str]) -> dict[str, Any]:
     """What the numbers depend on."""
     import torch
 
-    found: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__}
+    from longshort.train.identity import git_revision
+
+    found: dict[str, Any] = {"revision": git_revision()}
+    found |= {"python": platform.python_version(), "torch": torch.__version__}
     try:
         found["triton"] = import_module("triton").__version__
     except ImportError:
