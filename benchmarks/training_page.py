@@ -155,6 +155,8 @@ def tables(results: Results) -> str:
         if part in results:
             pieces += [f"## {title}", text, make(_rows(results, part))]
             pieces += [_failure(row) for row in results[part] if "failed" in row]
+            commits = {row["commit"] for row in results[part] if "commit" in row}
+            pieces += [f"Measured at commit {commit}." for commit in sorted(commits)]
     return "\n\n".join([*pieces, "## Goals", goals_table(results["goals"])])
 
 
