@@ -34,6 +34,7 @@ def decoded(model, tokens, split, segments, **options):
     return torch.cat(parts, dim=1), cache
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", CACHES)
 @pytest.mark.parametrize("text", SEGMENTS)
 @pytest.mark.parametrize("split", ["chunks", "prefill"])

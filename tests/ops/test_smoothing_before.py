@@ -69,6 +69,7 @@ def test_calls_of_the_kernels_agree_with_the_reference(kv_heads, causal):
     check(Case(**sizes, segments="shuffled", smoothing=SMOOTHINGS[causal][1]), "triton")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("segments", [None, "shuffled", "left padding"])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("decays", DECAYS)

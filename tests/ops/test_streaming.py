@@ -70,6 +70,7 @@ def results(
     return [result.out, result.lse, *torch.autograd.grad((result.out * weight).sum(), leaves), *result.stats]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("backend", ["blocked", TRITON])
 def test_every_backend_computes_what_the_reference_defines(backend, name):
@@ -89,6 +90,7 @@ LONG_CASES = {
 
 
 @needs_triton
+@pytest.mark.every(3)
 @pytest.mark.parametrize("parts", [0, 2])
 @pytest.mark.parametrize("name", LONG_CASES)
 def test_first_tiles_far_before_the_window_are_walked(name, parts):

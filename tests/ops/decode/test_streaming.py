@@ -24,6 +24,7 @@ STEPS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("backend", ["blocked", "triton"])
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_sees_and_keeps_the_first_keys_and_the_window(name, backend):
