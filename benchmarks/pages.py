@@ -86,7 +86,8 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def goals_table(goals: Iterable[dict[str, Any]]) -> str:
-    """Each goal, the number that decides it, and whether it was reached; `reached` is None if not measured.
+    """Each goal, the number that decides it, and whether it was reached; `reached` is None if not measured, or
+    not wholly.
 
     If one of them names the `source` of its number, there is a column for it.
     """
@@ -97,7 +98,7 @@ def goals_table(goals: Iterable[dict[str, Any]]) -> str:
             goal["goal"],
             goal["target"] if isinstance(goal["target"], str) else f">= {goal['target']:g}",
             "" if goal["value"] is None else f"{goal['value']:.3g}",
-            _SAYS[goal["reached"]],
+            "open" if goal["reached"] is None and goal["value"] is not None else _SAYS[goal["reached"]],
             *([goal.get("source", "")] if sources else []),
         ]
         for goal in goals

@@ -75,6 +75,11 @@ def test_goals_take_the_worst():
     assert [goal["reached"] for goal in goals({})] == [None, None]
 
 
+def test_goals_are_not_reached_before_everything_is_measured():
+    partial = [goals({"plans": [{"ratio": ratio}], "unfinished": []})[1] for ratio in (1.2, 1.4)]
+    assert [goal["reached"] for goal in partial] == [None, False] and "so far" in partial[0]["goal"]
+
+
 def test_other_shapes_cover_what_was_not_tuned():
     assert {8, 1024} <= {shape.window for shape in OTHER_SHAPES}
     assert {3000, 65536} <= {shape.length for shape in OTHER_SHAPES} and 96 in {

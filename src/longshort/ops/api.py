@@ -92,8 +92,8 @@ def attention(
         causal: False is the two-sided form, in which a local head sees window - 1 keys to each side.
         softcap: logits become softcap * tanh(logits / softcap).
         segments: (B, S) integers; a query sees only keys of its own segment, whose first ones are those that streaming
-            heads see besides their windows. A negative id is padding, which sees
-            nothing and is seen by nothing; its output is zero and its lse -inf.
+            heads see besides their windows. A negative id is padding, which sees nothing and is seen by nothing; its
+            output is zero and its lse -inf.
         sinks: (H,) fp32, a learned score per head that joins each row's softmax with a value of zero, so that a head
             can attend to nothing (gpt-oss); lse includes it, statistics do not, and padding does not see it.
         smoothing: pool along the keys (LaS): the attention rows after the softmax, where lse and statistics remain
@@ -135,7 +135,17 @@ def attention(
 
 
 def packed_attention(
-    qkv: Tensor, plan: HeadPlan, *, n_kv_heads: int | None = None, backend: str = "auto", **options: Any
+    qkv: Tensor,
+    plan: HeadPlan,
+    *,
+    n_kv_heads: int | None = None,
+    scale: float | None = None,
+    causal: bool = True,
+    softcap: float | None = None,
+    segments: Tensor | None = None,
+    sinks: Tensor | None = None,
+    stats: Stats = False,
+    backend: str = "auto",
 ) -> AttentionResult:
     """`attention` of queries, keys and values that lie side by side, as one projection makes them.
 
@@ -144,7 +154,8 @@ def packed_attention(
     Args:
         qkv: (B, T, (H + 2 H_kv) D): the query heads, then the key heads, then the value heads.
         n_kv_heads: H if None.
-        options: the others of `attention`, except `smoothing`.
+
+    The other arguments are those of `attention`.
 
     >>> qkv = torch.randn(2, 100, 3 * 64)
     >>> packed_attention(qkv, HeadPlan.long_short(n_heads=4, n_global=1, window=16)).out.shape
@@ -157,30 +168,11 @@ def packed_attention(
             f"qkv must have 3 dimensions (batch, positions, features), the last one a multiple of {parts} heads, "
             f"got {tuple(qkv.shape)}"
         )
-    if _has_autocast(qkv) and torch.is_autocast_enabled(qkv.device.type) and qkv.dtype != torch.float64:
-        qkv = qkv.to(torch.get_autocast_dtype(qkv.device.type))
-    heads = qkv.unflatten(-1, (parts, -1)).transpose(1, 2)
-    q, k, v = heads.split((plan.n_heads, n_kv_heads, n_kv_heads), dim=1)
+    (qkv,) = _autocast(qkv)
+    q, k, v = schema.unpacked(qkv, plan.n_heads, n_kv_heads)
     if chosen_backend(backend, q) != "triton":
-        return attention(q, k, v, plan, backend=backend, **options)
-    return _packed(qkv, q, k, v, plan, n_kv_heads, **options)
-
-
-def _packed(
-    qkv: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    plan: HeadPlan,
-    n_kv_heads: int,
-    *,
-    scale: float | None = None,
-    causal: bool = True,
-    softcap: float | None = None,
-    segments: Tensor | None = None,
-    sinks: Tensor | None = None,
-    stats: Stats = False,
-) -> AttentionResult:
+        shared: dict[str, Any] = {"scale": scale, "causal": causal, "softcap": softcap, "segments": segments}
+        return attention(q, k, v, plan, **shared, sinks=sinks, stats=stats, backend=backend)
     _check_tensors(q, k, v)
     _check_options(q, k, plan, scale, softcap, segments)
     _check_sinks(q, sinks)
@@ -189,17 +181,18 @@ def _packed(
     return AttentionResult(out, lse, LogitStats(largest, smallest if extremes == 2 else None) if extremes else None)
 
 
-def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Cast as PyTorch's own attention does under autocast, where QK-norm gives fp32 q and k with half-precision v."""
-    if not (isinstance(q, Tensor) and _has_autocast(q) and torch.is_autocast_enabled(q.device.type)):
-        return q, k, v
-    dtype = torch.get_autocast_dtype(q.device.type)
+    first = tensors[0]
+    if not (isinstance(first, Tensor) and _has_autocast(first) and torch.is_autocast_enabled(first.device.type)):
+        return tensors
+    dtype = torch.get_autocast_dtype(first.device.type)
 
     def cast(x: Tensor) -> Tensor:
         eligible = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
         return x.to(dtype) if eligible else x
 
-    return cast(q), cast(k), cast(v)
+    return tuple(cast(x) for x in tensors)
 
 
 def _has_autocast(q: Tensor) -> bool:

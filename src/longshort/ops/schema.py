@@ -185,7 +185,9 @@ class Packed(torch.autograd.Function):
         extremes: int,
         sinks: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        found = _home("triton").forward(*unpacked(qkv, options, n_kv_heads), options, segments, extremes, sinks)
+        found = _home("triton").forward(
+            *unpacked(qkv, len(options.windows), n_kv_heads), options, segments, extremes, sinks
+        )
         ctx.mark_non_differentiable(*(x for x in found[1:] if x is not None))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(qkv, *found[:2], segments, sinks)
@@ -217,16 +219,17 @@ def run_packed(
         learned = sinks is not None and sinks.requires_grad
         if torch.is_grad_enabled() and (qkv.requires_grad or learned):
             return Packed.apply(qkv, n_kv_heads, options, segments, extremes, sinks)
-        return _home("triton").forward(*unpacked(qkv, options, n_kv_heads), options, segments, extremes, sinks)
+        return _home("triton").forward(
+            *unpacked(qkv, len(options.windows), n_kv_heads), options, segments, extremes, sinks
+        )
     found: tuple[Tensor, Tensor, Tensor, Tensor] = torch.ops.longshort.packed_forward(
         qkv, n_kv_heads, *options, segments, extremes, sinks
     )
     return found
 
 
-def unpacked(qkv: Tensor, options: Options, n_kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+def unpacked(qkv: Tensor, n_heads: int, n_kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """The views q (B, H, T, D), k and v (B, H_kv, T, D)."""
-    n_heads = len(options.windows)
     heads = qkv.unflatten(-1, (n_heads + 2 * n_kv_heads, -1)).transpose(1, 2)
     q, k, v = heads.split((n_heads, n_kv_heads, n_kv_heads), dim=1)
     return q, k, v
@@ -243,8 +246,8 @@ def _packed_backward(
     sinks: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     grad_qkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
-    q, k, v = unpacked(qkv, options, n_kv_heads)
-    into = unpacked(grad_qkv, options, n_kv_heads)
+    q, k, v = unpacked(qkv, len(options.windows), n_kv_heads)
+    into = unpacked(grad_qkv, len(options.windows), n_kv_heads)
     *_, to_sinks = _home("triton").backward(grad, q, k, v, out, lse, options, segments, sinks, into)
     return grad_qkv, to_sinks
 
@@ -279,12 +282,12 @@ for _backend in HOMES:
 def _register_packed() -> None:
     def forward(qkv: Tensor, n_kv_heads: int, *rest: Any) -> Any:
         options, *others = _received(rest, _RECEIVED)
-        found = _home("triton").forward(*unpacked(qkv, options, n_kv_heads), options, *others)
+        found = _home("triton").forward(*unpacked(qkv, len(options.windows), n_kv_heads), options, *others)
         return tuple(qkv.new_empty(0, dtype=torch.float32) if x is None else x for x in found)
 
     def forward_fake(qkv: Tensor, n_kv_heads: int, *rest: Any) -> Any:
         options = Options.received(*rest[: len(Options._fields)])
-        return _forward_fake("triton")(*unpacked(qkv, options, n_kv_heads), *rest)
+        return _forward_fake("triton")(*unpacked(qkv, len(options.windows), n_kv_heads), *rest)
 
     def backward(grad: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, n_kv_heads: int, *rest: Any) -> Any:
         grad_qkv, found = _packed_backward(grad, qkv, out, lse, n_kv_heads, *_received(rest, _RECEIVED - 1))
