@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from math import isqrt
 from typing import Any
 
@@ -143,15 +145,19 @@ def _switches(sizes: dict[str, int], fixed: dict[str, Any]) -> Iterator[dict[str
 
 
 def _fewest(job: Job, machines: Machines, values: dict[str, Any], fixed: int | None) -> Iterator[Estimate]:
+    """With the fewest micro-batches that fit, or with the most; from two on, more of them need less memory."""
     share = job.batch // (values["dp_shard"] * values["dp_replicate"])
     counts = _divisors(share) if fixed is None else [fixed] if share % fixed == 0 else []
-    found = None
-    for accumulate in counts:
-        found = estimate(job, Settings(accumulate=accumulate, **values), machines)
-        if found.fits:
-            break
-    if found is not None:
-        yield found
+    options = [Settings(accumulate=count, **values) for count in counts]
+    if len(options) > 1 and not _fits(job, options[0], machines):
+        first = bisect_left(options, True, lo=1, key=lambda settings: _fits(job, settings, machines))
+        options = options[min(first, len(options) - 1) :]
+    if options:
+        yield estimate(job, options[0], machines)
+
+
+def _fits(job: Job, settings: Settings, machines: Machines) -> bool:
+    return total(memory(job, settings)) <= machines.room
 
 
 def _effort(settings: Settings) -> tuple[bool, ...]:
@@ -159,6 +165,7 @@ def _effort(settings: Settings) -> tuple[bool, ...]:
     return settings.shards > 1, settings.cp > 1, settings.checkpoint_activations, not settings.reshard
 
 
+@cache
 def _divisors(number: int) -> list[int]:
     low = [n for n in range(1, min(isqrt(number), _LARGEST_DIVISOR) + 1) if number % n == 0]
     return sorted({*low, *(number // n for n in low)})
