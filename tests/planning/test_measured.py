@@ -29,6 +29,17 @@ def planned(part, row):
     return estimate(Job(model=model, length=length, batch=batch), Settings(), Machines())
 
 
+def line(part, row):
+    """A line of the page."""
+    found, ms = planned(part, row), statistics.median(row["milliseconds"])
+    cells = [{"step": "124M", "small": "paper-6m"}[part], row["tokens"], row["heads"]]
+    cells += [f"{ms:.1f}", f"{1e3 * found.seconds:.1f}", f"{1e3 * found.seconds / ms - 1:+.1%}"]
+    peak = row.get("peak_bytes")
+    cells += ["", f"{found.bytes / 1e9:.2f}", ""] if peak is None else []
+    cells += [] if peak is None else [f"{peak / 1e9:.2f}", f"{found.bytes / 1e9:.2f}", f"{found.bytes / peak - 1:+.1%}"]
+    return f"| {' | '.join(cells)} |"
+
+
 @pytest.mark.parametrize(("part", "row"), ROWS, ids=[f"{row['tokens']} {row['heads']}" for _, row in ROWS])
 def test_a_step_takes_what_was_measured(part, row):
     found = planned(part, row)
@@ -39,3 +50,8 @@ def test_a_step_takes_what_was_measured(part, row):
 
 def test_eight_steps_were_compared():
     assert len(ROWS) == 8
+
+
+def test_the_page_has_the_same_numbers():
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "plan.md").read_text(encoding="utf-8")
+    assert [text for part, row in ROWS if (text := line(part, row)) not in page] == []

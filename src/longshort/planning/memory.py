@@ -2,7 +2,7 @@
 
 That is one of three: in the loss, when all activations are kept and a chunk of logits exists; in the first block of the
 backward pass; or in the optimizer step. Kept activations are counted as autograd keeps them under bf16 autocast, where
-the residual stream is fp32; a 124M step needs within 1 % of it (docs/results/planning.md).
+the residual stream is fp32; a measured 124M step is within 1 % of it (docs/howto/plan.md).
 """
 
 from __future__ import annotations

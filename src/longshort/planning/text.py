@@ -17,11 +17,12 @@ GB, MS = 1e9, 1e3
 def plan_text(found: Estimate) -> str:
     """One estimate in full."""
     room = found.machines.room
-    lines = [_title(found.job), "", f"{_machines(found.machines)}: {' '.join(found.settings.overrides())}", ""]
+    lines = [_title(found.job), "", f"{_machines(found.machines)}, the fastest settings that fit:"]
+    lines += [f"    {' '.join(words)}" for words in _by_section(found.settings.overrides())] + [""]
     lines += _section("memory per GPU at the peak, GB", _scaled(found.memory, 1 / GB))
     lines += [_line("all", found.bytes / GB, COMPUTED, f"of {room / GB:,.1f} that are free for tensors"), ""]
     lines += _section("sent per GPU and step, GB", _scaled(_sent(found), 1 / GB))
-    lines += ["" if found.sent else "  nothing", *([""] if not found.sent else [])]
+    lines += [""] if found.sent else ["  nothing", ""]
     lines += _section("a step, ms", _scaled(found.times, MS))
     lines += [_line("all", MS * found.seconds, COMPUTED, _speed(found)), ""]
     lines += [_line("tokens per day, G", found.tokens_per_day / 1e9, COMPUTED, "86,400 s of such steps")]
@@ -82,14 +83,16 @@ def record(found: Estimate) -> dict[str, Any]:
 
 
 def _title(job: Job) -> str:
-    return (
-        f"{job.parameters / 1e9:,.2f} G parameters, {job.batch:,} x {job.length:,} tokens per step, "
-        f"{job.optimizer}; all numbers are for training in bf16, compiled"
-    )
+    sizes = f"{job.parameters / 1e9:,.2f} G parameters, {job.batch:,} x {job.length:,} tokens per step"
+    return f"{sizes}, {job.optimizer}, bf16, compiled"
 
 
 def _machines(machines: Machines) -> str:
     return f"{machines.gpus:,} x {machines.gpu.upper()}"
+
+
+def _by_section(words: list[str]) -> list[list[str]]:
+    return [[word for word in words if word.startswith(section)] for section in ("parallel.", "run.")]
 
 
 def _speed(found: Estimate) -> str:
@@ -130,7 +133,8 @@ def _scaled(figures: Iterable[Figure], factor: float) -> list[Figure]:
 
 def _line(name: str, value: float, origin: str, note: str, unit: str = "") -> str:
     digits = 3 if abs(value) < 10 else 1
-    return f"  {name:34}{value:>12,.{digits}f} {unit:8}{origin:10}{note}"
+    shown = f"{value:,.{digits}f} {unit:8}" if unit else f"{value:,.{digits}f} "
+    return f"  {name:32}{shown:>{20 if unit else 12}}{origin:10}{note}"
 
 
 def _yes(value: bool) -> str:
