@@ -41,7 +41,7 @@ def test_without_a_number_of_gpus_the_cheapest_is_shown(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["tiny", "--gpus", "1", "--memory", "3"], "error: nothing fits 1 x h200: the least is "),
+        (["tiny", "--gpus", "1", "--memory", "2"], "error: nothing fits 1 x h200: the least is "),
         (["tiny", "--gpus", "7"], "error: 7 GPUs cannot share data.batch_size=8 sequences of 512 tokens; "),
         (["tiny", "--gpus", "8", "--fix", "cp=3"], "error: 8 GPUs cannot share data.batch_size=8 sequences"),
         (["tiny", "--gpu", "tpu"], "error: gpu must be one of h200, h100, b200, a100, l40s, 4090, got 'tpu'"),

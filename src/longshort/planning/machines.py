@@ -93,7 +93,7 @@ class Machines:
     def room(self) -> float:
         """Bytes per GPU that tensors can have."""
         assert self.memory is not None
-        return (1 - FRAGMENTS) * self.memory - RESERVE
+        return max(0.0, (1 - FRAGMENTS) * self.memory - RESERVE)
 
     def group_bandwidth(self, size: int, *, stride: int) -> float:
         """Bytes per second at which each of `size` ranks, `stride` apart, sends in a ring of them.
