@@ -22,8 +22,15 @@ ROWS = [
 ]
 
 
+PRESETS = [row for row in RESULTS.get("models", []) if "failed" not in row]
+
+
 def planned(part, row):
     batch, length = (int(number.replace(",", "")) for number in row["tokens"].split(" x "))
+    if part == "models":
+        job = Job(model=GPTConfig.preset(row["piece"].partition(":")[2]), length=length, batch=batch)
+        again = row["how"] == "compiled, recomputed"
+        return estimate(job, Settings(checkpoint_activations=again), Machines())
     reach = {"n_global": 1, "window": row["window"]} if row["heads"] == "ls" else {}
     model = GPTConfig(context=length, **SIZES[part], **reach)
     return estimate(Job(model=model, length=length, batch=batch), Settings(), Machines())
@@ -46,6 +53,13 @@ def test_a_step_takes_what_was_measured(part, row):
     assert 1e3 * found.seconds == pytest.approx(statistics.median(row["milliseconds"]), rel=0.10)
     if "peak_bytes" in row:
         assert found.bytes == pytest.approx(row["peak_bytes"], rel=0.01)
+
+
+@pytest.mark.parametrize("row", PRESETS, ids=[f"{row['piece']} {row['how']}" for row in PRESETS])
+def test_a_preset_takes_what_was_measured(row):
+    found = planned("models", row)
+    assert 1e3 * found.seconds == pytest.approx(statistics.median(row["milliseconds"]), rel=0.15)
+    assert found.bytes == pytest.approx(row["peak_bytes"], rel=0.10)
 
 
 def test_eight_steps_were_compared():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -46,9 +46,9 @@ def plan(
     settings = TrainConfig.load(config, overrides or [], typer.echo)
     if out is not None:
         check_replaceable(out, '"gpu_hours_per_billion_tokens":')
-    given = {"memory": memory, "link": link, "network": network}
-    sizes = {name: value and 1e9 * value for name, value in given.items()}
-    text, numbers = planned(settings, Machines(gpu=gpu, per_node=per_node, **sizes), gpus=gpus, fix=fix or [])
+    sizes: list[Any] = [None if size is None else 1e9 * size for size in (memory, link, network)]
+    machines = Machines(gpu=gpu, per_node=per_node, **dict(zip(("memory", "link", "network"), sizes, strict=True)))
+    text, numbers = planned(settings, machines, gpus=gpus, fix=fix or [])
     typer.echo(text)
     if out is not None:
         typer.echo(f"wrote {write_json(out, numbers)}")

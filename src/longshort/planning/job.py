@@ -100,8 +100,8 @@ class Job:
 
     def as_plain(self) -> Job:
         """The same with full attention in every head."""
-        plain = {"plan": HeadPlan.full(self.model.n_heads), "n_global": None, "window": None}
-        return replace(self, model=replace(self.model, **plain, plans=None, reach=None))
+        plan = HeadPlan.full(self.model.n_heads)
+        return replace(self, model=replace(self.model, plan=plan, n_global=None, window=None, plans=None, reach=None))
 
 
 @dataclass(frozen=True, kw_only=True)

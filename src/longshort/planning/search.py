@@ -124,7 +124,7 @@ def _candidates(job: Job, machines: Machines, fixed: dict[str, Any]) -> Iterator
     gpus = machines.gpus
     for cp in _divisors(gpus):
         for dp_shard in _divisors(gpus // cp):
-            sizes = {"cp": cp, "dp_shard": dp_shard, "dp_replicate": gpus // cp // dp_shard}
+            sizes: dict[str, Any] = {"cp": cp, "dp_shard": dp_shard, "dp_replicate": gpus // cp // dp_shard}
             if any(fixed.get(name, value) != value for name, value in sizes.items()):
                 continue
             if check(job, Settings(**sizes)):

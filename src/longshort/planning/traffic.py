@@ -109,8 +109,8 @@ def sharding(job: Job, settings: Settings, machines: Machines) -> list[Sent]:
     if copies > 1:
         rate, others = machines.group_bandwidth(copies, stride=shards), (copies - 1) / copies
         size = 2 * (reduced if shards > 1 else 4) * job.parameters / shards * others
-        calls = layers + 1 if shards > 1 else max(1, 4 * job.parameters / 25e6)  # DDP's buckets have 25 MB
-        found += [Sent(REPLICAS, 0, size, rate, calls, copies, "all-reduce, once per step")]
+        buckets = layers + 1 if shards > 1 else max(1, 4 * job.parameters / 25e6)  # DDP's have 25 MB
+        found += [Sent(REPLICAS, 0, size, rate, buckets, copies, "all-reduce, once per step")]
     return found
 
 
