@@ -19,6 +19,7 @@ from longshort.planning.traffic import Sent, exchange, sharding
 DAY = 86_400
 COUNTS = tuple(2**power for power in range(11))
 """Numbers of GPUs that a sweep tries: 1 to 1,024."""
+CHECKPOINT = "checkpoint_activations"
 _LARGEST_DIVISOR = 10_000
 """Divisors are looked for up to this one, and their counterparts above it."""
 _SWITCHES = {"true": True, "false": False}
@@ -133,15 +134,11 @@ def _candidates(job: Job, machines: Machines, fixed: dict[str, Any]) -> Iterator
                 yield from _fewest(job, machines, sizes | switches, fixed.get("accumulate"))
 
 
-def _switches(sizes: dict[str, int], fixed: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    sharded = sizes["cp"] * sizes["dp_shard"] > 1
-    for reshard in (True, False) if sharded else (True,):
-        for again in (False, True):
-            found = {"reshard": reshard, "checkpoint_activations": again, "reduce": "fp32"} | {
-                name: value for name, value in fixed.items() if name in ("reshard", "checkpoint_activations", "reduce")
-            }
-            if (found["reshard"], found["checkpoint_activations"]) == (reshard, again) or not sharded:
-                yield found
+def _switches(sizes: dict[str, Any], fixed: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    either = [True, False] if sizes["cp"] * sizes["dp_shard"] > 1 else [True]
+    for reshard in [fixed["reshard"]] if "reshard" in fixed else either:
+        for again in [fixed[CHECKPOINT]] if CHECKPOINT in fixed else [False, True]:
+            yield {"reshard": reshard, CHECKPOINT: again, "reduce": fixed.get("reduce", "fp32")}
 
 
 def _fewest(job: Job, machines: Machines, values: dict[str, Any], fixed: int | None) -> Iterator[Estimate]:
