@@ -163,7 +163,7 @@ def training(
     context: typer.Context,
     parts: Annotated[
         str | None,
-        typer.Option(help="Some of step,vocabulary,small,host,loss,trainer,start, or one piece, as step:4096."),
+        typer.Option(help="Some of step,vocabulary,small,models,host,loss,trainer,start, or one piece, as step:4096."),
     ] = None,
     statistics: Annotated[
         bool, typer.Option("--statistics", help="Measure the cost of logit statistics per step instead.")

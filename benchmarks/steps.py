@@ -25,6 +25,7 @@ from longshort.train.precision import autocast
 NANOGPT = "nanoGPT-style"
 COMPILED, EAGER = "compiled", "eager"
 GRAPHS = "compiled, CUDA graphs"
+RECOMPUTED = "compiled, recomputed"
 _LOSS_ERROR = 1e-2
 """Largest accepted difference between the first losses of entrants that compute the same."""
 _WARMUP_STEPS = 3
@@ -48,7 +49,8 @@ class Setting:
         return self.batch * self.context
 
     def config(self, heads: str, **changes: Any) -> GPTConfig:
-        """The model; `heads` is 'ls' (one global head, the rest with the window) or 'plain'."""
+        """The model; `heads` is 'ls' (one global head, the rest with the window), 'plain', or any other word for the
+        reach that is among the sizes."""
         reach = {"n_global": 1, "window": self.window} if heads == "ls" else {}
         return GPTConfig(context=self.context, **(self.sizes | reach | changes))
 
@@ -94,6 +96,8 @@ class Trainee:
         size = (setting.batch, setting.context)
         draw = partial(torch.randint, config.vocab_size, size, generator=generator, device=device)
         self.batch: tuple[Tensor, Tensor] = (draw(), draw())
+        if way.how == RECOMPUTED:
+            ours.gradient_checkpointing = True
         self.call: Any = self.model
         if way.how != EAGER:
             options: dict[str, Any] = (

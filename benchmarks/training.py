@@ -19,14 +19,20 @@ from benchmarks.host import Calls, measure_eager, measure_inside
 from benchmarks.loss import Head, measure_loss
 from benchmarks.pages import Results
 from benchmarks.shapes import Shape
-from benchmarks.steps import COMPILED, Setting, Way, measure_steps
+from benchmarks.steps import COMPILED, RECOMPUTED, Setting, Way, measure_steps
 from benchmarks.trainer import measure_small, measure_start, trainer_against_bare_loop
 from benchmarks.training_page import PAGE, goals
+from longshort.model.presets import PRESETS
 
-PARTS = ("step", "vocabulary", "small", "host", "loss", "trainer", "start")
+PARTS = ("step", "vocabulary", "small", "models", "host", "loss", "trainer", "start")
 _GPT2: dict[str, Any] = {"n_layers": 12, "width": 768, "n_heads": 12, "vocab_size": 50_304, "tie_embeddings": True}
 _PAPER: dict[str, Any] = {"n_layers": 6, "width": 192, "n_heads": 6, "vocab_size": 10_000}
 _TINY: dict[str, Any] = {"n_layers": 1, "width": 32, "n_heads": 2, "vocab_size": 128, "tie_embeddings": True}
+
+
+def _preset(name: str, batch: int) -> Setting:
+    sizes = dict(PRESETS[name])
+    return Setting(batch=batch, context=sizes.pop("context"), window=sizes["window"], sizes=sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +46,8 @@ class Sizes:
     odd_vocabulary: int
     """Compared with that of the setting, which is a multiple of 64."""
     small: Setting
+    models: dict[str, Setting]
+    """Presets, by name."""
     calls: Calls = field(default_factory=Calls)
     head: Head = field(default_factory=Head)
     clocked: tuple[int, int] = (5, 50)
@@ -59,6 +67,7 @@ SIZES = {
         usual=Setting(batch=8, context=4096, window=128, sizes=_GPT2),
         odd_vocabulary=50_257,
         small=Setting(batch=16, context=2048, window=50, sizes=_PAPER),
+        models={name: _preset(name, n) for name, n in (("modern-125m", 16), ("modern-350m", 16), ("modern-1b", 4))},
     ),
     # Shows that it runs.
     "cpu": Sizes(
@@ -66,6 +75,7 @@ SIZES = {
         usual=Setting(batch=2, context=32, window=8, sizes=_TINY),
         odd_vocabulary=127,
         small=Setting(batch=2, context=32, window=8, sizes=_TINY | {"tie_embeddings": False}),
+        models={"tiny": Setting(batch=2, context=32, window=8, sizes=_TINY | {"n_global": 1, "window": 8})},
         calls=Calls(
             shape=Shape(batch=1, heads=2, length=32, head_dim=16, window=8),
             inside=Shape(batch=1, heads=2, length=32, head_dim=16, window=8),
@@ -125,12 +135,17 @@ def _pieces(sizes: Sizes, device: str, rounds: int) -> dict[str, list[Piece]]:
         Way(name=OURS, heads="ls", how=COMPILED, vocab_size=count)
         for count in (sizes.usual.sizes["vocab_size"], sizes.odd_vocabulary)
     ]
+    whole = [Way(name=OURS, heads="preset", how=how) for how in (COMPILED, RECOMPUTED)]
     return {
         "step": [
             (f"step:{setting.context}", partial(measure_steps, setting, steps=large, **compiled))
             for setting in sizes.steps
         ],
         "vocabulary": [("vocabulary", partial(measure_steps, sizes.usual, vocabularies, steps=large, **compiled))],
+        "models": [
+            (f"models:{name}", partial(measure_steps, setting, whole, steps=large, **compiled))
+            for name, setting in sizes.models.items()
+        ],
         "small": [("small", partial(measure_small, sizes.small, steps=small, **timing))],
         "host": [
             ("host:eager", partial(measure_eager, sizes.calls, **compiled)),

@@ -191,6 +191,11 @@ def _small_table(rows: Rows) -> str:
     return markdown(("tokens", "by", "heads", "how", "ms", "/ ours, plain"), lines)
 
 
+def _models_table(rows: Rows) -> str:
+    lines = [(r["piece"].partition(":")[2], r["tokens"], r["how"], _ms(r), _gib(r)) for r in rows]
+    return markdown(("model", "tokens", "how", "ms", "peak, GiB"), lines)
+
+
 def _host_table(rows: Rows) -> str:
     lines = [(r["shape"], r["how"], r["name"], r["direction"], f"{_median(r):,.1f}") for r in rows]
     return markdown(("shape", "how", "by", "direction", "us"), lines)
@@ -252,6 +257,11 @@ what was there before the model: weights, optimizer, activations.""",
         "Whole steps, paper-6m",
         "Ours as `longshort train` runs it by default; the peer compiled with CUDA graphs.",
         _small_table,
+    ),
+    "models": (
+        "Whole steps of presets",
+        "As their names say; recomputed: `run.checkpoint_activations=true`. `longshort plan` is held to them.",
+        _models_table,
     ),
     "host": (
         "Host time of one attention call",

@@ -11,10 +11,10 @@ from benchmarks.harness import OURS, Recorder, WrongResult
 from benchmarks.host import SDPA
 from benchmarks.nanogpt import NanoGPT
 from benchmarks.peers import OURS_WITH_STATS
-from benchmarks.steps import COMPILED, EAGER, NANOGPT, STEPS, Trainee, Way
+from benchmarks.steps import COMPILED, EAGER, NANOGPT, RECOMPUTED, STEPS, Trainee, Way
 from benchmarks.training import SIZES
 from benchmarks.training_page import goals, tables
-from longshort import GPT
+from longshort import GPT, GPTConfig
 from longshort.train import TrainConfig
 
 TINY = SIZES["cpu"]
@@ -98,6 +98,14 @@ def test_an_entrant_with_another_loss_ends_the_benchmark():
 def test_the_other_vocabulary_is_measured_beside_the_first():
     rows = run("vocabulary")["vocabulary"]
     assert [(row["vocab_size"], row["how"]) for row in rows] == [(128, COMPILED), (127, COMPILED)]
+
+
+def test_presets_are_measured_with_and_without_recomputation():
+    rows = run("models")["models"]
+    assert [(row["piece"], row["how"]) for row in rows] == [("models:tiny", COMPILED), ("models:tiny", RECOMPUTED)]
+    assert rows[0]["first_loss"] == pytest.approx(rows[1]["first_loss"], abs=1e-6)
+    for name, setting in SIZES["cuda"].models.items():
+        assert setting.config("preset") == GPTConfig.preset(name)
 
 
 def test_the_small_model_is_measured_as_the_trainer_runs_it():

@@ -270,6 +270,22 @@ COMMANDS = {
         st.sampled_from([[], [], ["--preset"]]),
     ),
     "show": st.tuples(configs, st.lists(overrides(), max_size=5), options(context=numbers, out=news)),
+    "plan": st.tuples(
+        configs,
+        st.lists(overrides(), max_size=3),
+        options(
+            gpus=numbers,
+            gpu=st.sampled_from(["h200", "h100", "4090", "x", "", "\udcff"]),
+            per_node=numbers,
+            memory=numbers,
+            link=numbers,
+            network=numbers,
+            fix=st.sampled_from(
+                ["cp=2", "cp=0", "cp=", "reshard=false", "reduce=bf16", "accumulate=2", "x=1", "", "cp"]
+            ),
+            out=news,
+        ),
+    ),
     "train": st.tuples(configs, st.lists(overrides(), max_size=5)),
     "rl": st.tuples(st.one_of(st.just("rl.yaml"), configs), st.lists(overrides(), max_size=5)),
     "compare": st.tuples(

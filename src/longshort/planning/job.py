@@ -1,0 +1,164 @@
+"""What is planned: a model with the tokens of a step, and how it is spread over GPUs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from longshort.heads import HeadPlan
+from longshort.model import GPTConfig
+from longshort.nn.block import GATED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A language model and the tokens of its optimizer step."""
+
+    model: GPTConfig
+    length: int
+    """Tokens per sequence."""
+    batch: int
+    """Sequences per step, over all GPUs."""
+    optimizer: str = "adamw"
+
+    @property
+    def tokens(self) -> int:
+        return self.batch * self.length
+
+    @cached_property
+    def plans(self) -> tuple[tuple[HeadPlan, int], ...]:
+        """Each kind of layer with the number of such layers."""
+        return tuple(Counter(self.model.layer_plans).items())
+
+    @property
+    def head_dim(self) -> int:
+        return self.model.head_dim or self.model.width // self.model.n_heads
+
+    @property
+    def kv_heads(self) -> int:
+        return self.model.n_kv_heads or self.model.n_heads
+
+    @cached_property
+    def products(self) -> tuple[tuple[int, int], ...]:
+        """(inputs, outputs) of the matrices of a block, as they are multiplied by."""
+        model, heads = self.model, self.model.n_heads * self.head_dim
+        up = model.mlp_width * (2 if model.mlp in GATED else 1)
+        return (
+            (model.width, heads + 2 * self.kv_heads * self.head_dim),
+            (heads, model.width),
+            (model.width, up),
+            (model.mlp_width, model.width),
+        )
+
+    @cached_property
+    def block_matrices(self) -> int:
+        """Weights of the matrices of one block."""
+        return sum(inputs * outputs for inputs, outputs in self.products)
+
+    @cached_property
+    def block_parameters(self) -> int:
+        """Weights of the largest block: matrices, biases, norms, sinks."""
+        return max(self._block(sinks) for sinks in self._sinks)
+
+    @cached_property
+    def root_parameters(self) -> int:
+        """Weights outside the blocks: embeddings, head, last norm."""
+        model = self.model
+        tables = model.vocab_size * (1 if model.tie_embeddings else 2) + model.context * (model.positions == "learned")
+        return model.width * tables + self._norm
+
+    @cached_property
+    def parameters(self) -> int:
+        """All weights.
+
+        >>> Job(model=GPTConfig.preset("gpt2-small"), length=1024, batch=1).parameters
+        124439808
+        """
+        return self.root_parameters + sum(count * self._block(sinks) for sinks, count in self._sinks.items())
+
+    @cached_property
+    def _sinks(self) -> Counter[bool]:
+        """How many layers have sinks, and how many have none."""
+        return Counter(layer.sink != "none" for layer in self.model.layer_reaches)
+
+    @property
+    def _norm(self) -> int:
+        return self.model.width * (2 if self.model.bias and self.model.norm == "layer" else 1)
+
+    @property
+    def norms(self) -> int:
+        """Norms of the residual stream in a block."""
+        return 4 if self.model.norm_placement == "sandwich" else 2
+
+    def _block(self, sinks: bool) -> int:
+        model = self.model
+        biases = sum(outputs for _, outputs in self.products) if model.bias else 0
+        gains = {"head": 2 * self.head_dim, "width": (model.n_heads + self.kv_heads) * self.head_dim}
+        extra = gains.get(model.qk_norm or "", 0) + (model.n_heads if sinks else 0)
+        return self.block_matrices + biases + self.norms * self._norm + extra
+
+    def as_plain(self) -> Job:
+        """The same with full attention in every head."""
+        plan = HeadPlan.full(self.model.n_heads)
+        return replace(self, model=replace(self.model, plan=plan, n_global=None, window=None, plans=None, reach=None))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a job is spread over GPUs, in the names of the sections `parallel` and `run`."""
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    reshard: bool = True
+    reduce: str = "fp32"
+    accumulate: int = 1
+    checkpoint_activations: bool = False
+
+    @property
+    def gpus(self) -> int:
+        return self.dp_replicate * self.dp_shard * self.cp
+
+    @property
+    def shards(self) -> int:
+        """Ranks among which weights, gradients and moments are divided."""
+        return self.dp_shard * self.cp
+
+    @property
+    def copies(self) -> int:
+        """Ranks, or groups of `cp` ranks, that train on different sequences."""
+        return self.dp_replicate * self.dp_shard
+
+    def overrides(self) -> list[str]:
+        """For the command line of `longshort train`."""
+        words = [f"parallel.{name}={getattr(self, name)}" for name in ("dp_replicate", "dp_shard", "cp")]
+        if self.shards > 1:
+            words += [f"parallel.reshard={str(self.reshard).lower()}"]
+        if self.reduce != "fp32":
+            words += [f"parallel.reduce={self.reduce}"]
+        words += [f"run.accumulate={self.accumulate}"]
+        return [*words, f"run.checkpoint_activations={str(self.checkpoint_activations).lower()}"]
+
+
+def check(job: Job, settings: Settings) -> str | None:
+    """Why the job cannot be spread so; None if it can."""
+    if job.batch % settings.copies:
+        return f"data.batch_size={job.batch} is not a multiple of dp_replicate x dp_shard = {settings.copies}"
+    if (job.batch // settings.copies) % settings.accumulate:
+        share = job.batch // settings.copies
+        return f"the {share} sequences per rank are not a multiple of run.accumulate={settings.accumulate}"
+    if settings.cp > 1:
+        # zig-zag deals two pieces of a sequence to each rank
+        if job.length % (2 * settings.cp):
+            return f"{job.length:,} tokens are not a multiple of 2 x cp = {2 * settings.cp}"
+        if widest(job) - 1 > job.length // settings.cp:
+            most = max(job.length // max(1, widest(job) - 1), 1)
+            return f"a window of {widest(job):,} keys needs cp of at most {most}, got {settings.cp}"
+    return None
+
+
+def widest(job: Job) -> int:
+    """The widest window below the length of the sequences; 1 if there is none."""
+    windows = (w for plan, _ in job.plans for w in plan.windows if w is not None and w < job.length)
+    return max(windows, default=1)

@@ -1,0 +1,106 @@
+"""The settings that are found fit, use every GPU, and are the fastest."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from longshort import GPTConfig
+from longshort.planning import Job, Machines, Settings, estimate, fastest, sweep
+from longshort.planning.job import check
+from longshort.planning.search import fixed_settings
+
+MODEL = GPTConfig(vocab_size=1024, context=16_384, n_layers=4, width=1024, n_heads=8, n_global=1, window=128)
+JOB = Job(model=MODEL, length=16_384, batch=8)
+
+
+@pytest.mark.parametrize("memory", [3.5e9, 4e9, 5e9, 141e9])
+@pytest.mark.parametrize("gpus", [1, 2, 6, 8])
+def test_the_fastest_of_all_settings_that_fit_is_found(gpus, memory):
+    machines = Machines(gpus=gpus, memory=memory)
+    every = [
+        Settings(dp_replicate=a, dp_shard=b, cp=c, reshard=reshard, accumulate=n, checkpoint_activations=again)
+        for a, b, c in product(range(1, gpus + 1), repeat=3)
+        if a * b * c == gpus
+        for n, reshard, again in product((1, 2, 4, 8), (True, False), (True, False))
+    ]
+    fitting = [found for s in every if not check(JOB, s) and (found := estimate(JOB, s, machines)).fits]
+    found = fastest(JOB, machines)
+    if not fitting:
+        assert found is None
+        return
+    assert found is not None and found.fits and found.settings.gpus == gpus
+    assert found.seconds == pytest.approx(min(one.seconds for one in fitting))
+
+
+def test_more_memory_is_never_slower():
+    times = [fastest(JOB, Machines(gpus=4, memory=memory)).seconds for memory in (4e9, 5e9, 6e9, 80e9)]
+    assert times == sorted(times, reverse=True)
+
+
+def test_a_setting_that_is_fixed_stays():
+    machines = Machines(gpus=8)
+    for name, value in {"cp": 4, "dp_shard": 2, "reshard": False, "accumulate": 2, "reduce": "bf16"}.items():
+        found = fastest(JOB, machines, {"dp_shard": 2, name: value})
+        assert getattr(found.settings, name) == value
+    assert fastest(JOB, machines, {"checkpoint_activations": True}).settings.checkpoint_activations
+
+
+def test_a_sweep_goes_from_1_to_1024_gpus_and_names_those_that_cannot_be_used():
+    found = sweep(replace(JOB, batch=4), Machines())
+    assert list(found) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
+    assert found[1024] is None  # 4 sequences of 16,384 tokens in 128 shards or more would be below the window
+    assert found[4] is not None and found[4].settings.gpus == 4
+
+
+def test_a_window_bounds_how_far_a_sequence_is_divided():
+    assert check(JOB, Settings(cp=128)) is None
+    reason = check(JOB, Settings(cp=256))
+    assert reason == "a window of 128 keys needs cp of at most 129, got 256"
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (Settings(dp_shard=3), "data.batch_size=8 is not a multiple of dp_replicate x dp_shard = 3"),
+        (Settings(dp_shard=2, accumulate=3), "the 4 sequences per rank are not a multiple of run.accumulate=3"),
+        (Settings(cp=3), "16,384 tokens are not a multiple of 2 x cp = 6"),
+    ],
+)
+def test_sizes_that_do_not_divide_are_refused(settings, reason):
+    assert check(JOB, settings) == reason
+    with pytest.raises(ValueError, match=reason.split("=")[0]):
+        estimate(JOB, settings, Machines(gpus=settings.gpus))
+
+
+def test_sizes_must_come_to_the_number_of_gpus():
+    with pytest.raises(ValueError, match=r"must be the 8 GPUs, got 1 x 2 x 2 = 4"):
+        estimate(JOB, Settings(dp_shard=2, cp=2), Machines(gpus=8))
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("pp=2", "--fix must be name=value with a name of dp_replicate, "),
+        ("cp=0", "--fix cp must be an integer from 1 to 999,999, got '0'"),
+        ("reshard=1", "--fix reshard must be true or false, got '1'"),
+        ("reduce=fp8", "--fix reduce must be fp32 or bf16, got 'fp8'"),
+    ],
+)
+def test_a_setting_that_is_none_is_refused(word, message):
+    with pytest.raises(ValueError, match=message):
+        fixed_settings([word])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpu": "tpu"}, "gpu must be one of h200, h100"),
+        ({"gpus": 0}, "gpus must be an integer from 1 to 65,536, got 0"),
+        ({"memory": -1.0}, "memory must be a number above 0, got -1.0"),
+        ({"network": float("nan")}, "network must be a number above 0, got nan"),
+    ],
+)
+def test_machines_that_are_none_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Machines(**options)

@@ -1,0 +1,94 @@
+"""Time by part, against numbers worked out by hand."""
+
+import pytest
+
+from longshort import GPTConfig
+from longshort.planning import Job, Machines, Settings, estimate, rates
+from longshort.planning import times as parts
+from longshort.planning.beside import ways
+
+SIZES = {"vocab_size": 32_768, "context": 65_536, "n_layers": 4, "width": 4096, "n_heads": 32, "positions": "none"}
+
+
+def job_of(batch=8, optimizer="adamw", **options):
+    model = GPTConfig(**SIZES | {"n_global": 1, "window": 128} | options)
+    return Job(model=model, length=65_536, batch=batch, optimizer=optimizer)
+
+
+def by_name(job, settings, **machines):
+    found = estimate(job, settings, Machines(gpus=settings.gpus, **machines))
+    return {figure.name: figure.value for figure in found.times}
+
+
+def test_matrix_products_take_6_flops_per_weight_and_token():
+    found = by_name(job_of(), Settings())
+    assert found[parts.MATRICES] == pytest.approx(6 * 4 * 12 * 4096**2 * 8 * 65_536 / rates.MATMUL)
+
+
+def test_attention_counts_pairs_of_global_heads_and_bytes_of_local_ones():
+    tokens, far = 8 * 65_536, rates.GLOBAL[128]
+    pairs = tokens * 65_537 / 2
+    local = 31 * 128 * tokens
+    forward = 4 * 128 * pairs / far.forward + max(
+        8 * local / rates.LOCAL_STREAM.forward, 4 * 256 * local / rates.LOCAL.forward
+    )
+    backward = 10 * 128 * pairs / far.backward + max(
+        16 * local / rates.LOCAL_STREAM.backward, 10 * 256 * local / rates.LOCAL.backward
+    )
+    assert by_name(job_of(), Settings())[parts.ATTENTION] == pytest.approx(4 * (forward + backward))
+
+
+def test_gpus_share_the_work_and_not_the_gaps():
+    alone, shared = by_name(job_of(), Settings()), by_name(job_of(), Settings(dp_shard=2, cp=4))
+    for name in (parts.MATRICES, parts.ATTENTION, parts.REST, parts.HEAD, parts.OPTIMIZER):
+        assert shared[name] == pytest.approx(alone[name] / 8)
+    assert shared[parts.IDLE] == alone[parts.IDLE] == 4 * rates.GAP
+
+
+def test_a_small_product_takes_as_long_as_its_bytes():
+    found = by_name(job_of(width=128, n_heads=2, n_global=1, ff_width=128), Settings())
+    tokens, weights = 8 * 65_536, 128 * (384 + 128 + 128 + 128)
+    moved = 2 * (tokens * (4 * 128 + 384 + 3 * 128) + weights)
+    assert found[parts.MATRICES] == pytest.approx(3 * 4 * moved / rates.STREAM)
+
+
+def test_checkpoints_cost_one_more_forward_pass_of_the_blocks():
+    found = by_name(job_of(), Settings(checkpoint_activations=True))
+    assert 0.30 < found[parts.AGAIN] / sum(found[name] for name in (parts.MATRICES, parts.ATTENTION, parts.REST)) < 0.36
+    assert parts.AGAIN not in by_name(job_of(), Settings())
+
+
+def test_collectives_hide_behind_computing_until_links_are_slow():
+    fast, slow = (by_name(job_of(), Settings(dp_shard=8), link=link) for link in (450e9, 1e9))
+    assert parts.WAITING not in fast
+    sent = 8 * job_of().parameters * 7 / 8 / 0.8e9
+    assert 0.5 * sent < slow[parts.WAITING] < sent
+
+
+def test_what_ranks_exchange_is_waited_for():
+    found = estimate(job_of(), Settings(cp=8), Machines(gpus=8))
+    waited = next(figure.value for figure in found.times if figure.name == parts.EXCHANGE)
+    assert waited == pytest.approx(sum(each.seconds for each in found.sent if each.note == "cp 8"))
+
+
+def test_muon_takes_longer():
+    adamw, muon = (by_name(job_of(optimizer=kind), Settings())[parts.OPTIMIZER] for kind in ("adamw", "muon"))
+    square, wide = 5 * 6 * 4096**3, 5 * (4 * 4 + 2) * 4096**3
+    fused = 5 * (4 * 3 + 2) * 4096**3
+    assert muon - adamw == pytest.approx(4 * (fused + square + 2 * wide) / rates.MATMUL)
+
+
+def test_a_ring_is_hidden_by_attention_and_ulysses_is_not():
+    found = estimate(job_of(), Settings(cp=8), Machines(gpus=8))
+    ours, ring, ulysses = ways(found)
+    layers, sequences = 4, 8
+    assert ring.sent == pytest.approx(layers * sequences * 3 * 4 * 65_536 / 8 * 7 * 4096)
+    assert ulysses.sent == pytest.approx(layers * sequences * 2 * 8 * 65_536 / 8 * 7 / 8 * 4096)
+    assert ring.attention == ulysses.attention > 10 * ours.attention
+    assert ours.sent < ulysses.sent / 5 and ours.seconds < ring.seconds < ulysses.seconds
+
+
+def test_full_attention_is_not_compared_with_itself():
+    plain = job_of(n_global=None, window=None)
+    assert len(ways(estimate(plain, Settings(cp=8), Machines(gpus=8)))) == 1
+    assert [way.name for way in ways(estimate(job_of(), Settings(), Machines()))] == ["as configured", "full attention"]
