@@ -118,8 +118,7 @@ class _Job:
 
     @property
     def size(self) -> int | None:
-        sizes = [corpus.size for corpus in self.corpora.values()]
-        return None if None in sizes else sum(size for size in sizes if size is not None)
+        return size_of(ByCorpus(self.corpora))
 
     @property
     def recipe(self) -> str:
@@ -155,7 +154,8 @@ class _Job:
         return replace(self, out=part.folder(self.out), given=shared.tokenizer, part=(part, shared))
 
     def share(self) -> Shared:
-        tokenizer = self.given or self.learn(self.division())
+        division = self.division()
+        tokenizer = self.given or self.learn(division)
         counts = {name: list(self.count(corpus, tokenizer)) for name, corpus in self.corpora.items()}
         return Shared(self.recipe, self.source, tokenizer, counts)
 
