@@ -34,7 +34,7 @@ def test_a_failing_job_is_reported_with_the_last_words_of_its_run(tmp_path, star
 
 
 def test_a_job_whose_time_is_nearly_up_saves_and_resumes(corpus, tmp_path, start):
-    steps = ["run.steps=600", "run.save_every=1000"]
+    steps = ["run.steps=200", "run.save_every=1000"]
     train(tiny_config(corpus, tmp_path / "here", *steps))
     run = start(tiny_config(corpus, tmp_path / "job", *steps))
     log = tmp_path / "job" / "metrics.jsonl"
