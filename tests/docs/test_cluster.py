@@ -97,7 +97,8 @@ def test_the_command_for_two_machines_trains_with_both(corpus, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    words = shlex.split(TWO_MACHINES.replace("node1:29500", address).replace("node=8", "node=1"))
+    command = TWO_MACHINES.replace("\\\n", " ").replace("node1:29500", address).replace("node=8", "node=1")
+    words = shlex.split(command)
     words = words[1 : words.index("train") + 1]
     run = [
         "tiny",
@@ -107,9 +108,9 @@ def test_the_command_for_two_machines_trains_with_both(corpus, tmp_path):
         "run.eval_every=0",
         f"run.out={tmp_path / 'run'}",
     ]
-    command = [sys.executable, "-m", "torch.distributed.run", *words, *run]
+    started = [sys.executable, "-m", "torch.distributed.run", *words, *run]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
-    machines = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    machines = [subprocess.Popen(started, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = [machine.communicate(timeout=200)[0] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], said
     assert len(losses(tmp_path / "run")) == 3
