@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +117,12 @@ def _join(out: Path, found: Found, shared: Shared, report: PrepareProgress) -> d
 def _verified(file: TokenFile) -> Iterator[NDArray[Any]]:
     """The tokens in chunks; an error at the end if they are not those that the header describes."""
     digest = hashlib.sha256()
-    for start in range(0, len(file), _CHUNK):
-        chunk = np.asarray(file.tokens[start : start + _CHUNK])
-        digest.update(chunk.data)
-        yield chunk
+    with ThreadPoolExecutor(1) as beside:  # beside the writer, which computes the checksum of the whole
+        for start in range(0, len(file), _CHUNK):
+            chunk = np.asarray(file.tokens[start : start + _CHUNK])
+            updated = beside.submit(digest.update, chunk.data)
+            yield chunk
+            updated.result()
     if f"sha256:{digest.hexdigest()}" != file.header["checksum"]:
         raise DataError(f"{file.path}: damaged: its checksum differs; prepare this part again with --force")
 
