@@ -124,15 +124,15 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Lock the folder for the duration of the block; a second process gets an error at once.
+def alone_in(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Lock the folder for the duration of the block; a second process gets an error at once, or waits for the first.
 
     The lock ends with the process that holds it. Where files cannot be locked, it has no effect.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=-1 if wait else 0)
     except Timeout:
         raise ValueError(f"{folder}: in use by another process; wait until it ends, or choose another folder") from None
     except (OSError, NotImplementedError):

@@ -292,7 +292,10 @@ COMMANDS = {
         configs,
         st.lists(overrides(), max_size=2),
         options(
-            variants=st.sampled_from(["plain", "ls", "plain,ls", "x", "", ",", "\udcff"]), seeds=SMALL, jobs=numbers
+            variants=st.sampled_from(["plain", "ls", "plain,ls", "x", "", ",", "\udcff"]),
+            seeds=SMALL,
+            jobs=numbers,
+            slurm=st.sampled_from(["time=5", "time=-1", "nodes=2", "x", "", "=", "\udcff"]),
         ),
         st.tuples(st.just("--out"), news),
     ),
@@ -304,6 +307,8 @@ COMMANDS = {
             validation=places,
             test=places,
             seed=numbers,
+            part=st.sampled_from(["1/1", "1/3", "3/3", "0/3", "1/0", f"1/{10**18}", "x", "", "\udcff"]),
+            join=SMALL,
         ),
         st.one_of(st.just([]), st.tuples(st.just("--split"), numbers, numbers, numbers), st.just(["--force"])),
         st.tuples(st.just("--workers"), st.sampled_from(["1", "1", "1", "0", "-1", "x", str(10**18)])),

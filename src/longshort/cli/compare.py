@@ -15,8 +15,14 @@ def compare(
     overrides: Annotated[list[str] | None, typer.Argument(help=OVERRIDES_HELP)] = None,
     variants: Annotated[str, typer.Option(help="Comma-separated names from the list below, or `all`.")] = "plain,ls",
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, from run.seed on.")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; they share the CPU threads.")] = 2,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time (default: 2, which share the CPU threads; all on Slurm).")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the runs, the table and the report.")] = Path("runs/compare"),
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option(help="Train in jobs of Slurm: an option of sbatch, as time=240 (minutes); repeatable."),
+    ] = None,
 ) -> None:
     """Train attention variants on the same data, seeds and steps. Ends in a table and a report. Resumable.
 
@@ -35,6 +41,7 @@ def compare(
     from longshort.train.announcement import Forecast, announce_data, announce_runs
     from longshort.train.answers import draw_tasks
     from longshort.train.processes import run_all
+    from longshort.train.slurm import FOLDER, Slurm, parse_settings
     from longshort.train.variants import every
 
     if any(override.startswith("run.out=") for override in overrides or []):
@@ -44,6 +51,9 @@ def compare(
     trials = comparison.plan_trials(settings, names, range(settings.run.seed, settings.run.seed + seeds), out)
     comparison.check_results(out)
     left = [trial.config for trial in trials if not trial.is_finished]
+    sbatch = parse_settings(slurm) if slurm else None
+    start = Slurm(out / FOLDER, sbatch) if sbatch and left else None
+    jobs = jobs or (max(1, len(left)) if slurm else 2)
     if left:
         say(announce_data(settings))
         say(announce_runs(left, len(trials) - len(left), jobs))
@@ -55,7 +65,7 @@ def compare(
             table(readers)
             forecast(readers)
 
-        finished = not left or run_all(left, jobs=min(jobs, len(left)), watch=watch)
+        finished = not left or run_all(left, jobs=min(jobs, len(left)), watch=watch, start=start)
     if not finished:
         typer.echo("interrupted; run the same command again to resume")
         raise typer.Exit(130)

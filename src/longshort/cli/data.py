@@ -25,6 +25,12 @@ def data(
     workers: Annotated[int | None, typer.Option(help="Processes (default: 1 for bytes, every core for BPE).")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split of the documents.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace what is in the folder.")] = False,
+    part: Annotated[
+        str | None, typer.Option(help="NUMBER/COUNT, from 1/8 to 8/8: prepare only this part, for --join.")
+    ] = None,
+    join: Annotated[
+        int | None, typer.Option(help="Join this many parts into what one call makes; no SOURCES needed.")
+    ] = None,
 ) -> None:
     """Turn text into token files for training. Without SOURCES, the standard library of the running Python.
 
@@ -32,8 +38,16 @@ def data(
     """
     from rich.console import Console
 
-    from longshort.data.show import prepare_and_show
+    from longshort.data.errors import DataError
+    from longshort.data.show import join_and_show, prepare_and_show
 
+    if join is not None:
+        others = {"SOURCES": sources, "--part": part, "--tokenizer": tokenizer, "--vocab-size": vocab_size}
+        others |= {"--validation": validation, "--test": test}
+        if given := [name for name, value in others.items() if value]:
+            raise DataError(f"--join must come with --out alone, since the parts say the rest, got {', '.join(given)}")
+        join_and_show(out, join, console=Console(), force=force)
+        return
     prepare_and_show(
         sources or [],
         out,
@@ -46,4 +60,5 @@ def data(
         workers=workers,
         seed=seed,
         force=force,
+        part=part,
     )

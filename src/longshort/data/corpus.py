@@ -13,6 +13,7 @@ import platform
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,8 @@ class Corpus:
 
     parts: tuple[TextFile | HubDataset, ...]
     description: str
+    documents_between: tuple[int, int] | None = None
+    """If given, only the documents from the first number up to the second, counted from 0 over `parts`."""
 
     @property
     def size(self) -> int | None:
@@ -136,12 +139,33 @@ class Corpus:
 
     def pieces(self) -> Iterator[Piece]:
         """The documents in pieces; `Piece.read` accumulates over the whole corpus."""
-        before = 0
+        start, stop = self.documents_between or (0, None)
+        before = number = 0
         for part in self.parts:
             piece = None
             for piece in part.pieces():
-                yield piece._replace(read=before + piece.read)
+                if number == stop:
+                    return
+                if number >= start:
+                    yield piece._replace(read=before + piece.read)
+                number += piece.ends_document
             before += part.size if part.size is not None else (piece.read if piece else 0)
+        if stop is not None and number < stop:
+            raise DataError(
+                f"{self.description}: changed since its documents were counted; remove the parts and begin again"
+            )
+
+    def excerpt(self, counts: Sequence[int], start: int, stop: int) -> Corpus:
+        """The documents from number `start` up to `stop`; files without any of them are not opened.
+
+        Args:
+            counts: The number of documents of each part.
+        """
+        ends = list(accumulate(counts))
+        kept = [n for n, end in enumerate(ends) if end - counts[n] < stop and end > start and start < stop]
+        before = ends[kept[0]] - counts[kept[0]] if kept else start
+        parts = tuple(self.parts[n] for n in kept)
+        return Corpus(parts, self.description, (start - before, stop - before))
 
     def documents(self) -> Iterator[str]:
         """The whole documents, one at a time."""

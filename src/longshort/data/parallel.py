@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from longshort.data.corpus import HubDataset, TextFile
 from longshort.data.errors import DataError
 from longshort.data.split import Assigned
 from longshort.data.tokenizer import Tokenizer, tokenizer_from_dict
@@ -26,6 +27,11 @@ _TASK_CHARACTERS = 1 << 18
 _TASK_PIECES = 1024
 _AHEAD = 3
 """Tasks in flight for each process: enough to keep it busy, few enough to bound the memory."""
+
+_DIED = (
+    "a tokenizing process died (out of memory, or the calling script does not keep its work under "
+    'if __name__ == "__main__"); try workers=1'
+)
 
 _of_this_process: Tokenizer | None = None
 
@@ -55,12 +61,28 @@ def encode_in_order(pieces: Iterable[Assigned], tokenizer: Tokenizer, workers: i
         while in_flight:
             yield from in_flight.popleft().result()
     except BrokenProcessPool:
-        raise DataError(
-            "a tokenizing process died (out of memory, or the calling script does not keep its work under "
-            'if __name__ == "__main__"); try workers=1'
-        ) from None
+        raise DataError(_DIED) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def count_documents(parts: Sequence[TextFile | HubDataset], workers: int) -> Generator[int, None, None]:
+    """The number of documents of each part of a corpus, in order, counted by `workers` processes."""
+    if workers == 1 or len(parts) == 1:
+        yield from map(_documents_of, parts)
+        return
+    pool = ProcessPoolExecutor(min(workers, len(parts)), get_context("spawn"), follow_the_parent)
+    try:
+        # Single files unless there are very many: files differ in size.
+        yield from pool.map(_documents_of, parts, chunksize=1 + len(parts) // (64 * workers))
+    except BrokenProcessPool:
+        raise DataError(_DIED) from None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _documents_of(part: TextFile | HubDataset) -> int:
+    return sum(piece.ends_document for piece in part.pieces())
 
 
 def _tasks(pieces: Iterable[Assigned]) -> Iterator[list[Assigned]]:

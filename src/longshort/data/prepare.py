@@ -1,7 +1,6 @@
-"""Turns text into a folder of token files: DIR/{train,validation,test}.tokens with headers, and DIR/tokenizer.json.
+"""Turns text into a folder of token files, or one part of it into a part of such a folder.
 
-Everything is written under a temporary name and renamed at the end, the header of train last: a folder with a
-train.json is complete. One process at a time works on a folder; a second one waits and finds the work done.
+`folder` says what such a folder holds, `join` makes one of all its parts.
 """
 
 from __future__ import annotations
@@ -11,17 +10,26 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from longshort.data.corpus import SPLITS, Corpus, HubDataset, open_corpus
 from longshort.data.errors import DataError
-from longshort.data.parallel import encode_in_order
-from longshort.data.split import ByCorpus, Division, divide
-from longshort.data.tokenizer import TOKENIZER_FILE, BPETokenizer, ByteTokenizer, Tokenizer, load_tokenizer
-from longshort.data.tokens import FORMAT, VERSION, TokenFile, TokenWriter, header_path
-from longshort.files import parse_json, write_json
+from longshort.data.folder import (
+    PreparedData,
+    publish,
+    refuse_other_content,
+    remove_leftovers,
+    sole_use_of,
+    token_writers,
+    whole,
+)
+from longshort.data.parallel import count_documents, encode_in_order
+from longshort.data.parts import Part, Shared, parts_folder
+from longshort.data.split import ByCorpus, Division, divide, excerpt, size_of
+from longshort.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer, load_tokenizer
+from longshort.data.tokens import VERSION, TokenFile
+from longshort.files import alone_in
 
 BPE_TRAINING_CHARACTERS = 1 << 28
 """A vocabulary is learned from the beginning of the training text: more text changes it little and takes long."""
@@ -31,20 +39,6 @@ PrepareProgress = Callable[[str, int, int | None], None]
 """Called with the stage, the bytes done and the total bytes (None if unknown)."""
 
 Sources = str | Path | Sequence[str | Path]
-
-_OURS = {TOKENIZER_FILE} | {f"{split}{ending}" for split in SPLITS for ending in (".tokens", ".json")}
-
-
-@dataclass(frozen=True)
-class PreparedData:
-    """A prepared data folder."""
-
-    folder: Path
-    tokenizer: Tokenizer
-    splits: dict[str, TokenFile]
-    source: str
-    reused: bool
-    """Whether it already existed, made from the same sources with the same settings."""
 
 
 def prepare(
@@ -60,8 +54,9 @@ def prepare(
     progress: PrepareProgress | None = None,
     seed: int = 0,
     force: bool = False,
+    part: Part | str | None = None,
 ) -> PreparedData:
-    """Turn text into token files. The same input gives the same bytes, whatever the number of workers.
+    """Turn text into token files. The same input gives the same bytes, whatever the number of workers or parts.
 
     Args:
         sources: Files, folders or `hf:OWNER/NAME`; or a corpus for each split.
@@ -71,6 +66,7 @@ def prepare(
             is then for training, and for a single Hugging Face dataset that has such splits of its own.
         workers: Processes that tokenize; by default one for bytes, which are cheap, and one per core for BPE.
         force: Replace what is in `out`, even if it was made from something else.
+        part: '3/8' prepares the third of eight parts, in a folder of its own under `out`; `join` joins them.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -93,8 +89,9 @@ def prepare(
         workers=workers,
         report=progress or (lambda stage, done, total: None),
     )
+    chosen = Part.parse(part) if isinstance(part, str) else part
     try:
-        return job.run(force)
+        return job.run(force) if chosen is None else job.of_part(chosen, force).run(force)
     except OSError as error:
         raise DataError(f"{error.filename or out}: {error.strerror or error}") from None
 
@@ -112,6 +109,8 @@ class _Job:
     seed: int
     workers: int | None
     report: PrepareProgress
+    part: tuple[Part, Shared] | None = None
+    """If given, only this part is prepared, with what all parts share."""
 
     @property
     def source(self) -> str:
@@ -119,12 +118,14 @@ class _Job:
 
     @property
     def size(self) -> int | None:
-        sizes = [corpus.size for corpus in self.corpora.values()]
-        return None if None in sizes else sum(size for size in sizes if size is not None)
+        return size_of(ByCorpus(self.corpora))
 
     @property
     def recipe(self) -> str:
         """A hash of everything that determines the output."""
+        if self.part:
+            part, shared = self.part
+            return part.recipe(shared.recipe)
         ingredients = {
             "version": VERSION,
             "sources": {name: corpus.identity() for name, corpus in self.corpora.items()},
@@ -133,19 +134,60 @@ class _Job:
         }
         return hashlib.sha256(json.dumps(ingredients).encode()).hexdigest()
 
+    def of_part(self, part: Part, force: bool) -> _Job:
+        """The job of one part. The first part to ask makes what all of them share; the others wait for it."""
+        folder = parts_folder(self.out)
+        self.out.mkdir(parents=True, exist_ok=True)
+        if not force:
+            refuse_other_content(self.out, self.recipe, parts=True)
+        self.report("waiting for another part", 0, None)
+        with alone_in(folder, wait=True):
+            shared = Shared.read(self.out)
+            if shared and shared.recipe != self.recipe and not force:
+                raise DataError(
+                    f"{folder}: holds parts of other sources or settings; give another --out, or --force to replace "
+                    "them one by one"
+                )
+            if shared is None or shared.recipe != self.recipe:
+                shared = self.share()
+                shared.write(self.out)
+        return replace(self, out=part.folder(self.out), given=shared.tokenizer, part=(part, shared))
+
+    def share(self) -> Shared:
+        division = self.division()
+        tokenizer = self.given or self.learn(division)
+        counts = {name: list(self.count(corpus, tokenizer)) for name, corpus in self.corpora.items()}
+        return Shared(self.recipe, self.source, tokenizer, counts)
+
+    def count(self, corpus: Corpus, tokenizer: Tokenizer) -> Iterator[int]:
+        done = 0
+        for part, count in zip(corpus.parts, count_documents(corpus.parts, self.processes(tokenizer)), strict=True):
+            done += part.size or 0
+            self.report("counting documents", done, corpus.size)
+            yield count
+
     def run(self, force: bool) -> PreparedData:
-        with _sole_use_of(self.out):
+        with sole_use_of(self.out):
             if not force:
-                if there := _whole(self.out, self.recipe):
+                if there := whole(self.out, self.recipe):
                     return PreparedData(self.out, load_tokenizer(self.out), there, self.source, reused=True)
-                _refuse_other_content(self.out, self.recipe)
-            for leftover in (entry for entry in self.out.iterdir() if _temporary(entry.name)):
-                leftover.unlink()
+                refuse_other_content(self.out, self.recipe)
+            remove_leftovers(self.out)
             self.report("reading", 0, self.size)
-            one = len(self.corpora) == 1
-            division = divide(self.corpora["train"], self.split, self.seed) if one else ByCorpus(self.corpora)
+            division = self.division()
             tokenizer = self.given or self.learn(division)
             return PreparedData(self.out, tokenizer, self.write(division, tokenizer), self.source, reused=False)
+
+    def division(self) -> Division:
+        one = len(self.corpora) == 1
+        division = divide(self.corpora["train"], self.split, self.seed) if one else ByCorpus(self.corpora)
+        if self.part is None:
+            return division
+        part, shared = self.part
+        return excerpt(division, shared.documents, *part.documents(shared.total))
+
+    def processes(self, tokenizer: Tokenizer) -> int:
+        return self.workers or (1 if isinstance(tokenizer, ByteTokenizer) else os.cpu_count() or 1)
 
     def learn(self, division: Division) -> Tokenizer:
         def training_text() -> Iterator[str]:
@@ -161,25 +203,19 @@ class _Job:
         return BPETokenizer.train(training_text(), self.vocab_size or 0)
 
     def write(self, division: Division, tokenizer: Tokenizer) -> dict[str, TokenFile]:
-        workers = self.workers or (1 if isinstance(tokenizer, ByteTokenizer) else os.cpu_count() or 1)
-        notes = {"source": self.source, "recipe": self.recipe}
-        with contextlib.ExitStack() as stack:
-            writers = {
-                split: stack.enter_context(TokenWriter(_file(self.out, split), tokenizer, **notes)) for split in SPLITS
-            }
+        size = size_of(division)
+        encoding = encode_in_order(division.pieces(), tokenizer, self.processes(tokenizer))
+        with (
+            token_writers(self.out, tokenizer, source=self.source, recipe=self.recipe) as writers,
             # Closed here rather than by the garbage collector, so that an error leaves no processes behind.
-            encoded = stack.enter_context(contextlib.closing(encode_in_order(division.pieces(), tokenizer, workers)))
+            contextlib.closing(encoding) as encoded,
+        ):
             for chunk in encoded:
                 writers[chunk.split].append(chunk.ids)
-                self.report("tokenizing", chunk.read, self.size)
-            if not writers["train"].count:
+                self.report("tokenizing", chunk.read, size)
+            if not writers["train"].count and self.part is None:
                 raise DataError(f"{self.source}: no text for training; give files that hold more than blanks")
-            # Train's tokens first and its header last: in between, the folder has no train header, so it is incomplete.
-            for split in SPLITS:
-                writers[split].install()
-            write_json(self.out / TOKENIZER_FILE, tokenizer.to_dict())
-            published = {split: writers[split].publish() for split in reversed(SPLITS)}
-        return {split: published[split] for split in SPLITS}
+            return publish(self.out, writers, tokenizer)
 
 
 def _corpora(
@@ -207,64 +243,3 @@ def _corpora(
 
 def _as_list(sources: Sources) -> list[str | Path]:
     return [sources] if isinstance(sources, str | Path) else list(sources)
-
-
-def _file(out: Path, split: str) -> Path:
-    return out / f"{split}.tokens"
-
-
-def _temporary(name: str) -> bool:
-    """Whether it is a temporary file that an interrupted call left."""
-    return name.endswith(".tmp") and any(name.startswith(f".{ours}.") for ours in _OURS)
-
-
-def _whole(out: Path, recipe: str) -> dict[str, TokenFile] | None:
-    """The token files of an earlier call with the same recipe; None if there are none or one is damaged."""
-    try:
-        files = {split: TokenFile.open(_file(out, split), verify=True) for split in SPLITS}
-        train = files["train"]
-        load_tokenizer(out, fingerprint=train.fingerprint, checksum=train.tokenizer_checksum)
-    except DataError:
-        return None
-    return files if all(file.header["recipe"] == recipe for file in files.values()) else None
-
-
-def _refuse_other_content(out: Path, recipe: str) -> None:
-    names = {entry.name for entry in out.iterdir() if not _temporary(entry.name)}
-    # Token files are renamed before all else, so that the leftovers of an interrupted call always include one.
-    if names and ("train.tokens" not in names or not names <= _OURS):
-        raise DataError(
-            f"{out}: holds other files ({min(names - _OURS or names)}); give an empty or new folder, or --force"
-        )
-    for header in (header_path(_file(out, split)) for split in SPLITS):
-        if header.is_file() and not _made_by(header, recipe):
-            raise DataError(
-                f"{out}: holds data from other sources or settings; give another --out, or --force to replace it"
-            )
-
-
-def _made_by(header: Path, recipe: str) -> bool:
-    try:
-        found: Any = parse_json(header.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and found.get("format") == FORMAT and found.get("recipe") == recipe
-
-
-@contextlib.contextmanager
-def _sole_use_of(folder: Path) -> Iterator[None]:
-    """Lock the folder itself; the system releases the lock however the process ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        import fcntl
-    except ModuleNotFoundError:  # Windows
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        # Some network file systems cannot lock a folder; of two calls at once, one may then fail.
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

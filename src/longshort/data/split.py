@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -52,9 +52,11 @@ class ByDocument:
     corpus: Corpus
     shares: tuple[float, float, float]
     seed: int
+    first: int = 0
+    """The number of the corpus's first document"""
 
     def pieces(self) -> Iterator[Assigned]:
-        number = 0
+        number = self.first
         split = self._split_of(number)
         for piece in self.corpus.pieces():
             yield Assigned(split, piece.text, piece.ends_document, piece.read)
@@ -104,6 +106,34 @@ class ByPlace:
 
 
 Division = ByCorpus | ByDocument | ByPlace
+
+
+def size_of(division: Division) -> int | None:
+    """Bytes as stored, or None if a part of the text does not know its size."""
+    corpora = division.corpora.values() if isinstance(division, ByCorpus) else [division.corpus]
+    sizes = [corpus.size for corpus in corpora]
+    return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+def excerpt(division: Division, counts: Mapping[str, Sequence[int]], start: int, stop: int) -> Division:
+    """The documents of a division from number `start` up to `stop`, each in the split where it was.
+
+    Args:
+        counts: For each corpus, by the name of its split, the number of documents of each of its parts.
+    """
+    match division:
+        case ByDocument(corpus, shares, seed):
+            return ByDocument(corpus.excerpt(counts["train"], start, stop), shares, seed, start)
+        case ByPlace(corpus, shares, lengths):
+            return ByPlace(corpus.excerpt(counts["train"], start, stop), shares, lengths[start:stop])
+        case ByCorpus(corpora):
+            chosen, before = {}, 0
+            for split, corpus in corpora.items():
+                total = sum(counts[split])
+                inside = (min(max(number - before, 0), total) for number in (start, stop))
+                chosen[split] = corpus.excerpt(counts[split], *inside)
+                before += total
+            return ByCorpus(chosen)
 
 
 def divide(corpus: Corpus, shares: tuple[float, float, float], seed: int) -> Division:

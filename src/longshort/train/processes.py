@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Protocol
 
 from longshort.files import write_json
 from longshort.runs import Reader, finished
@@ -33,6 +34,18 @@ class RunFailed(RuntimeError):
     """A training process ended with an error; the message quotes its last line of output."""
 
 
+class Running(Protocol):
+    """A run that was started: a process here, or a job elsewhere."""
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs or waits to run."""
+
+    def terminate(self) -> None:
+        """Let it save and end."""
+
+    def wait(self) -> int: ...
+
+
 def run_all(
     configs: Sequence[TrainConfig],
     *,
@@ -43,31 +56,33 @@ def run_all(
     module: str = MODULE,
     until: float = math.inf,
     failed: Callable[[RunFailed], None] | None = None,
+    start: Callable[[TrainConfig], Running] | None = None,
 ) -> bool:
     """Train all, `jobs` at a time with `threads` CPU threads each; True if all finished, False if interrupted.
 
     More threads than cores make every run several times slower, so by default the cores are divided among the runs. At
     the time `until` (by time.monotonic), or when this process gets SIGTERM, the runs save and end. If `failed` is
     given, a failing run is reported to it and does not stop the others. No run outlives the call, and none starts if
-    the folder of any of them holds something else.
+    the folder of any of them holds something else. `start` starts runs elsewhere than in processes of this machine.
     """
     for config in configs:
         check_is_a_run_folder(Path(config.run.out))
     threads = threads or max(1, (os.cpu_count() or 1) // jobs)
-    waiting, running, stopped = list(configs), dict[str, subprocess.Popen[bytes]](), False
+    waiting, running, stopped = list(configs), dict[str, Running](), False
     readers = {config.run.out: Reader(Path(config.run.out)) for config in configs}
     terminated = threading.Event()  # by default SIGTERM would end this process and orphan its runs
     with told_to_stop(terminated.set, (signal.SIGTERM,)), _ended(running):
         while waiting or running:
             while waiting and len(running) < jobs:
                 config = waiting.pop(0)
-                running[config.run.out] = _start(config, threads, module)
+                running[config.run.out] = start(config) if start else _start(config, threads, module)
             time.sleep(poll_seconds)
             for reader in readers.values():
                 reader.update()
             watch(readers)
-            for out in [out for out, process in running.items() if process.poll() is not None]:
-                code = running.pop(out).returncode
+            ended = {out: code for out, process in running.items() if (code := process.poll()) is not None}
+            for out, code in ended.items():
+                del running[out]
                 if not stopped:  # a run stopped before its handler is set exits with the signal's code
                     _check_end(out, code, failed)
             if (time.monotonic() >= until or terminated.is_set()) and not stopped:
@@ -81,7 +96,7 @@ def run_all(
 
 
 @contextmanager
-def _ended(running: dict[str, subprocess.Popen[bytes]]) -> Iterator[None]:
+def _ended(running: dict[str, Running]) -> Iterator[None]:
     """However the block ends, let the runs save and end first. A keyboard interrupt is not an error."""
     try:
         yield
@@ -94,14 +109,24 @@ def _ended(running: dict[str, subprocess.Popen[bytes]]) -> Iterator[None]:
             process.wait()
 
 
-def _start(config: TrainConfig, threads: int, module: str) -> subprocess.Popen[bytes]:
+def _start(config: TrainConfig, threads: int, module: str) -> Running:
+    return launch(write_config(config), threads, module)
+
+
+def write_config(config: TrainConfig) -> Path:
+    """Write the file that the run's process reads; returns the run's folder."""
     out = Path(config.run.out)
     write_json(out / CONFIG, config.to_dict())
+    return out
+
+
+def launch(out: Path, threads: int, module: str = MODULE, **options: Any) -> subprocess.Popen[bytes]:
+    """Start the process of a run whose configuration is written; `options` are those of `Popen`."""
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     with (out / OUTPUT).open("ab") as output:
         command = [sys.executable, "-m", module, str(out / CONFIG)]
-        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment, **options)
 
 
 def _check_end(out: str, code: int, failed: Callable[[RunFailed], None] | None) -> None:
