@@ -9,7 +9,12 @@ from typer.testing import CliRunner
 from longshort import GPTConfig, HeadPlan, reach
 from longshort.cli import app
 from longshort.reach import LayerReach
+from longshort.report import write_report
 from longshort.report.plan import kinds, plan_chart, plan_text, write_plan
+from longshort.runs import load_run
+from longshort.train import train
+
+from ..train.tiny import tiny_config
 
 SIZES = {"vocab_size": 50, "context": 2048, "n_layers": 8, "width": 256, "n_heads": 8, "positions": "rotary"}
 
@@ -151,3 +156,12 @@ def test_page_draws_each_plan_once(report):
     drawn = [key for key in payload["specs"] if key.startswith("plan-")]
     assert drawn == [f"plan-{i}" for i in range(len(drawn))] and drawn
     assert all(f'data-chart="{key}"' in html for key in drawn)
+
+
+def test_page_draws_the_first_keys_of_a_streaming_run(corpus, tmp_path):
+    streaming = "model.reach={pattern: streaming, first: 4, recent: 16}"
+    config = tiny_config(corpus, tmp_path / "run", streaming, "model.n_global=null", "model.window=null", "run.steps=1")
+    train(config)
+    assert load_run(tmp_path / "run").header.sees[0][0] == (4, 16)
+    html = write_report([tmp_path / "run"], tmp_path / "report.html").html.read_text()
+    assert html.count('"4 + 16"') >= 2

@@ -99,23 +99,27 @@ class Direct(torch.autograd.Function):
         return (None, *others, None, None, None, None if sinks is None else to_sinks)
 
 
-def _forward(home: str) -> Callable[..., Any]:
+def _forward(backend: str) -> Callable[..., Any]:
     def forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
-        *options, segments, extremes, sinks = rest if len(rest) == _RECEIVED else (*rest, None)
-        out, lse, *found = import_module(home).forward(q, k, v, Options.received(*options), segments, extremes, sinks)
-        return out, lse, *(q.new_empty(0, dtype=torch.float32) if x is None else x for x in found)
+        found = _home(backend).forward(q, k, v, *_received(rest, _RECEIVED))
+        return tuple(q.new_empty(0, dtype=torch.float32) if x is None else x for x in found)
 
     return forward
 
 
-def _backward(home: str) -> Callable[..., Any]:
+def _backward(backend: str) -> Callable[..., Any]:
     def backward(*arguments: Any) -> Any:
         tensors, rest = arguments[:6], arguments[6:]
-        *options, segments, sinks = rest if len(rest) == _RECEIVED - 1 else (*rest, None)
-        *grads, found = import_module(home).backward(*tensors, Options.received(*options), segments, sinks)
+        *grads, found = _home(backend).backward(*tensors, *_received(rest, _RECEIVED - 1))
         return *grads, tensors[5].new_empty(0) if found is None else found
 
     return backward
+
+
+def _received(rest: tuple[Any, ...], full: int) -> tuple[Any, ...]:
+    """The arguments after the tensors, with the options as a record and the sinks even if they are left out."""
+    options = len(Options._fields)
+    return (Options.received(*rest[:options]), *rest[options:], *(None,) * (full - len(rest)))
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -249,7 +253,7 @@ def _refuse(ctx: Any, *grads: Any) -> None:
     raise RuntimeError('attention has no double backward in this backend; backend="reference" has one')
 
 
-def _register(backend: str, home: str) -> None:
+def _register(backend: str) -> None:
     forward, backward = f"{backend}_forward", f"{backend}_backward"
     _library.define(
         f"{forward}(Tensor q, Tensor k, Tensor v, {SCHEMA}, Tensor? segments, int extremes, Tensor? sinks=None)"
@@ -260,31 +264,30 @@ def _register(backend: str, home: str) -> None:
         " Tensor? segments, Tensor? sinks=None) -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_sinks)"
     )
     for device in ("CPU", "CUDA"):
-        _library.impl(forward, _forward(home), device)
-        _library.impl(backward, _backward(home), device)
+        _library.impl(forward, _forward(backend), device)
+        _library.impl(backward, _backward(backend), device)
     torch.library.register_fake(f"longshort::{forward}", _forward_fake(backend), lib=_library)
     torch.library.register_fake(f"longshort::{backward}", _backward_fake(backend), lib=_library)
     torch.library.register_autograd(f"longshort::{forward}", _derivative(backend), setup_context=_save, lib=_library)
     torch.library.register_autograd(f"longshort::{backward}", _refuse, lib=_library)
 
 
-for _backend, _module in HOMES.items():
-    _register(_backend, _module)
+for _backend in HOMES:
+    _register(_backend)
 
 
 def _register_packed() -> None:
     def forward(qkv: Tensor, n_kv_heads: int, *rest: Any) -> Any:
-        options = Options.received(*rest[: len(Options._fields)])
-        return _forward(HOMES["triton"])(*unpacked(qkv, options, n_kv_heads), *rest)
+        options, *others = _received(rest, _RECEIVED)
+        found = _home("triton").forward(*unpacked(qkv, options, n_kv_heads), options, *others)
+        return tuple(qkv.new_empty(0, dtype=torch.float32) if x is None else x for x in found)
 
     def forward_fake(qkv: Tensor, n_kv_heads: int, *rest: Any) -> Any:
         options = Options.received(*rest[: len(Options._fields)])
         return _forward_fake("triton")(*unpacked(qkv, options, n_kv_heads), *rest)
 
     def backward(grad: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, n_kv_heads: int, *rest: Any) -> Any:
-        *options, segments, sinks = rest if len(rest) == _RECEIVED - 1 else (*rest, None)
-        given = (Options.received(*options), segments, sinks)
-        grad_qkv, found = _packed_backward(grad, qkv, out, lse, n_kv_heads, *given)
+        grad_qkv, found = _packed_backward(grad, qkv, out, lse, n_kv_heads, *_received(rest, _RECEIVED - 1))
         return grad_qkv, lse.new_empty(0) if found is None else found
 
     def backward_fake(grad: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, n_kv_heads: int, *rest: Any) -> Any:

@@ -322,7 +322,7 @@ class Charts:
 
     def _heat_cells(self, index: int, run: Run, rows: _Rows) -> altair.Chart:
         """One row per cell, unpacked from one row per stretch of steps, so that the page holds few bytes per cell."""
-        reaches = json.dumps([_reach(window) for plan in run.header.plans for window in plan])
+        reaches = json.dumps([_reach(sees) for layer in run.header.sees for sees in layer])
         return (
             self._chart(f"heat-{index}")
             .transform_flatten(["logit"])
@@ -361,11 +361,11 @@ class Charts:
         )
         if run is None:
             return alt.Y("top:Q", scale=scale, axis=named), alt.Y("top:Q", scale=scale, axis=None)
-        windows = [window for plan in run.header.plans for window in plan]
+        seen = [_reach(sees) for layer in run.header.sees for sees in layer]
         reached = alt.Axis(
             orient="right",
             values=[layer * pitch + head + 0.5 for layer in range(rows.layers) for head in range(heads)],
-            labelExpr=f"{json.dumps([_reach(w) for w in windows])}[round(datum.index * {len(windows) - 1})]",
+            labelExpr=f"{json.dumps(seen)}[round(datum.index * {len(seen) - 1})]",
             labelFontSize=9,
             labelOverlap=False,
             labelPadding=3,
@@ -380,8 +380,9 @@ class Charts:
         return alt.Y("top:Q", scale=scale, axis=named), alt.Y("top:Q", scale=scale, axis=reached)
 
 
-def _reach(window: int | None) -> str:
-    return "all" if window is None else str(window)
+def _reach(sees: int | tuple[int, int] | None) -> str:
+    """In few letters, as `report.plan` labels it."""
+    return "all" if sees is None else str(sees) if isinstance(sees, int) else f"{sees[0]} + {sees[1]}"
 
 
 def _plain(chart: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from longshort.report import comparison, datasets, theme
 from longshort.report.charts import LOSSES, X_AXES, Charts, ReportError, drawing, with_data
 from longshort.report.differences import differences
 from longshort.report.pictures import vegalite, write_picture
-from longshort.report.plan import plan_chart
+from longshort.report.plan import Sees, plan_chart
 from longshort.runs import Run, Sample, load_runs
 
 MORE_SAMPLES = 6
@@ -137,12 +137,12 @@ def _measured(runs: Sequence[Run]) -> list[str]:
     return [name for name in datasets.MEASURES if any(np.isfinite(run.learning[name]).any() for run in runs)]
 
 
-def _plans(runs: Sequence[Run]) -> list[tuple[tuple[tuple[int | None, ...], ...], list[str]]]:
+def _plans(runs: Sequence[Run]) -> list[tuple[tuple[tuple[Sees, ...], ...], list[str]]]:
     """The plans of the runs, each with the variants that have it; those with too many heads to draw are left out."""
-    found: dict[tuple[tuple[int | None, ...], ...], dict[str, None]] = {}
+    found: dict[tuple[tuple[Sees, ...], ...], dict[str, None]] = {}
     for run in runs:
         if run.header.plans and sum(map(len, run.header.plans)) <= MOST_CELLS:
-            found.setdefault(run.header.plans, {})[run.variant] = None
+            found.setdefault(run.header.sees, {})[run.variant] = None
     return [(plan, list(names)) for plan, names in found.items()]
 
 

@@ -46,6 +46,18 @@ class Header:
     versions: dict[str, Any]
     git: str | None
     started: str
+    firsts: tuple[tuple[int, ...], ...] | None = None
+    """Per layer, per head: first keys that the head sees besides its window; None if no head does."""
+
+    @property
+    def sees(self) -> tuple[tuple[int | tuple[int, int] | None, ...], ...]:
+        """Per layer, per head: the window, (first keys, window), or None for a head that sees everything before it."""
+        if self.firsts is None:
+            return self.plans
+        return tuple(
+            tuple((f, w) if f and w is not None else w for w, f in zip(*layer, strict=True))
+            for layer in zip(self.plans, self.firsts, strict=True)
+        )
 
     @property
     def shape_LH(self) -> tuple[int, int]:
@@ -183,6 +195,9 @@ def header(line: Line) -> Header:
     plans, layers, heads = line.get("plans", list), line.get("layers", int), line.get("heads", int)
     if len(plans) != layers or any(not isinstance(plan, list) or len(plan) != heads for plan in plans):
         raise line.error(f"'plans' must list {heads} heads for each of {layers} layers")
+    firsts = line.data.get("firsts")
+    if firsts is not None and [len(layer) for layer in firsts] != [heads] * layers:
+        raise line.error(f"'firsts' must list {heads} heads for each of {layers} layers")
     return Header(
         name=line.get("name", str),
         config=line.get("config", dict),
@@ -193,6 +208,7 @@ def header(line: Line) -> Header:
         versions=line.data.get("versions") or {},
         git=line.data.get("git"),
         started=str(line.data.get("started", "")),
+        firsts=None if firsts is None else tuple(tuple(layer) for layer in firsts),
     )
 
 

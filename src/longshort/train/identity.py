@@ -52,8 +52,17 @@ def run_description(config: TrainConfig, model: nn.Module, world: World, compila
         "layers": config.model.n_layers,
         "heads": config.model.n_heads,
         "plans": [list(plan.windows) for plan in config.model.layer_plans],
+        **_firsts(config),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _firsts(config: TrainConfig) -> dict[str, Any]:
+    """First keys of streaming heads, if there are any."""
+    plans = config.model.layer_plans
+    if all(plan.firsts is None for plan in plans):
+        return {}
+    return {"firsts": [list(plan.firsts or (0,) * plan.n_heads) for plan in plans]}
 
 
 def different_setting(config: TrainConfig, recorded: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
