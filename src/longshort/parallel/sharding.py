@@ -43,5 +43,5 @@ def gathered_only_within(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for module in model.modules():
-            if hasattr(module, "reshard"):
-                module.reshard()
+            if (reshard := getattr(module, "reshard", None)) is not None:
+                reshard()

@@ -76,15 +76,15 @@ def as_shard(tensor: Tensor, like: Any) -> Tensor:
 def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
     """The norm of each tensor, (tensors,), bit for bit the same in all processes; all are sharded alike, or none is."""
     norms = torch.stack([torch.linalg.vector_norm(local(tensor)) for tensor in tensors])
-    copies = {_copies(tensor) for tensor in tensors}
-    if copies == {None}:
+    copies, *others = {_copies(tensor) for tensor in tensors}
+    if others:
+        raise ValueError(f"tensors must all be sharded alike, or none of them, got copies of {[copies, *others]}")
+    if copies is None:
         return norms
-    if len(copies) > 1:
-        raise ValueError(f"tensors must all be sharded over the same mesh, or none of them, got copies {copies}")
     # One reduction over the whole world, so that the copies of an HSDP run agree too: each adds the same squares.
     squares = norms.double().square()
     dist.all_reduce(squares)
-    return (squares / copies.pop()).sqrt().to(norms.dtype)
+    return (squares / copies).sqrt().to(norms.dtype)
 
 
 def _copies(tensor: Any) -> int | None:

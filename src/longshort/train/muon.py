@@ -22,6 +22,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 few iterations suffice, at the price of singular values that end between about 0.7 and 1.2 instead of at 1."""
 ITERATIONS = 5
 SCALES = ("match_rms", "spectral")
+Tensors = tuple[Tensor, ...] | list[Tensor]
 _SMALLEST_NORM = 1e-7
 _LARGEST_BATCH = 2**25
 """Numbers that are orthogonalised at once: enough to keep a GPU busy, and little memory."""
@@ -167,9 +168,7 @@ def _step_matrices(
     _move(weights, momenta, averaged, updates, options, rate, stays)
 
 
-def _directions(
-    momenta: Sequence[Tensor], gradients: Sequence[Tensor], momentum: float
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+def _directions(momenta: Tensors, gradients: Tensors, momentum: float) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """The momenta after this step, and Nesterov's directions."""
     averaged = torch._foreach_lerp(momenta, gradients, 1 - momentum)
     return averaged, torch._foreach_lerp(gradients, averaged, momentum)
@@ -185,10 +184,10 @@ def _orthogonal_update(direction: Tensor, rows: Sequence[int], scale: str) -> Te
 
 
 def _move(
-    weights: Sequence[Tensor],
-    momenta: Sequence[Tensor],
-    averaged: Sequence[Tensor],
-    updates: Sequence[Tensor],
+    weights: Tensors,
+    momenta: Tensors,
+    averaged: Tensors,
+    updates: Tensors,
     options: Mapping[str, Any],
     rate: float,
     stays: Tensor | None,

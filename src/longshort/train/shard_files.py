@@ -11,6 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 _MODEL, _TRAINER = "model/", "trainer/"
 Tensors = tuple[dict[str, Tensor], dict[str, Tensor]]
@@ -57,13 +58,13 @@ def parameter_name(key: str) -> str:
 
 def _read(folder: Path, parameter_of: Callable[[str, torch.Size], Tensor | None], **options: Any) -> Tensors:
     reader = HuggingFaceStorageReader(str(folder))
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for key, found in reader.read_metadata().state_dict_metadata.items():
+        assert isinstance(found, TensorStorageMetadata), "safetensors holds nothing but tensors"
         like, dtype = parameter_of(key, found.size), found.properties.dtype
-        tensors[key] = (
-            torch.empty(found.size, dtype=dtype)
-            if like is None
-            else torch.empty_like(like, dtype=dtype, requires_grad=False)
-        )
+        if like is None:
+            tensors[key] = torch.empty(found.size, dtype=dtype)
+        else:
+            tensors[key] = torch.empty_like(like, dtype=dtype, requires_grad=False)
     dcp.load(tensors, storage_reader=reader, **options)
     return parted_names(tensors)
