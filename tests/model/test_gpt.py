@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from longshort import GPT, GPTConfig, HeadPlan
 from longshort.nn import SigmaLinear, sinusoidal, update_sigma
-from longshort.ops.blocked import passes
+from longshort.ops import blocked
 
 from ..small import small_config
 
@@ -255,13 +255,13 @@ def test_gradient_checkpointing_gives_the_same_loss_statistics_and_gradients() -
 @pytest.mark.parametrize(("kept", "times"), [(True, 2), ("attention", 1)])
 def test_attention_is_computed_once_where_its_outputs_are_kept(kept, times, monkeypatch) -> None:
     model, tokens, calls = tiny(n_layers=3, backend="blocked").train(), draw(2, 20), []
-    original = passes.forward
+    original = blocked.forward
 
     def counted(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
         return original(*arguments, **options)
 
-    monkeypatch.setattr(passes, "forward", counted)
+    monkeypatch.setattr(blocked, "forward", counted)
     model.gradient_checkpointing = kept
     model(tokens, tokens).loss.backward()
     assert len(calls) == 3 * times
