@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from longshort import GPT, GPTConfig, HeadPlan
 from longshort.nn import SigmaLinear, sinusoidal, update_sigma
+from longshort.ops import blocked
 
 from ..small import small_config
 
@@ -242,12 +243,28 @@ def test_model_from_the_meta_device_equals_one_built_in_place(options: dict[str,
 def test_gradient_checkpointing_gives_the_same_loss_statistics_and_gradients() -> None:
     model, tokens = tiny(dropout=0.1, sigma_reparam=True, positions="rotary").train(), draw(2, 20)
     outputs = []
-    for model.gradient_checkpointing in (False, True):
+    for model.gradient_checkpointing in (False, True, "attention"):
         torch.manual_seed(2)
         output = model(tokens, tokens, stats=True)
         outputs.append((output.loss.detach(), output.stats, gradients(model, output.loss)))
-    assert torch.equal(outputs[0][1], outputs[1][1])
-    torch.testing.assert_close(outputs[0], outputs[1])
+    for recomputed in outputs[1:]:
+        assert torch.equal(outputs[0][1], recomputed[1])
+        torch.testing.assert_close(outputs[0], recomputed)
+
+
+@pytest.mark.parametrize(("kept", "times"), [(True, 2), ("attention", 1)])
+def test_attention_is_computed_once_where_its_outputs_are_kept(kept, times, monkeypatch) -> None:
+    model, tokens, calls = tiny(n_layers=3, backend="blocked").train(), draw(2, 20), []
+    original = blocked.forward
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(blocked, "forward", counted)
+    model.gradient_checkpointing = kept
+    model(tokens, tokens).loss.backward()
+    assert len(calls) == 3 * times
 
 
 def test_gradient_checkpointing_keeps_fewer_activations() -> None:

@@ -64,7 +64,7 @@ def test_saving_a_step_again_replaces_it(tmp_path):
     assert steps(tmp_path) == [5]
 
 
-@pytest.mark.parametrize("call", ["save_file", "_checksum", "_flush", "json.dumps"])
+@pytest.mark.parametrize("call", ["save_file", "checksum", "_flush", "json.dumps"])
 def test_whatever_stops_the_writer_half_way_leaves_the_checkpoint_before(tmp_path, monkeypatch, call):
     save(tmp_path, 1)
 
@@ -175,8 +175,8 @@ def test_a_damaged_checkpoint_is_a_plain_line_on_standard_error(tmp_path):
 def test_a_newer_format_is_not_passed_over_as_damaged(tmp_path):
     save(tmp_path, 1)
     path = save(tmp_path, 2)
-    (path / "state.json").write_text(json.dumps({"format": 2, "other": "keys"}))
-    with pytest.raises(CheckpointError, match="format 2, but this version reads only format 1"):
+    (path / "state.json").write_text(json.dumps({"format": 3, "other": "keys"}))
+    with pytest.raises(CheckpointError, match="format 3, but this version reads only formats 1 and 2"):
         newest_checkpoint(tmp_path)
 
 
@@ -206,7 +206,7 @@ def test_another_format_is_refused_by_number(tmp_path):
     path = save(tmp_path, 1)
     state = unsealed((path / "state.json").read_text()) | {"format": 99}
     (path / "state.json").write_text(sealed(state))
-    with pytest.raises(CheckpointError, match="format 99, but this version reads only format 1"):
+    with pytest.raises(CheckpointError, match="format 99, but this version reads only formats 1 and 2"):
         load_checkpoint(path)
 
 

@@ -93,12 +93,12 @@ class SequenceClassifier(nn.Module):
         return self.trunk.position_embedding
 
     @property
-    def gradient_checkpointing(self) -> bool:
-        """Recompute each block in the backward pass; not with batch norm, whose means would be updated twice."""
+    def gradient_checkpointing(self) -> bool | str:
+        """Recompute blocks in the backward pass, as in GPT; not with batch norm, whose means would be updated twice."""
         return self.trunk.gradient_checkpointing
 
     @gradient_checkpointing.setter
-    def gradient_checkpointing(self, wanted: bool) -> None:
+    def gradient_checkpointing(self, wanted: bool | str) -> None:
         if wanted and isinstance(self.trunk.norm, SequenceBatchNorm):
             raise ValueError(
                 "gradient_checkpointing must be off with norm='batch', whose means would be updated twice per step"

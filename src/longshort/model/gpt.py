@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from longshort.losses.head import head_scores
 from longshort.model.config import GPTConfig
 from longshort.model.inputs import check_integers, check_range
+from longshort.model.recompute import recomputed
 from longshort.nn import (
     MLP,
     Block,
@@ -54,7 +54,8 @@ class GPT(nn.Module):
     """A language model.
 
     `causal=False` lets each token see both sides, for models that do not predict the next token.
-    `model.gradient_checkpointing = True` recomputes each block in the backward pass instead of keeping its activations.
+    `model.gradient_checkpointing = True` recomputes each block in the backward pass instead of keeping its activations;
+    `"attention"` does so but keeps the outputs of attention, which take the longest to recompute in long sequences.
     Loss and logits follow `config.loss`: see `losses.LossSettings`.
 
     >>> model = GPT(GPTConfig.preset("tiny"))
@@ -71,7 +72,7 @@ class GPT(nn.Module):
         if not isinstance(config, GPTConfig):
             raise ValueError(f"config must be a GPTConfig, got {type(config).__name__}")
         self.config = config
-        self.gradient_checkpointing = False
+        self.gradient_checkpointing: bool | str = False
         learned = config.positions == "learned"
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.position_embedding = nn.Embedding(config.context, config.width) if learned else None
@@ -277,7 +278,7 @@ class GPT(nn.Module):
 
     def _run(self, block: nn.Module, x: Tensor, **options: Any) -> Tensor | LSAttentionResult:
         if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
-            return checkpoint(block, x, use_reentrant=False, **options)
+            return recomputed(block, x, keep_attention=self.gradient_checkpointing == "attention", **options)
         return block(x, **options)
 
     def scores(self, hidden: Tensor) -> Tensor:

@@ -53,7 +53,9 @@ class SigmaLinear(nn.Linear):
     @torch.no_grad()
     def update_sigma(self) -> None:
         """One step of power iteration towards the current weight's leading singular vectors."""
-        for matrix, vector in zip(self._matrices(), self.right_singular, strict=True):
+        gather = getattr(self.weight, "full_tensor", None)  # a sharded weight has no fused matrices to split into
+        weight = self.weight if gather is None else gather()
+        for matrix, vector in zip(self._matrices(weight), self.right_singular, strict=True):
             right = vector.to(matrix.dtype)
             vector.copy_(F.normalize(matrix.mT @ (matrix @ right), dim=0))
 
@@ -72,8 +74,9 @@ class SigmaLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.effective_weight(), self.bias)
 
-    def _matrices(self) -> tuple[Tensor, ...]:
-        return self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)).split(self.rows)
+    def _matrices(self, weight: Tensor | None = None) -> tuple[Tensor, ...]:
+        weight = self.weight if weight is None else weight
+        return weight.to(torch.promote_types(weight.dtype, torch.float32)).split(self.rows)
 
 
 def linear(in_features: int, rows: Sequence[int], *, bias: bool, sigma_reparam: bool) -> nn.Linear:

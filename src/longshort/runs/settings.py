@@ -18,6 +18,7 @@ MAY_CHANGE: dict[str, set[str]] = {
     "model": {"backend"},
     "loss": {"chunk"},
     "rl": {"start", "eval_problems", "eval_samples", "failed_share"},
+    "parallel": {"dp_replicate", "dp_shard", "cp", "reshard", "reduce"},
 }
 """Keys that may change when a run is resumed; changing any other makes it a different run."""
 

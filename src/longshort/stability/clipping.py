@@ -8,10 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from longshort.parallel.shards import is_sharded, local, tensor_norms
+
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """Joint norm of all gradients."""
-    return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if any(map(is_sharded, gradients)):
+        return torch.linalg.vector_norm(tensor_norms(gradients))
+    return torch.nn.utils.get_total_norm(gradients)
 
 
 def layer_norms(blocks: Iterable[nn.Module]) -> Tensor:
@@ -22,7 +27,7 @@ def layer_norms(blocks: Iterable[nn.Module]) -> Tensor:
 def clip_by_global_norm(parameters: Iterable[nn.Parameter], norm: Tensor, limit: float) -> None:
     """Scale all gradients, whose joint norm is `norm`, so that it is at most `limit`."""
     scale = (limit / (norm + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], scale)
+    torch._foreach_mul_([local(p.grad) for p in parameters if p.grad is not None], scale)
 
 
 class TensorClip:
@@ -54,7 +59,7 @@ class TensorClip:
     def clip(self) -> None:
         """Clip all gradients in place and remember their norms."""
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters]
-        norms = torch.stack([torch.linalg.vector_norm(g) for g in gradients])
+        norms = tensor_norms(gradients)
         total = torch.linalg.vector_norm(norms)
         self.steps += 1
         if self.steps <= self.warmup:
@@ -69,7 +74,7 @@ class TensorClip:
             updated = torch.where(self.means.isfinite(), moved, clipped)
         self.means = torch.where(updated.isfinite(), updated, self.means)
         for gradient, factor in zip(gradients, scale.unbind(), strict=True):
-            gradient.mul_(factor)
+            local(gradient).mul_(factor)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that later steps depend on; `means` is a tensor, the rest are numbers."""

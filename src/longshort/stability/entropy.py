@@ -22,21 +22,21 @@ def attention_entropy(model: nn.Module, tokens: Tensor, **inputs: Any) -> Tensor
     """
     check_entropy(model)
     layers = [module for module in model.modules() if isinstance(module, LSAttention)]
-    seen: list[tuple[Tensor, dict[str, Any]]] = []
+    found: list[Tensor] = []
 
-    def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen.append((args[0], kwargs))
+    def measure(layer: LSAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found.append(_entropy(layer, args[0], **kwargs))  # here, since a sharded layer has its weights only in a pass
 
     was_training = model.training
     model.eval()
-    handles = [layer.register_forward_pre_hook(remember, with_kwargs=True) for layer in layers]
+    handles = [layer.register_forward_pre_hook(measure, with_kwargs=True) for layer in layers]
     try:
         model(tokens, **inputs)
     finally:
         for handle in handles:
             handle.remove()
         model.train(was_training)
-    return torch.stack([_entropy(layer, x, **kwargs) for layer, (x, kwargs) in zip(layers, seen, strict=True)])
+    return torch.stack(found)
 
 
 def check_entropy(model: nn.Module) -> None:

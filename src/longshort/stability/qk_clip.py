@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from longshort.nn import LSAttention, SigmaLinear
+from longshort.parallel.shards import local, local_rows
 
 
 def check_qk_clip(model: nn.Module) -> None:
@@ -29,14 +30,13 @@ def qk_clip(model: nn.Module, largest_LH: Tensor, *, threshold: float = 100.0, a
     factors = torch.where(above, threshold / largest_LH, 1.0)
     for layer, gamma_H in zip(_layers(model), factors, strict=True):
         shared = layer.n_kv_heads != layer.n_heads
-        rows = [layer.n_heads * layer.head_dim, layer.n_kv_heads * layer.head_dim]
         on_q = gamma_H if shared else gamma_H**alpha
         on_k = torch.ones(layer.n_kv_heads, device=gamma_H.device) if shared else gamma_H ** (1 - alpha)
         scale = torch.cat((on_q, on_k)).repeat_interleave(layer.head_dim)
         for parameter in (layer.qkv.weight, layer.qkv.bias):
             if parameter is not None:
-                part = parameter[: sum(rows)]
-                part.mul_(scale.to(part).view(-1, *(1,) * (part.ndim - 1)))
+                part, factor = local(parameter), local_rows(scale, parameter)
+                part[: len(factor)].mul_(factor.to(part).view(-1, *(1,) * (part.ndim - 1)))
     return factors
 
 

@@ -19,6 +19,7 @@ from longshort.losses import LossSettings
 from longshort.model import GPTConfig
 from longshort.model.config import LOSS_ALIASES, MLP_ALIAS, with_one_mlp
 from longshort.train.nearest import check_keys, check_sections, nearest
+from longshort.train.parallel_config import ParallelConfig, check_parallel
 from longshort.train.ranges import CHOICES, RANGES, check_value
 from longshort.train.rl_config import RLConfig, check_rl
 from longshort.train.shipped import find_config
@@ -129,8 +130,9 @@ class RunConfig:
     """Replay the compiled step as CUDA graphs: true, false, or auto, which does so for small models, whose steps
     otherwise wait for Python: under about 20 ms of computing per step, in one process, without dropout, segments and
     checkpoint_activations. Needs compile and accumulate=1."""
-    checkpoint_activations: bool = False
-    """Recompute each block in the backward pass instead of keeping its activations: slower, but needs less memory."""
+    checkpoint_activations: bool | str = False
+    """Recompute each block in the backward pass instead of keeping its activations: slower, but needs less memory;
+    attention recomputes all but the outputs of attention."""
     eval_every: int = 100
     """Steps between evaluations on the validation split; 0 means only at the end."""
     eval_batches: int = 8
@@ -208,6 +210,7 @@ class TrainConfig:
     stability: StabilityConfig = field(default_factory=StabilityConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     rl: RLConfig = field(default_factory=RLConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     def __post_init__(self) -> None:
         run, data = self.run, self.data
@@ -228,6 +231,7 @@ class TrainConfig:
             )
         _check_task(self)
         check_rl(self, DataConfig())
+        check_parallel(self)
 
     @property
     def loss(self) -> LossSettings:

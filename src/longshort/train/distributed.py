@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,6 +40,14 @@ class World:
         answer = torch.tensor(float(flag))  # on the host, so that nothing waits for the GPU
         dist.all_reduce(answer, op=dist.ReduceOp.MAX)
         return bool(answer.item())
+
+    def told(self, value: Any) -> Any:
+        """What rank 0 says, on all ranks: a small object, such as the name of a file."""
+        if self.size == 1:
+            return value
+        said = [value]
+        dist.broadcast_object_list(said, src=0, device=torch.device("cpu"))
+        return said[0]
 
     def wait(self) -> None:
         """Wait until all ranks get here."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longshort.parallel.shards import local
 from longshort.runs import Run, load_run
 from longshort.train.checkpoint import CHECKPOINTS, checkpoint_names
 from longshort.train.config import TrainConfig
@@ -41,8 +42,8 @@ class Growth(NamedTuple):
 
 
 def nonfinite_weight(weights: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor that holds a non-finite number, or None."""
-    floating = {name: tensor for name, tensor in weights.items() if tensor.is_floating_point()}
+    """The name of the first tensor that holds a non-finite number, or None; of sharded ones, in this process's part."""
+    floating = {name: local(tensor) for name, tensor in weights.items() if tensor.is_floating_point()}
     # One number to read per tensor: a sum is finite if its terms are, except on overflow, which the second check rules
     # out.
     sums = [tensor.detach().sum(dtype=torch.float64) for tensor in floating.values()]

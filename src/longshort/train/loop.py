@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from longshort.ops.options import Stats
+from longshort.parallel.sharding import gathered_only_within
 from longshort.runs.log import METRICS, RunLog
 from longshort.stability import LogitMeter, TensorClip, attention_entropy
 from longshort.stability.clipping import clip_by_global_norm
 from longshort.stability.entropy import check_entropy
 from longshort.stability.qk_clip import check_qk_clip
-from longshort.train.checkpoint import CHECKPOINTS, Checkpoint, newest_checkpoint, prune_checkpoints, save_checkpoint
+from longshort.train.checkpoint import CHECKPOINTS, Checkpoint, prune_checkpoints
 from longshort.train.compilation import announce_compilation, choose_compilation
 from longshort.train.config import TrainConfig
 from longshort.train.determinism import equal_bits
@@ -35,13 +36,14 @@ from longshort.train.held_out import eagerly
 from longshort.train.identity import check_nothing_is_lost, check_same_run, open_log, rewind_run, run_description
 from longshort.train.late import Logits
 from longshort.train.memory import within_memory
-from longshort.train.models import Model, build_model, compiled
+from longshort.train.models import Model, build_model, compiled, shard_model
 from longshort.train.optimizer import OptimizerState, build_guard, build_optimizer, describe_optimizer
 from longshort.train.precision import autocast, matmul_precision, matmuls
 from longshort.train.progress import Reporter, Silent
 from longshort.train.schedule import learning_rate
 from longshort.train.signals import told_to_stop
 from longshort.train.state import Progress, RunResult
+from longshort.train.together import newest_together, save_together
 
 
 class RunData(Protocol):
@@ -83,7 +85,10 @@ class Loop(ABC):
         self.out = Path(config.run.out)
         self.checkpoints = self.out / CHECKPOINTS
         torch.manual_seed(config.run.seed)
-        self.model: Model = build_model(config).to(world.device)
+        self.sizes = config.parallel.sizes(world.size)
+        self.model: Model = build_model(config)
+        if not self.is_sharded:  # sharding moves one block after the other
+            self.model.to(world.device)
         self.model.gradient_checkpointing = config.run.checkpoint_activations
         if config.stability.qk_clip is not None:
             check_qk_clip(self.model)
@@ -94,6 +99,8 @@ class Loop(ABC):
         if self.compilation.compile:
             graphs = self.compilation.cuda_graphs
             self.parallel = compiled(self.model, self.compilation.scope, cuda_graphs=graphs)
+        if self.is_sharded:
+            shard_model(self.model, config, world)
         self.meter = LogitMeter()
         self.progress = Progress()
         self._new_optimizer()
@@ -103,6 +110,11 @@ class Loop(ABC):
         self._given_up: str | None = None
         """Why the run must stop, if for a reason other than the number of non-finite steps."""
         self._log: RunLog
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each process holds a part of the model only."""
+        return self.sizes.dp_shard > 1
 
     @abstractmethod
     def _step(self) -> None:
@@ -203,12 +215,18 @@ class Loop(ABC):
         self.optimizer.zero_grad(set_to_none=True)
         self.progress.step, self.progress.batch = self.progress.step + 1, self.progress.batch + 1
 
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Run the model eagerly, for something other than a step."""
+        with eagerly(), gathered_only_within(self.model):
+            yield
+
     def _entropy(self) -> Tensor | None:
         """The attention entropy (L, H) after the newest step, if it is due."""
         every = self.config.telemetry.entropy_every
         if not every or self.progress.step % every:
             return None
-        with eagerly(), autocast(self.config.run.precision, self.world.device):
+        with self._apart(), autocast(self.config.run.precision, self.world.device):
             return attention_entropy(self.model, **self._one_sequence())
 
     def _record_step(
@@ -295,7 +313,7 @@ class Loop(ABC):
             )
             return
         self.world.wait()
-        newest = newest_checkpoint(self.checkpoints, self.reporter.message)
+        newest = newest_together(self.checkpoints, self.model, self.world, self.reporter.message)
         assert newest is not None, "a run with guard=rollback saves before its first step"
         self._restore(newest)
         self.progress.dropped, self._saved_at = dropped, None
@@ -329,15 +347,14 @@ class Loop(ABC):
             self.progress.nonfinite = max(1, self.progress.nonfinite)
             self.reporter.message(f"warning: step {self.progress.step}: not saved, since {lost} is not finite")
             return
+        tensors, numbers = self._state.packed()
+        state = {"config": self.config.to_dict(), "progress": asdict(self.progress), **numbers}
+        state |= self._own_state() | {
+            "vocabulary": self._run_data.fingerprint,
+            "tokenizer": self._run_data.tokenizer_checksum,
+        }
+        save_together(self.checkpoints, self.model, self.world, step=self.progress.step, trainer=tensors, state=state)
         if self.world.is_writer:
-            tensors, numbers = self._state.packed()
-            state = {"config": self.config.to_dict(), "progress": asdict(self.progress), **numbers}
-            state |= self._own_state() | {
-                "vocabulary": self._run_data.fingerprint,
-                "tokenizer": self._run_data.tokenizer_checksum,
-            }
-            weights = self.model.state_dict()
-            save_checkpoint(self.checkpoints, step=self.progress.step, model=weights, trainer=tensors, state=state)
             prune_checkpoints(self.checkpoints, keep=self.config.run.keep, best=self.progress.best_step)
             if not (self.out / METRICS).exists():
                 step = self.progress.step
@@ -348,7 +365,7 @@ class Loop(ABC):
 
     def _resume(self) -> bool:
         """Load the newest complete checkpoint, if any; True if it continues a run, False for imported weights."""
-        newest = newest_checkpoint(self.checkpoints, self.reporter.message)
+        newest = newest_together(self.checkpoints, self.model, self.world, self.reporter.message)
         if newest is None:
             check_nothing_is_lost(self.out)
             return False

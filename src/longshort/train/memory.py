@@ -72,6 +72,8 @@ def need_of(config: TrainConfig, world: World) -> Need:
         problems = max(config.data.batch_size, config.rl.prompts)
         state += weights if config.rl.kl else 0
         return Need(state=state, gradients=weights, tokens=_PROBLEM, activations=0, rows=problems, micro_rows=0)
+    shards = config.parallel.sizes(world.size).dp_shard
+    weights, state = weights // shards, state // shards
     rows = config.data.batch_size // world.size
     bf16 = config.run.precision == "bf16" or (config.run.precision == "auto" and world.device.type == "cuda")
     return Need(

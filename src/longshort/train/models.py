@@ -9,9 +9,13 @@ from torch import nn
 
 from longshort.data.tasks import classes_of
 from longshort.model import GPT, SequenceClassifier
+from longshort.parallel.mesh import build_mesh
+from longshort.parallel.sharding import shard
 from longshort.train.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 from longshort.train.config import TrainConfig
+from longshort.train.distributed import World
 from longshort.train.divergence import nonfinite_weight
+from longshort.train.precision import in_bf16
 
 Model = GPT | SequenceClassifier
 """What the trainer trains. Both take (tokens, targets, segments=, stats=) and return logits, loss and stats."""
@@ -34,6 +38,14 @@ def compiled(model: Model, scope: str, *, cuda_graphs: bool) -> nn.Module:
             block.compile(**options)
         return model
     return torch.compile(model, **options)  # type: ignore[call-overload]
+
+
+def shard_model(model: Model, config: TrainConfig, world: World) -> None:
+    """Shard a model in place as the section `parallel` says; it may still be on the host."""
+    parallel, in_half = config.parallel, in_bf16(config.run.precision, world.device)
+    mesh = build_mesh(parallel.sizes(world.size), world.device.type)
+    reduce = torch.bfloat16 if parallel.reduce == "bf16" else torch.float32
+    shard(model, mesh, parameters=torch.bfloat16 if in_half else None, reduce=reduce, reshard=parallel.reshard)
 
 
 def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[GPT, Checkpoint]:

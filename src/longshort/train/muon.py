@@ -14,11 +14,15 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from longshort.parallel.owners import batches_of_equal_shards, gather_to_owners, place_of, scatter_from_owners
+from longshort.parallel.shards import is_sharded, local
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the odd polynomial of degree 5 that is iterated (https://kellerjordan.github.io/posts/muon): so steep at 0 that
 few iterations suffice, at the price of singular values that end between about 0.7 and 1.2 instead of at 1."""
 ITERATIONS = 5
 SCALES = ("match_rms", "spectral")
+Tensors = tuple[Tensor, ...] | list[Tensor]
 _SMALLEST_NORM = 1e-7
 _LARGEST_BATCH = 2**25
 """Numbers that are orthogonalised at once: enough to keep a GPU busy, and little memory."""
@@ -112,12 +116,16 @@ class Muon(torch.optim.Optimizer):
     def _step_muon(self, group: Mapping[str, Any], stays: Tensor | None) -> None:
         """Step all matrices of each shape together."""
         by_shape: dict[torch.Size, list[tuple[Tensor, ...]]] = {}
+        sharded: list[tuple[Tensor, Sequence[int]]] = []
         for parameter, rows in zip(group["params"], group["rows"], strict=True):
             if parameter.grad is None:
                 continue
             state = self.state[parameter]
             if not state:
                 state["momentum"] = torch.zeros_like(parameter)
+            if is_sharded(parameter):
+                sharded.append((parameter, rows))
+                continue
             parts = (x.split(list(rows)) for x in (parameter, parameter.grad, state["momentum"]))
             for matrix in zip(*parts, strict=True):
                 by_shape.setdefault(matrix[0].shape, []).append(matrix)
@@ -126,6 +134,24 @@ class Muon(torch.optim.Optimizer):
             for first in range(0, len(matrices), at_once):
                 weights, gradients, momenta = zip(*matrices[first : first + at_once], strict=True)
                 _step_matrices(weights, gradients, momenta, group, stays)
+        for batch in batches_of_equal_shards(sharded):
+            self._step_shards(batch, group, stays)
+
+    def _step_shards(
+        self, batch: Sequence[tuple[Tensor, Sequence[int]]], group: Mapping[str, Any], stays: Tensor | None
+    ) -> None:
+        """The step of sharded parameters of one shape, at most one per process: each gathers one whole matrix,
+        orthogonalises it and sends the rows of its update back.
+        """
+        parameters = [parameter for parameter, _ in batch]
+        weights, gradients = [local(p) for p in parameters], [local(p.grad) for p in parameters]
+        momenta = [local(self.state[p]["momentum"]) for p in parameters]
+        averaged, directions = _directions(momenta, gradients, group["momentum"])
+        mine = gather_to_owners(directions, like=parameters[0])
+        if mine is not None:
+            mine = _orthogonal_update(mine, batch[place_of(parameters[0])][1], group["scale"])
+        updates = scatter_from_owners(mine, directions, like=parameters[0])
+        _move(weights, momenta, averaged, updates, group, group["lr"], stays)
 
 
 def _step_matrices(
@@ -136,12 +162,39 @@ def _step_matrices(
     stays: Tensor | None,
 ) -> None:
     """The step of matrices of one shape, unless `stays`; see `Muon`."""
-    momentum, lr = options["momentum"], options["lr"]
+    averaged, directions = _directions(momenta, gradients, options["momentum"])
+    updates = orthogonalised(torch.stack(directions)).to(weights[0].dtype).unbind()
+    rate = options["lr"] * update_scale(weights[0].shape, options["scale"])
+    _move(weights, momenta, averaged, updates, options, rate, stays)
+
+
+def _directions(momenta: Tensors, gradients: Tensors, momentum: float) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The momenta after this step, and Nesterov's directions."""
     averaged = torch._foreach_lerp(momenta, gradients, 1 - momentum)
-    directions = torch.stack(torch._foreach_lerp(gradients, averaged, momentum))
-    updates = orthogonalised(directions).to(weights[0].dtype)
-    moved = torch._foreach_mul(weights, 1 - lr * options["weight_decay"])
-    torch._foreach_add_(moved, updates.unbind(), alpha=-lr * update_scale(weights[0].shape, options["scale"]))
+    return averaged, torch._foreach_lerp(gradients, averaged, momentum)
+
+
+def _orthogonal_update(direction: Tensor, rows: Sequence[int], scale: str) -> Tensor:
+    """The update of one parameter, each of its fused matrices orthogonalised and scaled by itself."""
+    parts = [
+        update_scale(matrix.shape, scale) * orthogonalised(matrix[None])[0].to(matrix.dtype)
+        for matrix in direction.split(list(rows))
+    ]
+    return torch.cat(parts)
+
+
+def _move(
+    weights: Tensors,
+    momenta: Tensors,
+    averaged: Tensors,
+    updates: Tensors,
+    options: Mapping[str, Any],
+    rate: float,
+    stays: Tensor | None,
+) -> None:
+    """Decay the weights, subtract `rate` times the updates, and keep the new momenta, unless `stays`."""
+    moved = torch._foreach_mul(weights, 1 - options["lr"] * options["weight_decay"])
+    torch._foreach_add_(moved, updates, alpha=-rate)
     for old, new in ((momenta, averaged), (weights, moved)):
         if stays is not None:
             new = tuple(torch.where(stays, before, after) for before, after in zip(old, new, strict=True))

@@ -31,6 +31,7 @@ _AT_LEAST_0 = Range(f"a number from 0 to {LARGEST_NUMBER:g}", lambda value: 0 <=
 _SHARE = Range("a number from 0 to 1", lambda value: 0 <= value <= 1)
 _ABOVE_0_TO_1 = Range("a number above 0 and at most 1", lambda value: 0 < value <= 1)
 _AUTO_OR_BOOL = Range("auto, true or false", lambda value: value in ("auto", True, False))
+_REST_OR_COUNT = Range("-1 (the rest) or an integer from 1", lambda value: value == -1 or 1 <= value <= LARGEST_COUNT)
 _SEED = Range("an integer of 64 bits, from -2^63 to 2^63 - 1", lambda value: -(2**63) <= value < 2**63)
 
 RANGES: dict[str, Range] = {
@@ -51,6 +52,7 @@ RANGES: dict[str, Range] = {
     "run.accumulate": _count(1),
     "run.compile": _AUTO_OR_BOOL,
     "run.cuda_graphs": _AUTO_OR_BOOL,
+    "run.checkpoint_activations": Range("attention, true or false", lambda value: value in ("attention", True, False)),
     "run.eval_every": _count(0),
     "run.eval_batches": _count(1),
     "run.save_every": _count(0),
@@ -95,6 +97,9 @@ RANGES: dict[str, Range] = {
     "rl.failed_share": _SHARE,
     "rl.eval_problems": _count(1),
     "rl.eval_samples": _count(1),
+    "parallel.dp_replicate": _REST_OR_COUNT,
+    "parallel.dp_shard": _REST_OR_COUNT,
+    "parallel.cp": _count(1),
 }
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -111,6 +116,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "task.norm": NORMS,
     "rl.algorithm": ALGORITHMS,
     "rl.form": FORMS,
+    "parallel.reduce": ("fp32", "bf16"),
 }
 
 

@@ -72,7 +72,7 @@ class Trainer(Loop):
         """The kinds of statistics that steps have had: the first of each may compile, which takes long, so it is timed
         by itself."""
         self._flops = flops_per_token(self.model, config.length)
-        if world.size > 1:
+        if world.size > 1 and not self.is_sharded:
             self.parallel = DistributedDataParallel(self.parallel)
 
     def _prepare(self, *, resumed: bool) -> None:
@@ -226,7 +226,7 @@ class Trainer(Loop):
             self.validation.batch(number, rank=self.world.rank, world_size=self.world.size) for number in range(count)
         )
         judge = validation_scores if self.config.task.name is None else answer_scores
-        with eagerly():
+        with self._apart():
             return judge(self.model, batches, world=self.world, precision=self.config.run.precision)
 
     def _validation_loss(self) -> float:

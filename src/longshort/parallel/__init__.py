@@ -1,0 +1,1 @@
+"""Training with one model spread over several processes: their mesh, the sharding, and the local part of a tensor."""
