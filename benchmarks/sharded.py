@@ -157,8 +157,8 @@ PAGE = Page(
     title="Ranks that share a sequence",
     command="python -m benchmarks attention --sharded --device cuda --out benchmarks/results/sharded.json",
     about=lambda results: (
-        f"{results['heads']} heads of {results['head_dim']}, window {results['window']}, {results['length']:,} positions "
-        f"over {results['size']} ranks, whose work ran one after another on one device: nothing was sent."
+        f"{results['heads']} heads of {results['head_dim']}, window {results['window']}, {results['length']:,} "
+        f"positions over {results['size']} ranks, whose work ran one after another on one device: nothing was sent."
     ),
     tables=tables,
 )

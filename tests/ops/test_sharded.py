@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ class Call:
     n_kv_heads: int | None = None
     length: int = 8
     """Positions per rank."""
+    dim: int = 6
     segments: bool = False
     sinks: bool = False
     options: tuple[tuple[str, Any], ...] = ()
@@ -29,7 +30,7 @@ class Call:
         """q, k, v, the gradient of the output and the sinks of whole sequences; segments."""
         torch.manual_seed(size)
         heads, total = self.plan.n_heads, size * self.length
-        shapes = [(2, n, total, 6) for n in (heads, *[self.n_kv_heads or heads] * 2, heads)]
+        shapes = [(2, n, total, self.dim) for n in (heads, *[self.n_kv_heads or heads] * 2, heads)]
         tensors = [torch.randn(shape, dtype=torch.float64).to(dtype) for shape in (*shapes, (heads,))]
         if not self.segments:
             return tensors, None
@@ -92,12 +93,12 @@ def against_one_process(group, call, dtype, transform=None):
     expected.out.backward(grad)
     found = (transform or (lambda f: f))(sharded_attention)(*parts, call.plan, group=group, **options, **second)
     found.out.backward(grad[:, :, own])
-    pairs = {"out": (found.out, expected.out[:, :, own])}
-    pairs |= {name: (x.grad, y.grad[:, :, own]) for name, x, y in zip("qkv", parts, whole, strict=True)}
+    pairs = {"out": (found.out, expected.out)}
+    pairs |= {name: (x.grad, y.grad) for name, x, y in zip("qkv", parts, whole, strict=True)}
+    errors = {name: float((x - y[:, :, own]).abs().max() / y.abs().max()) for name, (x, y) in pairs.items()}
     if call.sinks:
         dist.all_reduce(both[1].grad, group=group)
-        pairs["sinks"] = both[1].grad, both[0].grad
-    errors = {name: float((x - y).abs().max() / y.abs().max().clamp(min=1e-9)) for name, (x, y) in pairs.items()}
+        errors["sinks"] = float((both[1].grad - both[0].grad).abs().max() / both[0].grad.abs().max())
     return errors, all(torch.equal(x, y) for x, y in zip(found.stats, expected.stats, strict=True))
 
 
@@ -111,7 +112,8 @@ def test_rows_gradients_and_statistics_are_those_of_one_process(ranks, name, siz
 
 @pytest.mark.parametrize("name", ["segments in odd shards, windows mixed", "sinks", "smoothed values", "decays"])
 def test_fp32_is_as_close(ranks, name):
-    for errors, same_statistics in ranks.run(against_one_process, CALLS[name], torch.float32, size=4):
+    call = replace(CALLS[name], length=64, dim=16)  # smaller products round differently, depending on their shape
+    for errors, same_statistics in ranks.run(against_one_process, call, torch.float32, size=4):
         assert max(errors.values()) <= 1e-6, errors
         assert same_statistics
 
@@ -175,13 +177,16 @@ def test_it_sends_what_the_formula_says_and_no_more(ranks, name, size):
     assert max(backward for _, backward in counted) == formula
 
 
-def test_the_formula_gives_the_published_table():
-    """n 131072, H 32, D 128, w 128, N 8: gather and halo, as estimated; half of the queries, to one rank."""
-    plan = HeadPlan.long_short(n_heads=32, n_global=1, window=128)
-    sent = bytes_sent(plan, 32, length=131072, size=8, head_dim=128, itemsize=2)
-    assert sent["halo"] == 2 * 2 * 127 * 128 * 31
-    assert sent["gather"] == 2 * 2 * 131072 * 7 / 8 * 128
-    assert sent["queries"] == 2 * 2 * 131072 / 8 * 128 / 2
+@pytest.mark.parametrize(
+    ("n_global", "n_kv_heads", "megabytes"), [(1, 32, 130), (2, 32, 256), (4, 32, 507), (4, 8, 152)]
+)
+def test_the_formula_gives_the_table_of_the_docs(n_global, n_kv_heads, megabytes):
+    plan = HeadPlan.long_short(n_heads=32, n_global=n_global, window=128)
+    sent = bytes_sent(plan, n_kv_heads, length=131072, size=8, head_dim=128, itemsize=2)
+    assert sent["halo"] == 2 * 2 * 127 * 128 * (n_kv_heads - n_global * n_kv_heads // 32)
+    assert sent["gather"] == 2 * 2 * 131072 * 7 / 8 * 128 * (n_global * n_kv_heads // 32)
+    assert sent["queries"] == 2 * 2 * 131072 / 8 * 128 * n_global / 2
+    assert round(2 * sum(sent.values()) / 1e6) == megabytes
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])

@@ -110,12 +110,12 @@ class Roles(NamedTuple):
     @property
     def back(self) -> int:
         """Keys of the rank before that the farthest reaching local head needs."""
-        return max((piece.back for piece in self.pieces), default=0)
+        return max([0, *(piece.back for piece in self.pieces)])
 
     @property
     def first(self) -> int:
         """Keys of the sequence's start that a streaming head needs."""
-        return max((piece.first for piece in self.pieces), default=0)
+        return max([0, *(piece.first for piece in self.pieces)])
 
 
 def largest_group(plan: HeadPlan, n_kv_heads: int, total: int, smoothing: Smoothing | None = None) -> int:
