@@ -107,8 +107,8 @@ def _call(plan: HeadPlan, shard: Shard, whole: list[Tensor], *, own: bool, backe
             given = given._replace(queries=None)
         results = [result.out for _, result in rank_work(mine, given, plan, roles, shard, backend=backend)]
         if own:
-            keys = (x[:, :, :end] for x in (far_k, far_v))
-            results.append(attention(ours, *keys, plan.of_heads(roles.far), backend=backend).out)
+            k, v = (x[:, :, :end] for x in (far_k, far_v))
+            results.append(attention(ours, k, v, plan.of_heads(roles.far), backend=backend).out)
         if gradients:
             torch.autograd.backward(results, results)
 
@@ -119,13 +119,11 @@ def _check(plan: HeadPlan, shard: Shard, whole: list[Tensor], backend: str) -> N
     """The last rows of each result against the reference."""
     roles = Roles.of(plan, plan.n_heads, shard.total)
     end, few = shard.start + shard.length, min(8, shard.halves[1])
-    q = whole[0][:, :, shard.start : end]
-    results = rank_work(q, arrived(whole, roles, shard), plan, roles, shard, backend=backend)
+    mine = whole[0][:, :, shard.start : end]
+    results = rank_work(mine, arrived(whole, roles, shard), plan, roles, shard, backend=backend)
     for (heads, result), last in zip(results, (end, *shard.ends), strict=True):
-        rows = [
-            of_heads(x, heads)[:, :, begin:last].float() for x, begin in zip(whole, (last - few, 0, 0), strict=True)
-        ]
-        wanted = attention(*rows, plan.of_heads(heads), backend="reference").out
+        q, k, v = (of_heads(x, heads)[:, :, :last].float() for x in whole)
+        wanted = attention(q[:, :, -few:], k, v, plan.of_heads(heads), backend="reference").out
         error = (result.out[:, :, -few:].float() - wanted).abs().max().item()
         if not error <= _ERROR:
             raise WrongResult(f"rank {shard.rank} of {shard.size} is wrong: error {error:.1e} > {_ERROR:.0e}")

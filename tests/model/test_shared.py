@@ -21,8 +21,8 @@ CASES = {
     "learned positions that restart": LONG_SHORT | {"restart_positions": True},
     "alibi and softcap": LONG_SHORT | {"positions": "alibi", "softcap": 3.0},
     "sinusoidal, smoothing and z-loss": LONG_SHORT | {"positions": "sinusoidal", "smoothing": 3, "z_loss": 0.1},
-    "learned sinks and two bases": {"positions": "rotary", "tie_embeddings": True}
-    | {"reach": {"name": "long_short", "n_global": 1, "window": 4, "sinks": True, "global_base": 1e6}},
+    "learned sinks and query temperature": {"positions": "rotary", "tie_embeddings": True}
+    | {"reach": {"pattern": "long_short", "n_global": 1, "window": 4, "sinks": True, "temperature": {"every": 4}}},
 }
 
 
