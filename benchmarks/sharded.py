@@ -47,7 +47,7 @@ def run(
     def conclude(results: Results) -> None:
         results["goals"] = goals(results)
 
-    sizes = {"length": length, "size": size, "heads": heads, "head_dim": head_dim, "window": window}
+    sizes: dict[str, Any] = {"length": length, "size": size, "heads": heads, "head_dim": head_dim, "window": window}
     record.begin(PAGE, device, conclude=conclude, rounds=rounds, **sizes)
     for n_global in GLOBALS:
         plan = HeadPlan.long_short(heads, n_global, window)
