@@ -10,9 +10,9 @@ from longshort.ops.shares import Roles, Shard
 
 
 def test_a_small_one_has_a_row_for_each_way_and_direction():
-    sizes = {"length": 64, "size": 4, "heads": 5, "head_dim": 8, "window": 4}
+    sizes = {"length": 32, "size": 2, "heads": 5, "head_dim": 8, "window": 4}
     results = sharded.run(Recorder(), device="cpu", rounds=1, **sizes)
-    assert len(results["rows"]) == 8 and all(len(row["milliseconds"]) == 4 for row in results["rows"])
+    assert len(results["rows"]) == 8 and all(len(row["milliseconds"]) == 2 for row in results["rows"])
     assert results["goals"][0]["value"] == max(r["balance"] for r in results["rows"] if r["way"] == "shared out")
     assert "| 4 | own queries | forward+backward |" in sharded.tables(results)
 

@@ -126,6 +126,7 @@ def compiled_against_one_process(group, call):
     return against_one_process(group, call, torch.float64, compiled)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["sinks", "streaming, all different", "smoothed keys"])
 def test_it_compiles_to_one_graph(ranks, name):
     for errors, same_statistics in ranks.run(compiled_against_one_process, CALLS[name], size=2):
