@@ -53,6 +53,9 @@ def attention(
     others: Annotated[
         bool, typer.Option("--others", help="Measure shapes that nobody tuned for, and other plans, instead (cuda).")
     ] = False,
+    sharded: Annotated[
+        bool, typer.Option("--sharded", help="Measure the work of each rank of a shared sequence instead.")
+    ] = False,
     tune: Annotated[
         bool, typer.Option("--tune", help="Search tile shapes for this GPU and write them to --out as a table.")
     ] = False,
@@ -66,6 +69,7 @@ def attention(
     from benchmarks import attention as subject
     from benchmarks import forms, other_shapes
     from benchmarks import shapes as known
+    from benchmarks import sharded as ranks
 
     with one_line_errors():
         if tune:
@@ -75,6 +79,8 @@ def attention(
         if others:
             picked = known.chosen(known.OTHER_SHAPES, shapes)
             results = other_shapes.run(record, shapes=picked, rounds=3 if rounds is None else rounds)
+        elif sharded:
+            results = ranks.run(record, device=device, rounds=3 if rounds is None else rounds)
         elif las or slopes:
             kind = "las" if las else "slopes"
             results = forms.run(record, kind, device=device, repeats=forms.REPEATS if rounds is None else rounds)
@@ -229,11 +235,18 @@ def _pages() -> list[Any]:
         memory,
         other_shapes,
         rollouts_page,
+        sharded,
         telemetry,
         training_page,
     )
 
-    attention = (attention_page.CPU_PAGE, attention_page.GPU_PAGE, other_shapes.PAGE, *forms.PAGES.values())
+    attention = (
+        attention_page.CPU_PAGE,
+        attention_page.GPU_PAGE,
+        other_shapes.PAGE,
+        sharded.PAGE,
+        *forms.PAGES.values(),
+    )
     decoding = (*decoding_page.PAGES.values(), decode_step.PAGE, rollouts_page.PAGE)
     return [*attention, *decoding, training_page.PAGE, telemetry.PAGE, deterministic.PAGE, memory.PAGE]
 

@@ -79,3 +79,13 @@ def trained(config):
     from longshort.train import train
 
     return train(config).out
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    """Processes that work together."""
+    from .ranks import Ranks
+
+    started = Ranks()
+    yield started
+    started.stop()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from longshort.losses.head import head_scores
 from longshort.model.config import GPTConfig
 from longshort.model.inputs import check_integers, check_range
 from longshort.model.recompute import recomputed
+from longshort.model.shared import check_shareable, mean_over_ranks, own_rows, whole_rows
 from longshort.nn import (
     MLP,
     Block,
@@ -33,6 +34,9 @@ from longshort.nn import (
 from longshort.nn.block import apply_norm
 from longshort.nn.norms import token_norm
 from longshort.ops.options import Stats, extremes_of
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 IGNORED_TARGET = -100
 """Targets of this value are left out of the loss and its mean."""
@@ -73,6 +77,7 @@ class GPT(nn.Module):
             raise ValueError(f"config must be a GPTConfig, got {type(config).__name__}")
         self.config = config
         self.gradient_checkpointing: bool | str = False
+        self.group: ProcessGroup | None = None
         learned = config.positions == "learned"
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.position_embedding = nn.Embedding(config.context, config.width) if learned else None
@@ -114,6 +119,18 @@ class GPT(nn.Module):
             module.reset_parameters()
         elif isinstance(module, LSAttention):
             module.reset_sinks()
+
+    def share_sequences(self, group: ProcessGroup | None) -> None:
+        """Let the ranks of `group` hold each sequence together: rank i of N the i-th of N equal shards; None undoes it.
+
+        Tokens, targets, segments and positions are then those of a rank's shard, as are the logits. The loss is the
+        mean over whole sequences, equal on all ranks, and the gradients are to be averaged over the ranks of the group,
+        as in data parallelism. Equal ids on both sides of a cut are one segment.
+        """
+        check_shareable(self)
+        for layer in self._attention_layers():
+            layer.share_sequences(group)
+        self.group = group
 
     def n_parameters(self, *, position_table: bool = True) -> int:
         """Number of parameters, with or without the table of learned positions.
@@ -241,6 +258,8 @@ class GPT(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """The normalised last hidden state (B, T, width) and the stacked statistics."""
         extremes_of(stats)  # raises before the cache is written to
+        if self.group is not None and segments is not None:
+            segments = whole_rows(segments, self.group)
         x = self.embedding(tokens) if embeddings is None else embeddings
         if self.config.embedding_scale is not None:
             x = x * self.config.embedding_scale
@@ -250,10 +269,12 @@ class GPT(nn.Module):
             if segments is not None and self.config.restart_positions:
                 positions = segment_positions(segments)
                 positions = positions if cache is None else cache.latest(positions, x.shape[1])
+                positions = positions if self.group is None else own_rows(positions, self.group)
             elif cache is not None:
                 positions = cache.next_positions(x.shape[1])
             else:
-                positions = torch.arange(x.shape[1], device=x.device)
+                start = 0 if self.group is None else self.group.rank() * x.shape[1]
+                positions = torch.arange(start, start + x.shape[1], device=x.device)
         x = self.dropout(self._with_positions(x, positions))
         statistics = []
         for layer, block in enumerate(self.blocks):
@@ -291,6 +312,10 @@ class GPT(nn.Module):
 
     def _loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         targets = targets.to(hidden.device)
+        loss = self._mean_loss(hidden, targets)
+        return loss if self.group is None else mean_over_ranks(loss, (targets != IGNORED_TARGET).sum(), self.group)
+
+    def _mean_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         if self.head is not None and not (type(self.head) is nn.Linear and self.head.weight.device == hidden.device):
             return self._loss_of_logits(self._logits(hidden), targets)
         return self.config.loss.cross_entropy(
@@ -360,6 +385,8 @@ class GPT(nn.Module):
         if self.position_embedding is None:
             return
         held = 0 if cache is None else cache.known_length
+        if self.group is not None:  # the positions on other ranks
+            held = shape[1] * (self.group.size() - 1)
         if positions is None and cache is not None and cache.next_positions(0).ndim == 2:
             positions = cache.next_positions(shape[1])
         if positions is not None:

@@ -20,6 +20,9 @@ from longshort.ops import LogitStats, Smoothing, attention, packed_attention
 from longshort.ops.options import Stats, extremes_of
 from longshort.reach import LayerReach
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 _ENCODINGS = ("rotary", "alibi", "none")
 
 
@@ -176,6 +179,22 @@ class LSAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.watched: LogitStats | None = None
         """Where to keep the extremes of all passes, statistics asked for or not: see `stability.watch_logits`."""
+        self.group: ProcessGroup | None = None
+        """The processes that share a sequence: see `share_sequences`."""
+
+    def share_sequences(self, group: ProcessGroup | None) -> None:
+        """Take x as one of the shards of sequences that the ranks of `group` hold together, in their order.
+
+        All shards have the same length; segments are then those of whole sequences, (B, ranks x T). None undoes it.
+        """
+        if group is not None and not self.causal:
+            raise ValueError("causal must be True for a layer that shares sequences among processes, got False")
+        if group is not None and self.chunk is not None:
+            raise ValueError(
+                f"chunk must be None for a layer that shares sequences among processes, got {self.chunk}: give the "
+                "heads windows instead"
+            )
+        self.group = group
 
     @torch.no_grad()
     def reset_sinks(self) -> None:
@@ -233,13 +252,15 @@ class LSAttention(nn.Module):
             positions: (T,) or (B, T) integers for the rotary angles; 0, 1, ... if None. Windows and ALiBi go by the
                 distance in the sequence, whatever the positions.
             segments: (B, T) integers; a token sees its own segment only, and a negative id is padding. With a cache,
-                of the cached positions too: (B, cache.length + T).
+                of the cached positions too: (B, cache.length + T). Of whole sequences where processes share them.
             cache: one of a cache's `layers`: x is appended to it, and positions continue from it. No gradients then.
             stats: return an `LSAttentionResult` instead, which also has the extremes of the logits, or with "max" only
                 the largest.
         """
         measured = self._measured(stats)
         if cache is not None:
+            if self.group is not None:
+                raise ValueError("cache must be None while sequences are shared: see share_sequences")
             out, found = self._attend_cached(x, positions, segments, cache, measured)
         else:
             out, found = self._attend(x, positions, segments, measured)
@@ -263,14 +284,21 @@ class LSAttention(nn.Module):
         self, x: Tensor, positions: Tensor | None, segments: Tensor | None, stats: Stats
     ) -> tuple[Tensor, LogitStats | None]:
         options: dict[str, Any] = {"softcap": self.softcap, "segments": segments, "stats": stats}
-        options |= {"causal": self.causal, "sinks": self.sinks_for(x), "backend": self.backend}
-        if self._untouched:
-            result = packed_attention(self.qkv(x), self.plan, n_kv_heads=self.n_kv_heads, **options)
-        elif self.chunk is None:
-            result = attention(*self.heads(x, positions), self.plan, smoothing=self.smoothing, **options)
+        options |= {"sinks": self.sinks_for(x), "backend": self.backend}
+        if self.group is not None:
+            from longshort.ops.sharded import sharded_attention  # its collectives take 0.4 s to import
+
+            options |= {"group": self.group, "smoothing": self.smoothing}
+            result = sharded_attention(*self.heads(x, positions), self.plan, **options)
+        elif self._untouched:
+            result = packed_attention(self.qkv(x), self.plan, n_kv_heads=self.n_kv_heads, causal=self.causal, **options)
         else:
+            options |= {"causal": self.causal, "smoothing": self.smoothing}
             heads = self.heads(x, positions)
-            result = attend_within_chunks(*heads, self.plan, self.chunk, smoothing=self.smoothing, **options)
+            if self.chunk is None:
+                result = attention(*heads, self.plan, **options)
+            else:
+                result = attend_within_chunks(*heads, self.plan, self.chunk, **options)
         out = self.out(result.out.transpose(1, 2).flatten(-2))
         return self.dropout(out), result.stats
 
@@ -325,7 +353,8 @@ class LSAttention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rope_theta is not None or self.reach.temperature is not None:
             if positions is None:
-                positions = torch.arange(x.shape[1], device=x.device)
+                start = 0 if self.group is None else self.group.rank() * x.shape[1]
+                positions = torch.arange(start, start + x.shape[1], device=x.device)
             q, k = place(q, k, positions, self._placed)
         if self.scale is not None:  # the op and every cache divide by sqrt(head_dim)
             q = q * (self.scale * math.sqrt(self.head_dim))

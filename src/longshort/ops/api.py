@@ -109,10 +109,10 @@ def attention(
     >>> result.out.shape, result.lse.shape, result.stats.abs_max.shape
     (torch.Size([2, 6, 256, 32]), torch.Size([2, 6, 256]), torch.Size([6]))
     """
-    q, k, v = _autocast(q, k, v)
-    _check_tensors(q, k, v)
-    _check_options(q, k, plan, scale, softcap, segments)
-    _check_sinks(q, sinks)
+    q, k, v = as_autocast(q, k, v)
+    check_tensors(q, k, v)
+    check_options(q, k, plan, scale, softcap, segments)
+    check_sinks(q, sinks)
     extremes = extremes_of(stats)
     backend = chosen_backend(backend, q)
     pooling = None
@@ -168,20 +168,20 @@ def packed_attention(
             f"qkv must have 3 dimensions (batch, positions, features), the last one a multiple of {parts} heads, "
             f"got {tuple(qkv.shape)}"
         )
-    (qkv,) = _autocast(qkv)
+    (qkv,) = as_autocast(qkv)
     q, k, v = schema.unpacked(qkv, plan.n_heads, n_kv_heads)
     if chosen_backend(backend, q) != "triton":
         shared: dict[str, Any] = {"scale": scale, "causal": causal, "softcap": softcap, "segments": segments}
         return attention(q, k, v, plan, **shared, sinks=sinks, stats=stats, backend=backend)
-    _check_tensors(q, k, v)
-    _check_options(q, k, plan, scale, softcap, segments)
-    _check_sinks(q, sinks)
+    check_tensors(q, k, v)
+    check_options(q, k, plan, scale, softcap, segments)
+    check_sinks(q, sinks)
     options, extremes = Options.of(plan, scale=scale, causal=causal, softcap=softcap), extremes_of(stats)
     out, lse, largest, smallest = schema.run_packed(qkv, n_kv_heads, options, segments, extremes, sinks)
     return AttentionResult(out, lse, LogitStats(largest, smallest if extremes == 2 else None) if extremes else None)
 
 
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Cast as PyTorch's own attention does under autocast, where QK-norm gives fp32 q and k with half-precision v."""
     first = tensors[0]
     if not (isinstance(first, Tensor) and _has_autocast(first) and torch.is_autocast_enabled(first.device.type)):
@@ -272,7 +272,7 @@ def _peer(backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
     return flex.attend
 
 
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise ValueError(f"{name} must be a tensor, got {type(x).__name__}")
@@ -300,7 +300,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-def _check_sinks(q: Tensor, sinks: Tensor | None) -> None:
+def check_sinks(q: Tensor, sinks: Tensor | None) -> None:
     if sinks is None:
         return
     if not isinstance(sinks, Tensor):
@@ -319,7 +319,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _check_options(
+def check_options(
     q: Tensor, k: Tensor, plan: HeadPlan, scale: float | None, softcap: float | None, segments: Tensor | None
 ) -> None:
     if not isinstance(plan, HeadPlan):

@@ -82,7 +82,7 @@ def _attend_alike(
     whole = kv_heads == [head for head in dict.fromkeys(kv_heads) for _ in range(group)]
     if whole:  # all query heads of their KV heads, in order
         kv_heads = list(dict.fromkeys(kv_heads))
-    q, k, v = _of_heads(q, heads), _of_heads(k, kv_heads), _of_heads(v, kv_heads)
+    q, k, v = of_heads(q, heads), of_heads(k, kv_heads), of_heads(v, kv_heads)
     masked = _needs_mask(q, k, window, options.causal)
     return F.scaled_dot_product_attention(
         q,
@@ -95,7 +95,7 @@ def _attend_alike(
     )
 
 
-def _of_heads(x: Tensor, heads: list[int]) -> Tensor:
+def of_heads(x: Tensor, heads: list[int]) -> Tensor:
     """A view where the heads are neighbours."""
     first, last = heads[0], heads[-1]
     return x[:, first : last + 1] if heads == list(range(first, last + 1)) else x[:, heads]
