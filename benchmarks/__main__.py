@@ -242,6 +242,7 @@ def _pages() -> list[Any]:
 
     attention = (
         attention_page.CPU_PAGE,
+        attention_page.ARM_PAGE,
         attention_page.GPU_PAGE,
         other_shapes.PAGE,
         sharded.PAGE,
