@@ -81,7 +81,13 @@ class Ranks:
     def _start(self) -> None:
         context = mp.get_context("forkserver")  # imports torch once for all
         context.set_forkserver_preload(
-            ["longshort.train.sharded_checkpoint", "longshort.train.trainer", "torch._dynamo", "torch.distributed.fsdp"]
+            [
+                "longshort.train.sharded_checkpoint",
+                "longshort.train.trainer",
+                "torch._dynamo",
+                "torch.distributed.fsdp",
+                "pytest",
+            ]
         )
         self._folder = Path(tempfile.mkdtemp())
         for rank in range(LARGEST):

@@ -1,17 +1,23 @@
 """What each of several processes checks of a sharded model against the whole one."""
 
 import copy
+import weakref
 
 import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from longshort import GPT, GPTConfig
-from longshort.parallel.mesh import build_mesh
+from longshort.parallel.mesh import Sizes, build_mesh
 from longshort.parallel.owners import batches_of_equal_shards, gather_to_owners, place_of, scatter_from_owners
 from longshort.parallel.sharding import gathered_only_within, shard
 from longshort.parallel.shards import as_shard, local, tensor_norms, whole
 from longshort.stability import TensorClip, attention_entropy, qk_clip
 from longshort.stability.clipping import clip_by_global_norm, gradient_norm
-from longshort.train.config import OptimizerConfig
+from longshort.train.config import OptimizerConfig, TrainConfig
+from longshort.train.distributed import World
+from longshort.train.models import build_model, shard_model
 from longshort.train.optimizer import build_optimizer, optimizer_tensors
 
 CHECKS = []
@@ -64,6 +70,52 @@ def a_slice_is_a_copy_and_the_local_part_is_not(sizes):
     assert whole(parameter).equal(before), "a slice of a DTensor is no copy any more: the rule may go"
     local(parameter).mul_(2)
     assert whole(parameter).equal(2 * before)
+
+
+def drawn(sizes, **changes):
+    """A whole model, and what makes the same one sharded."""
+    config = TrainConfig.from_dict({"model": {"preset": "tiny", **changes}, "parallel": sizes._asdict()})
+    torch.manual_seed(config.run.seed)
+    mine = build_model(config)
+    with torch.device("meta"):
+        theirs = build_model(config)
+    world = World(dist.get_rank(), dist.get_world_size(), torch.device("cpu"))
+    return mine, theirs, lambda: shard_model(theirs, config, world)
+
+
+@check
+def weights_are_drawn_like_those_of_one_process(sizes):
+    for changes in ({"norm": "rms", "mlp": "swiglu"}, {"sigma_reparam": True, "bias": True, "tie_embeddings": False}):
+        mine, theirs, draw = drawn(sizes, **changes)
+        draw()
+        for name, tensor in mine.state_dict().items():
+            assert whole(theirs.state_dict()[name]).equal(tensor), name
+
+
+@check
+def drawing_holds_no_whole_copy(sizes):
+    """Twice the rows of one process, and one whole tensor."""
+    mine, _, draw = drawn(Sizes(1, 4, 1), n_layers=6, width=32)
+    with Held() as held:
+        draw()
+    total, largest = (summary(p.nbytes for p in mine.parameters()) for summary in (sum, max))
+    assert held.most <= 2 * total / 4 + 1.01 * largest < 0.7 * total, (held.most, total, largest)
+
+
+class Held(TorchDispatchMode):
+    """Counts the bytes of all tensors on the host at once that were made within it."""
+
+    def __init__(self):
+        super().__init__()
+        self.made, self.most = [], 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        made = [local(x) for x in tree_leaves(found) if isinstance(x, torch.Tensor) and x.device.type == "cpu"]
+        self.made += map(weakref.ref, made)
+        alive = [x.untyped_storage() for reference in self.made if (x := reference()) is not None]
+        self.most = max(self.most, sum({x.data_ptr(): x.nbytes() for x in alive}.values()))
+        return found
 
 
 @check

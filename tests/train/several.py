@@ -2,15 +2,18 @@
 
 import os
 import signal
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import torch
 
 from longshort.data.stream import TokenStream
 from longshort.parallel.mesh import Sizes, build_mesh
 from longshort.parallel.sharding import shard
-from longshort.train import TrainConfig, sharded_checkpoint
-from longshort.train.checkpoint import state_of
+from longshort.train import TrainConfig, checkpoint, sharded_checkpoint
+from longshort.train.checkpoint import finish, state_of
 from longshort.train.distributed import World
 from longshort.train.models import build_model
 from longshort.train.progress import Silent
@@ -45,7 +48,6 @@ def train(group, values, cache=None):
 
 def train_and_die(group, values, step):
     """Train; rank 0 kills itself where the checkpoint of a step, whose shards are written, is about to get its name."""
-    finish = sharded_checkpoint.finish
 
     def finish_or_die(draft, number, document):
         if number == step:
@@ -54,6 +56,65 @@ def train_and_die(group, values, step):
 
     sharded_checkpoint.finish = finish_or_die
     train(group, values)
+
+
+def train_and_fail(group, values, step):
+    """Train; the checkpoint of a step cannot be written. Returns the error."""
+    with replaced_finish(unwritable(step)), pytest.raises(OSError) as caught:
+        train(group, values)
+    return str(caught.value)
+
+
+def train_with_held_writes(group, values):
+    """Train; see `Held`. Returns what happened, on rank 0."""
+    held = Held(TrainConfig.from_dict(values).run.steps)
+    with replaced_finish(held.finish):
+        Trainer(TrainConfig.from_dict(values), world_of(group), held).run()
+    return held.events
+
+
+class Held(Silent):
+    """Keeps each checkpoint but the last from being completed until the step after it has been taken."""
+
+    def __init__(self, last):
+        self.last, self.events = last, []
+
+    def record(self, record, *, steps):
+        if record["kind"] == "train":
+            self.events.append(("step", record["step"]))
+
+    def finish(self, draft, step, document):
+        self.events.append(("begins", step))
+        end = time.monotonic() + 60
+        while step < self.last and ("step", step + 1) not in self.events:
+            if time.monotonic() > end:
+                raise TimeoutError("training waits for the checkpoint")
+            time.sleep(0.01)
+        self.events.append(("ends", step))
+        return finish(draft, step, document)
+
+
+def unwritable(step):
+    """A `finish` that fails at the checkpoint of a step."""
+
+    def failing(draft, number, document):
+        if number == step:
+            raise OSError("the disk is full")
+        return finish(draft, number, document)
+
+    return failing
+
+
+@contextmanager
+def replaced_finish(function):
+    """Let checkpoints of both formats be completed by the function."""
+    for module in (checkpoint, sharded_checkpoint):
+        module.finish = function
+    try:
+        yield
+    finally:
+        for module in (checkpoint, sharded_checkpoint):
+            module.finish = finish
 
 
 def read_and_write(group, source, target, mesh):
@@ -65,7 +126,7 @@ def read_and_write(group, source, target, mesh):
     model.load_state_dict(found.model)
     tensors = {"model": model.state_dict(), "trainer": found.trainer}
     state = {"config": config.to_dict()}
-    sharded_checkpoint.save_sharded(Path(target), step=found.step, state=state, world=world_of(group), **tensors)
+    sharded_checkpoint.save_sharded(Path(target), step=found.step, state=state, group=group, **tensors)
 
 
 _batch = TokenStream.batch

@@ -10,6 +10,7 @@ from longshort.train.checkpoint import CHECKPOINTS, checkpoint_names, load_check
 
 from ..ranks import RankDied
 from . import several
+from .test_saver import assert_writes_are_beside_training
 from .tiny import losses, tiny_config
 
 CHANGES = ["data.batch_size=4", "run.save_every=2", "optimizer.kind=muon", "stability.clip=tensor", "run.keep=9"]
@@ -117,6 +118,20 @@ def test_a_process_killed_while_saving_leaves_the_checkpoint_before(corpus, alon
     assert len(list((out / CHECKPOINTS).glob(f".step-{STEPS:08d}.*"))) == 1
     train(config_of(corpus, out))
     assert losses(out) == pytest.approx(losses(alone), abs=1e-5)
+    assert not list((out / CHECKPOINTS).glob(".step-*"))
+
+
+def test_training_continues_while_the_processes_write(corpus, tmp_path, ranks):
+    config = config_of(corpus, tmp_path, STEPS, "parallel.dp_shard=2")
+    events, _ = ranks.run(several.train_with_held_writes, config.to_dict(), size=2)
+    assert_writes_are_beside_training(events)
+
+
+def test_a_write_that_fails_in_one_process_fails_in_all(corpus, half, tmp_path, ranks):
+    out = shutil.copytree(half, tmp_path / "run")
+    config = config_of(corpus, out, STEPS, "parallel.dp_shard=2")
+    assert ranks.run(several.train_and_fail, config.to_dict(), STEPS, size=2) == ["the disk is full"] * 2
+    assert checkpoint_names(out / CHECKPOINTS) == [f"step-{STEPS // 2:08d}"]
     assert not list((out / CHECKPOINTS).glob(".step-*"))
 
 
