@@ -28,7 +28,7 @@ SIGMA = ["model.sigma_reparam=true", "model.bias=true", "optimizer.eps=1e-5"]
 RUNS = {
     "long": ["run.steps=50"],
     "clips": [*SHORT, *MEASURED, *CLIPS, "run.accumulate=2", "loss.z_loss=0.01"],
-    "muon": [*SHORT, *SIGMA, "optimizer.kind=muon", "run.checkpoint_activations=true", "parallel.reshard=false"],
+    "muon": [*SIGMA, "run.steps=2", "optimizer.kind=muon", "run.checkpoint_activations=true", "parallel.reshard=false"],
     "sigma": [*SHORT, *SIGMA],
     "spoiled-skip": [*GUARD, "stability.guard=skip"],
     "spoiled-rollback": [*GUARD, "stability.guard=rollback"],
@@ -75,7 +75,7 @@ def of(name, corpus, out):
         return tiny_config(corpus, out / name, "data.batch_size=8", *RUNS[name])
     values = tiny_config(corpus, out / name).to_dict() | {"task": {"name": name, **TASKS[name], **ROWS}}
     values["data"] = {"batch_size": 8}
-    return TrainConfig.from_dict(values).with_overrides(["run.steps=4", "run.eval_every=2"])
+    return TrainConfig.from_dict(values).with_overrides(["run.steps=2", "run.eval_every=1"])
 
 
 @cases(*NAMES)

@@ -54,11 +54,16 @@ def half(by_two, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def whole(by_two, tmp_path_factory):
-    """The run, by two processes."""
+def written(corpus, tmp_path_factory, ranks):
+    """The run, by two processes: its folder, and in which order it made steps and wrote checkpoints."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    by_two(out)
-    return out
+    config = config_of(corpus, out, STEPS, "parallel.dp_shard=2")
+    return out, ranks.run(several.train_with_held_writes, config.to_dict(), size=2)[0]
+
+
+@pytest.fixture(scope="module")
+def whole(written):
+    return written[0]
 
 
 def last(run):
@@ -121,10 +126,8 @@ def test_a_process_killed_while_saving_leaves_the_checkpoint_before(corpus, alon
     assert not list((out / CHECKPOINTS).glob(".step-*"))
 
 
-def test_training_continues_while_the_processes_write(corpus, tmp_path, ranks):
-    config = config_of(corpus, tmp_path, STEPS, "parallel.dp_shard=2")
-    events, _ = ranks.run(several.train_with_held_writes, config.to_dict(), size=2)
-    assert_writes_are_beside_training(events)
+def test_training_continues_while_the_processes_write(written):
+    assert_writes_are_beside_training(written[1])
 
 
 def test_a_write_that_fails_in_one_process_fails_in_all(corpus, half, tmp_path, ranks):
