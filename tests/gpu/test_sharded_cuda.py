@@ -58,7 +58,7 @@ def test_losses_in_fp32_are_those_of_the_whole_model(kind):
     mine, theirs = pair()
     one, other = losses(mine, kind), losses(theirs, kind)
     torch.testing.assert_close(other, one, rtol=2e-3 if kind == "muon" else 1e-4, atol=0)  # Muon iterates in bf16
-    assert one[4] == one[3]
+    torch.testing.assert_close(one[4], one[3])
 
 
 def test_a_bf16_run_gathers_bf16_weights_and_sums_gradients_in_fp32():
@@ -88,6 +88,7 @@ def test_recomputed_blocks_give_the_same_gradients(kept):
         torch.testing.assert_close(whole(other.grad), one.grad, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, while it traces
 def test_compiled_blocks_give_the_same_losses():
     mine, theirs = pair(blocks_compiled=True)
     torch.testing.assert_close(losses(theirs, "adamw"), losses(mine, "adamw"), rtol=1e-3, atol=0)

@@ -1,21 +1,36 @@
-"""What each of several processes checks of a sharded model against the whole one; not a test itself."""
+"""What each of several processes checks of a sharded model against the whole one."""
 
 import copy
+import weakref
 
 import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from longshort import GPT, GPTConfig
-from longshort.parallel.mesh import Sizes, build_mesh
+from longshort.parallel.mesh import build_mesh
 from longshort.parallel.owners import batches_of_equal_shards, gather_to_owners, place_of, scatter_from_owners
 from longshort.parallel.sharding import gathered_only_within, shard
 from longshort.parallel.shards import as_shard, local, tensor_norms, whole
 from longshort.stability import TensorClip, attention_entropy, qk_clip
 from longshort.stability.clipping import clip_by_global_norm, gradient_norm
-from longshort.train.config import OptimizerConfig
-from longshort.train.distributed import joined
+from longshort.train.config import OptimizerConfig, TrainConfig
+from longshort.train.distributed import World
+from longshort.train.models import build_model, shard_model
 from longshort.train.optimizer import build_optimizer, optimizer_tensors
 
+CHECKS = []
 CONFIG = GPTConfig.preset("tiny", n_kv_heads=2, n_global=2, bias=True, mlp="swiglu")
+
+
+def check(function):
+    CHECKS.append(function)
+    return function
+
+
+def run(group, number, sizes):
+    CHECKS[number](sizes)
 
 
 def models(sizes):
@@ -45,6 +60,7 @@ def close(mine, theirs, **options):
         torch.testing.assert_close(whole(other).detach(), one.detach(), **options)
 
 
+@check
 def a_slice_is_a_copy_and_the_local_part_is_not(sizes):
     _, theirs = models(sizes)
     parameter = theirs.blocks[0].attention.qkv.weight
@@ -56,6 +72,55 @@ def a_slice_is_a_copy_and_the_local_part_is_not(sizes):
     assert whole(parameter).equal(2 * before)
 
 
+def drawn(sizes, **changes):
+    """A whole model, and what makes the same one sharded."""
+    config = TrainConfig.from_dict({"model": {"preset": "tiny", **changes}, "parallel": sizes._asdict()})
+    torch.manual_seed(config.run.seed)
+    mine = build_model(config)
+    with torch.device("meta"):
+        theirs = build_model(config)
+    world = World(dist.get_rank(), dist.get_world_size(), torch.device("cpu"))
+    return mine, theirs, lambda: shard_model(theirs, config, world)
+
+
+@check
+def weights_are_drawn_like_those_of_one_process(sizes):
+    mine, theirs, draw = drawn(sizes, mlp="swiglu", sigma_reparam=True, bias=True, tie_embeddings=False)
+    draw()
+    found = theirs.state_dict()
+    for name, tensor in mine.state_dict().items():
+        assert whole(found[name]).equal(tensor), name
+
+
+@check
+def drawing_holds_no_whole_copy(sizes):
+    """Twice the rows of one process, and one whole tensor."""
+    if sizes.dp_shard < 4:
+        return
+    mine, _, draw = drawn(sizes, n_layers=6, width=32)
+    with Held() as held:
+        draw()
+    total, largest = (summary(p.nbytes for p in mine.parameters()) for summary in (sum, max))
+    assert held.most <= 2 * total / 4 + 1.01 * largest < 0.7 * total, (held.most, total, largest)
+
+
+class Held(TorchDispatchMode):
+    """Counts the bytes of all tensors on the host at once that were made within it."""
+
+    def __init__(self):
+        super().__init__()
+        self.made, self.most = [], 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        made = [local(x) for x in tree_leaves(found) if isinstance(x, torch.Tensor) and x.device.type == "cpu"]
+        self.made = [x for x in (*self.made, *map(weakref.ref, made)) if x() is not None]
+        storages = [x.untyped_storage() for x in (reference() for reference in self.made) if x is not None]
+        self.most = max(self.most, sum({x.data_ptr(): x.nbytes() for x in storages}.values()))
+        return found
+
+
+@check
 def each_process_holds_its_share_of_the_state(sizes):
     mine, theirs = with_gradients(sizes)
     optimizers = [build_optimizer(model, OptimizerConfig(), torch.device("cpu")) for model in (mine, theirs)]
@@ -68,6 +133,7 @@ def each_process_holds_its_share_of_the_state(sizes):
     assert held[1] <= 1.05 / sizes.dp_shard * held[0], held
 
 
+@check
 def norms_and_clips_are_those_of_the_whole(sizes):
     mine, theirs = with_gradients(sizes)
     norms = [gradient_norm(model.parameters()) for model in (mine, theirs)]
@@ -89,6 +155,7 @@ def norms_and_clips_are_those_of_the_whole(sizes):
         torch.testing.assert_close(whole(other.grad), one.grad, rtol=1e-5, atol=1e-8)
 
 
+@check
 def qk_clip_scales_the_rows_of_each_head(sizes):
     mine, theirs = models(sizes)
     largest = torch.linspace(50, 300, CONFIG.n_layers * CONFIG.n_heads).view(CONFIG.n_layers, CONFIG.n_heads)
@@ -97,6 +164,7 @@ def qk_clip_scales_the_rows_of_each_head(sizes):
     close(mine, theirs, rtol=0, atol=0)
 
 
+@check
 def muon_steps_whole_matrices_and_adamw_the_rest(sizes):
     mine, theirs = with_gradients(sizes)
     for model in (mine, theirs):
@@ -109,6 +177,7 @@ def muon_steps_whole_matrices_and_adamw_the_rest(sizes):
     close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
+@check
 def fused_adamw_leaves_all_as_it_is_where_found_inf_is_1(sizes):
     mine, theirs = with_gradients(sizes)
     for model in (mine, theirs):
@@ -119,6 +188,7 @@ def fused_adamw_leaves_all_as_it_is_where_found_inf_is_1(sizes):
     close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
+@check
 def owners_get_whole_matrices_and_give_them_back(sizes):
     _, theirs = models(sizes)
     matrices = [p for p in theirs.parameters() if p.ndim == 2]
@@ -132,6 +202,7 @@ def owners_get_whole_matrices_and_give_them_back(sizes):
             assert part.equal(held)
 
 
+@check
 def a_whole_tensor_is_sharded_like_a_parameter(sizes):
     mine, theirs = models(sizes)
     for one, other in pairs(mine, theirs):
@@ -139,6 +210,7 @@ def a_whole_tensor_is_sharded_like_a_parameter(sizes):
         assert local(part).equal(local(other)) and part.shape == one.shape and part.placements == other.placements
 
 
+@check
 def entropy_is_that_of_the_whole_and_leaves_it_sharded(sizes):
     mine, theirs = models(sizes)
     tokens = torch.randint(257, (1, 40), generator=torch.Generator().manual_seed(2))
@@ -148,22 +220,3 @@ def entropy_is_that_of_the_whole_and_leaves_it_sharded(sizes):
     torch.testing.assert_close(found, attention_entropy(mine, tokens))
     torch.testing.assert_close(scores, mine.scores(mine.hidden(tokens)[0]))
     assert all(hasattr(p, "to_local") for p in theirs.parameters())
-
-
-CHECKS = (
-    a_slice_is_a_copy_and_the_local_part_is_not,
-    each_process_holds_its_share_of_the_state,
-    norms_and_clips_are_those_of_the_whole,
-    qk_clip_scales_the_rows_of_each_head,
-    muon_steps_whole_matrices_and_adamw_the_rest,
-    fused_adamw_leaves_all_as_it_is_where_found_inf_is_1,
-    owners_get_whole_matrices_and_give_them_back,
-    a_whole_tensor_is_sharded_like_a_parameter,
-    entropy_is_that_of_the_whole_and_leaves_it_sharded,
-)
-
-if __name__ == "__main__":
-    with joined("cpu"):
-        for sizes in (Sizes(1, 4, 1), Sizes(2, 2, 1)):
-            for check in CHECKS:
-                check(sizes)

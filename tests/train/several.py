@@ -1,31 +1,26 @@
-"""Does each task of a JSON file in turn, in one of several processes; not a test itself.
+"""What each of several processes does in the tests of sharded runs; see `tests.ranks`."""
 
-{"train": configuration} trains; {"read": checkpoint, "write": folder, "mesh": [dp_replicate, dp_shard]} reads the
-checkpoint into a model on that mesh and writes it again.
-"""
-
-import json
 import os
 import signal
-import sys
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import torch
 
 from longshort.data.stream import TokenStream
 from longshort.parallel.mesh import Sizes, build_mesh
 from longshort.parallel.sharding import shard
-from longshort.train import TrainConfig, sharded_checkpoint
-from longshort.train.checkpoint import state_of
-from longshort.train.distributed import joined
+from longshort.train import TrainConfig, checkpoint, sharded_checkpoint
+from longshort.train.checkpoint import finish, state_of
+from longshort.train.distributed import World
 from longshort.train.models import build_model
 from longshort.train.progress import Silent
 from longshort.train.trainer import Trainer
 
-SPOILED = 13
+SPOILED = 8
 """Number of the batch whose targets are the wrong ones, in runs whose name says so."""
-KILLED = 6
-"""The step in whose checkpoint rank 0 is killed, after all shards are written, in runs whose name says so."""
 
 
 def spoil(wanted):
@@ -38,9 +33,21 @@ def spoil(wanted):
     TokenStream.batch = batch if wanted else _batch
 
 
-def kill_at(step):
-    """SIGKILL where the checkpoint of a step is about to get its name."""
-    finish = sharded_checkpoint.finish
+def world_of(group):
+    return World(group.rank(), group.size(), torch.device("cpu"))
+
+
+def train(group, values, cache=None):
+    """Train the configuration; `cache` is the folder of generated data."""
+    config = TrainConfig.from_dict(values)
+    if cache is not None:
+        os.environ["LONGSHORT_CACHE"] = str(cache)
+    spoil("spoiled" in config.run.out)
+    Trainer(config, world_of(group), Silent()).run()
+
+
+def train_and_die(group, values, step):
+    """Train; rank 0 kills itself where the checkpoint of a step, whose shards are written, is about to get its name."""
 
     def finish_or_die(draft, number, document):
         if number == step:
@@ -48,17 +55,70 @@ def kill_at(step):
         return finish(draft, number, document)
 
     sharded_checkpoint.finish = finish_or_die
+    train(group, values)
 
 
-def train(values, world):
-    config = TrainConfig.from_dict(values)
-    spoil("spoiled" in config.run.out)
-    if "killed" in config.run.out:
-        kill_at(KILLED)
-    Trainer(config, world, Silent()).run()
+def train_and_fail(group, values, step):
+    """Train; the checkpoint of a step cannot be written. Returns the error."""
+    with replaced_finish(unwritable(step)), pytest.raises(OSError) as caught:
+        train(group, values)
+    return str(caught.value)
 
 
-def read_and_write(source, target, mesh, world):
+def train_with_held_writes(group, values):
+    """Train; see `Held`. Returns what happened, on rank 0."""
+    held = Held(TrainConfig.from_dict(values).run.steps)
+    with replaced_finish(held.finish):
+        Trainer(TrainConfig.from_dict(values), world_of(group), held).run()
+    return held.events
+
+
+class Held(Silent):
+    """Keeps each checkpoint but the last from being completed until the step after it has been taken."""
+
+    def __init__(self, last):
+        self.last, self.events = last, []
+
+    def record(self, record, *, steps):
+        if record["kind"] == "train":
+            self.events.append(("step", record["step"]))
+
+    def finish(self, draft, step, document):
+        self.events.append(("begins", step))
+        end = time.monotonic() + 60
+        while step < self.last and ("step", step + 1) not in self.events:
+            if time.monotonic() > end:
+                raise TimeoutError("training waits for the checkpoint")
+            time.sleep(0.01)
+        self.events.append(("ends", step))
+        return finish(draft, step, document)
+
+
+def unwritable(step):
+    """A `finish` that fails at the checkpoint of a step."""
+
+    def failing(draft, number, document):
+        if number == step:
+            raise OSError("the disk is full")
+        return finish(draft, number, document)
+
+    return failing
+
+
+@contextmanager
+def replaced_finish(function):
+    """Let checkpoints of both formats be completed by the function."""
+    for module in (checkpoint, sharded_checkpoint):
+        module.finish = function
+    try:
+        yield
+    finally:
+        for module in (checkpoint, sharded_checkpoint):
+            module.finish = finish
+
+
+def read_and_write(group, source, target, mesh):
+    """Read a checkpoint into a model on the mesh (dp_replicate, dp_shard), and write it again."""
     config = TrainConfig.from_dict(state_of(Path(source))["config"])
     model = build_model(config)
     shard(model, build_mesh(Sizes(*mesh, 1), "cpu"), parameters=None, reduce=torch.float32, reshard=True)
@@ -66,15 +126,7 @@ def read_and_write(source, target, mesh, world):
     model.load_state_dict(found.model)
     tensors = {"model": model.state_dict(), "trainer": found.trainer}
     state = {"config": config.to_dict()}
-    sharded_checkpoint.save_sharded(Path(target), step=found.step, state=state, world=world, **tensors)
+    sharded_checkpoint.save_sharded(Path(target), step=found.step, state=state, group=group, **tensors)
 
 
 _batch = TokenStream.batch
-
-if __name__ == "__main__":
-    with joined("cpu") as world:
-        for task in json.loads(Path(sys.argv[1]).read_text()):
-            if "train" in task:
-                train(task["train"], world)
-            else:
-                read_and_write(task["read"], task["write"], task["mesh"], world)

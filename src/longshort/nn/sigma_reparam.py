@@ -42,7 +42,10 @@ class SigmaLinear(nn.Linear):
         nn.init.ones_(self.gamma)
         if self.weight.is_meta:
             return
-        for matrix, vector in zip(self._matrices(), self.right_singular, strict=True):
+        weight = self._gathered()
+        if weight is not self.weight:  # to the host, where that of one process is drawn: the same bits
+            weight = weight.cpu()
+        for matrix, vector in zip(self._matrices(weight), self.right_singular, strict=True):
             # The smaller Gram matrix: a full SVD of a wide layer takes many times as long.
             if matrix.shape[0] < matrix.shape[1]:
                 leading = matrix.mT @ torch.linalg.eigh(matrix @ matrix.mT).eigenvectors[:, -1]
@@ -53,9 +56,7 @@ class SigmaLinear(nn.Linear):
     @torch.no_grad()
     def update_sigma(self) -> None:
         """One step of power iteration towards the current weight's leading singular vectors."""
-        gather = getattr(self.weight, "full_tensor", None)  # a sharded weight has no fused matrices to split into
-        weight = self.weight if gather is None else gather()
-        for matrix, vector in zip(self._matrices(weight), self.right_singular, strict=True):
+        for matrix, vector in zip(self._matrices(self._gathered()), self.right_singular, strict=True):
             right = vector.to(matrix.dtype)
             vector.copy_(F.normalize(matrix.mT @ (matrix @ right), dim=0))
 
@@ -73,6 +74,11 @@ class SigmaLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.effective_weight(), self.bias)
+
+    def _gathered(self) -> Tensor:
+        """The whole weight: a sharded one has no fused matrices to split into."""
+        gather = getattr(self.weight, "full_tensor", None)
+        return self.weight if gather is None else gather()
 
     def _matrices(self, weight: Tensor | None = None) -> tuple[Tensor, ...]:
         weight = self.weight if weight is None else weight

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,7 +43,7 @@ from longshort.train.progress import Reporter, Silent
 from longshort.train.schedule import learning_rate
 from longshort.train.signals import told_to_stop
 from longshort.train.state import Progress, RunResult
-from longshort.train.together import newest_together, save_together
+from longshort.train.together import Saver, newest_together
 
 
 class RunData(Protocol):
@@ -86,8 +86,9 @@ class Loop(ABC):
         self.checkpoints = self.out / CHECKPOINTS
         torch.manual_seed(config.run.seed)
         self.sizes = config.parallel.sizes(world.size)
-        self.model: Model = build_model(config)
-        if not self.is_sharded:  # sharding moves one block after the other
+        with torch.device("meta") if self.is_sharded else nullcontext():  # no process ever holds all of it
+            self.model: Model = build_model(config)
+        if not self.is_sharded:
             self.model.to(world.device)
         self.model.gradient_checkpointing = config.run.checkpoint_activations
         if config.stability.qk_clip is not None:
@@ -101,6 +102,7 @@ class Loop(ABC):
             self.parallel = compiled(self.model, self.compilation.scope, cuda_graphs=graphs)
         if self.is_sharded:
             shard_model(self.model, config, world)
+        self._saver = Saver(self.checkpoints, self.model, world)
         self.meter = LogitMeter()
         self.progress = Progress()
         self._new_optimizer()
@@ -163,16 +165,18 @@ class Loop(ABC):
             self.reporter.message(describe_optimizer(self.optimizer))
         resumed = self._resume()
         self._prepare(resumed=resumed)
-        with self._logging(resumed), told_to_stop(self._interrupt):
+        with self._saver, self._logging(resumed), told_to_stop(self._interrupt):
             while self.progress.step < steps and not self._interrupted and not self._is_lost():
                 before = self.progress.step
                 self._step()
                 if self.progress.step > before:  # after a rollback there is nothing new to evaluate or save
                     self._after_step(last=self.progress.step == steps)
                 self._interrupted = self.world.agree(self._interrupted)
+                self._saver.check()
             self._catch_up()
             if self._interrupted and self._given_up is None and self._saved_at != self.progress.step:
                 self._save()
+            self._saver.wait()
             status, story = self._ending()
             self._record("end", step=self.progress.step, seconds=self.progress.seconds, status=status, **story)
         if status == "diverged":
@@ -312,6 +316,7 @@ class Loop(ABC):
                 f"{self.config.stability.guard_cap}"
             )
             return
+        self._saver.wait()
         self.world.wait()
         newest = newest_together(self.checkpoints, self.model, self.world, self.reporter.message)
         assert newest is not None, "a run with guard=rollback saves before its first step"
@@ -341,7 +346,7 @@ class Loop(ABC):
         return None if math.isfinite(self._validation_loss()) else "the validation loss"
 
     def _save(self) -> None:
-        """Write a checkpoint, unless the model is not finite: that would be useless and displace good checkpoints."""
+        """Start to write a checkpoint, unless the model is not finite: that would be useless and displace good ones."""
         lost = self._not_finite()
         if lost is not None:
             self.progress.nonfinite = max(1, self.progress.nonfinite)
@@ -353,15 +358,20 @@ class Loop(ABC):
             "vocabulary": self._run_data.fingerprint,
             "tokenizer": self._run_data.tokenizer_checksum,
         }
-        save_together(self.checkpoints, self.model, self.world, step=self.progress.step, trainer=tensors, state=state)
-        if self.world.is_writer:
-            prune_checkpoints(self.checkpoints, keep=self.config.run.keep, best=self.progress.best_step)
+        self._saver.save(step=self.progress.step, trainer=tensors, state=state, then=self._tidy(self.progress))
+        self._saved_at = self.progress.step
+
+    def _tidy(self, progress: Progress) -> Callable[[], None]:
+        """What follows a checkpoint that was saved at this progress, when it is written."""
+        step, best = progress.step, progress.best_step
+
+        def tidy() -> None:
+            prune_checkpoints(self.checkpoints, keep=self.config.run.keep, best=best)
             if not (self.out / METRICS).exists():
-                step = self.progress.step
                 self.reporter.message(f"warning: the log of {self.out} is gone (was it moved?); step {step} is in it")
                 self._run_data.keep_tokenizer(self.out)
-        self._saved_at = self.progress.step
-        self.world.wait()
+
+        return tidy
 
     def _resume(self) -> bool:
         """Load the newest complete checkpoint, if any; True if it continues a run, False for imported weights."""

@@ -9,6 +9,7 @@ from torch import nn
 
 from longshort.data.tasks import classes_of
 from longshort.model import GPT, SequenceClassifier
+from longshort.parallel.drawing import draw_weights
 from longshort.parallel.mesh import build_mesh
 from longshort.parallel.sharding import shard
 from longshort.train.checkpoint import Checkpoint, CheckpointError, load_checkpoint
@@ -41,11 +42,15 @@ def compiled(model: Model, scope: str, *, cuda_graphs: bool) -> nn.Module:
 
 
 def shard_model(model: Model, config: TrainConfig, world: World) -> None:
-    """Shard a model in place as the section `parallel` says; it may still be on the host."""
+    """Shard a model in place as the section `parallel` says. It was built on the meta device; here it gets its weights,
+    those that one process would draw.
+    """
     parallel, in_half = config.parallel, in_bf16(config.run.precision, world.device)
     mesh = build_mesh(parallel.sizes(world.size), world.device.type)
     reduce = torch.bfloat16 if parallel.reduce == "bf16" else torch.float32
     shard(model, mesh, parameters=torch.bfloat16 if in_half else None, reduce=reduce, reshard=parallel.reshard)
+    torch.manual_seed(config.run.seed)
+    draw_weights(model, lambda: build_model(config), world.device)
 
 
 def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[GPT, Checkpoint]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
@@ -18,10 +19,13 @@ Tensors = tuple[dict[str, Tensor], dict[str, Tensor]]
 """The weights by name, and the other tensors of a trainer."""
 
 
-def write_shards(folder: Path, model: Mapping[str, Tensor], trainer: Mapping[str, Tensor]) -> None:
-    """Write what this process holds, together with all others."""
+def write_shards(
+    folder: Path, model: Mapping[str, Tensor], trainer: Mapping[str, Tensor], group: dist.ProcessGroup
+) -> None:
+    """Write what this process holds, together with all others, which are those of the group."""
     tensors = {key: tensor.detach() for key, tensor in joined_names(model, trainer).items()}
-    dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    dcp.save(tensors, storage_writer=writer, process_group=group)
 
 
 def read_shards(folder: Path, parameter_of: Callable[[str, torch.Size], Tensor | None]) -> Tensors:

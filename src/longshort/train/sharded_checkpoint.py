@@ -7,7 +7,7 @@ here are to be called by all processes of a run.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,13 @@ from longshort.train.checkpoint import (
     state_of,
     whole_tensors,
 )
-from longshort.train.distributed import World
-from longshort.train.shard_files import joined_names, parameter_name, parted_names, read_shards, write_shards
+from longshort.train.shard_files import (
+    joined_names,
+    parameter_name,
+    parted_names,
+    read_shards,
+    write_shards,
+)
 
 
 def save_sharded(
@@ -38,26 +43,43 @@ def save_sharded(
     model: Mapping[str, Tensor],
     trainer: Mapping[str, Tensor],
     state: Mapping[str, Any],
-    world: World,
+    group: dist.ProcessGroup,
 ) -> None:
-    """Write `folder/step-N`; an interrupted write leaves no such folder."""
-    draft = Path(world.told(str(new_draft(folder, step, "shards")) if world.is_writer else None))
+    """Write `folder/step-N`, the processes of `group`, a gloo group of all, together; an interrupted write leaves no
+    such folder, and if it fails in one process it fails in all.
+    """
+    rank = group.rank()
+    draft = Path(_from_first(group, lambda: str(new_draft(folder, step, "shards"))))
     try:
-        write_shards(draft, model, trainer)
-        sums: list[dict[str, str]] = [{}] * world.size
-        dist.all_gather_object(sums, {path.name: checksum(path) for path in _own_files(draft, world)})
-        if world.is_writer:
-            together = {name: total for part in sums for name, total in part.items()}
-            finish(draft, step, {"format": SHARDED, "sha256": together, "step": step, **state})
+        write_shards(draft, model, trainer, group)
+        sums: list[dict[str, str]] = [{}] * group.size()
+        dist.all_gather_object(sums, {path.name: checksum(path) for path in _own_files(draft, rank)}, group)
+        together = {name: total for part in sums for name, total in part.items()}
+        document = {"format": SHARDED, "sha256": together, "step": step, **state}
+        _from_first(group, lambda: str(finish(draft, step, document)))
     except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)  # on a full disk its space is needed
+        if rank == 0:  # another might remove what the first is just giving its name
+            shutil.rmtree(draft, ignore_errors=True)  # on a full disk its space is needed
         raise
-    world.wait()
 
 
-def _own_files(draft: Path, world: World) -> list[Path]:
+def _from_first(group: dist.ProcessGroup, work: Callable[[], str]) -> str:
+    """What `work` returns on the first process of the group, on all of them; an error there is an error on all."""
+    said: list[Any] = [None]
+    if group.rank() == 0:
+        try:
+            said = [work()]
+        except Exception as error:
+            said = [error]
+    dist.broadcast_object_list(said, src=0, group=group, device=torch.device("cpu"))
+    if isinstance(said[0], Exception):
+        raise said[0]
+    return said[0]
+
+
+def _own_files(draft: Path, rank: int) -> list[Path]:
     """The files that this process wrote, which have its number."""
-    files = sorted(draft.glob(f"shard-{world.rank + 1:05d}-*"))
+    files = sorted(draft.glob(f"shard-{rank + 1:05d}-*"))
     for path in files:
         give_usual_mode(path)
     return files
