@@ -1,0 +1,31 @@
+"""torchrun's agent with workers that start at once: forked from this process, which has loaded torch and never used it."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+
+def launch(worker: Callable[..., Any], *arguments: Any, processes: int = 2, restarts: int = 0) -> None:
+    """Run worker(*arguments) in several processes, as torchrun runs a command; raises if they fail too often.
+
+    Agent, rendezvous and environment are those of `torchrun --standalone`. Only the workers' processes are made by
+    fork instead of exec.
+    """
+    from torch.distributed.launcher.api import elastic_launch
+    from torch.distributed.run import config_from_args, parse_args
+
+    options = [f"--nproc-per-node={processes}", f"--max-restarts={restarts}", f"--rdzv-id={uuid4()}"]
+    options += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "the worker"]
+    with tempfile.TemporaryDirectory() as logs:
+        config, _, _ = config_from_args(parse_args([f"--log-dir={logs}", *options]))
+        config.start_method = "fork"
+        elastic_launch(config, _begin)(worker, *arguments)
+
+
+def _begin(worker: Callable[..., Any], *arguments: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the agent's handler, which a new program would not have
+    worker(*arguments)
