@@ -1,4 +1,4 @@
-"""torchrun's agent with workers that start at once: forked from this process, which has loaded torch and never used it."""
+"""torchrun's agent with workers that start at once: forked from a process that has loaded torch and never used it."""
 
 from __future__ import annotations
 

@@ -21,9 +21,7 @@ KILLS, CORRUPTIONS = 100, 200
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
-    parser.add_argument(
-        "--only", help="kill, restart, corruption, full, or one case: kill:3, corruption:17, full:train:25"
-    )
+    parser.add_argument("--only", help="kill, restart, corruption, full, or one case: kill:3, full:train:25")
     parser.add_argument("--tiny", action="store_true", help="a few cases of each kind, and no page")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="processes")

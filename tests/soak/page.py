@@ -27,9 +27,9 @@ OUTCOMES = {
 }
 
 _INTRODUCTION = """\
-`make soak` writes this page, `docs/notes/soak.json` and `docs/notes/restarts.json`, which list every case. To repeat one
-case: `python -m tests.soak --only kill:3 --seed {seed}`. A tiny model is trained on a CPU with one thread, where training is
-deterministic: whatever happens to a run, it must end bit for bit as the undisturbed run does.
+`make soak` writes this page, `docs/notes/soak.json` and `docs/notes/restarts.json`, which list every case. To repeat
+one case: `python -m tests.soak --only kill:3 --seed {seed}`. A tiny model is trained on a CPU with one thread, where
+training is deterministic: whatever happens to a run, it must end bit for bit as the undisturbed run does.
 """
 _KILLS = """\
 Runs that save every third step are killed with SIGKILL and restarted until they finish. Most kills come half-way
@@ -37,11 +37,11 @@ through a random file operation, the others from outside at a random time. Weigh
 checkpoints, losses, evaluations and spikes must equal those of the undisturbed run, with every step once in the log.
 """
 _RESTARTS = """\
-Runs of two processes under torchrun's agent (`--max-restarts`), one of which is killed with SIGKILL: either of the two,
-half-way through a file operation, or from outside while it trains or starts. The agent restarts both, and the run
+Runs of two processes under torchrun's agent (`--max-restarts`), one of which is killed with SIGKILL: either of the
+two, half-way through a file operation, or from outside while it trains or starts. The agent restarts both, and the run
 resumes from its last checkpoint. The end must equal the undisturbed run as above, and a kill may cost at most the
-{every} steps between two saves. The agent forks its workers instead of starting Python anew. `python -m tests.soak --only
-restart` repeats this part.
+{every} steps between two saves. Here the agent forks its workers, so that torch is loaded only once. This part alone:
+`python -m tests.soak --only restart`.
 """
 _DAMAGE = """\
 One file of a run stopped half-way, or of its data, has bits flipped or a block zeroed, or is cut short, lengthened,

@@ -106,13 +106,20 @@ def difference(run: Path, reference: Path) -> str:
         if names[0] != names[1]:
             return f"{mine_at.name} holds {names[0]}"
         for name in names[0]:
-            if name != "state.json" and (mine_at / name).read_bytes() != (theirs_at / name).read_bytes():
+            if name != "state.json" and _tensors(mine_at / name) != _tensors(theirs_at / name):
                 return f"{mine_at.name}/{name} differs"
         if _state(mine_at) != _state(theirs_at):
             return f"{mine_at.name}/state.json differs"
     if (run / "tokenizer.json").read_bytes() != (reference / "tokenizer.json").read_bytes():
         return "tokenizer.json differs"
     return ""
+
+
+def _tensors(file: Path) -> tuple[dict[str, Any], bytes]:
+    """The contents of a safetensors file, without its remarks, whose order varies."""
+    data = file.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    return {name: about for name, about in json.loads(data[8:end]).items() if name != "__metadata__"}, data[end:]
 
 
 def records(run: Path) -> list[dict[str, Any]]:
