@@ -1,5 +1,6 @@
 """A run of several processes that loses one is restarted by torchrun, and ends as if nothing had happened."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -55,20 +56,65 @@ def assert_same_run(out, reference, steps=8):
     assert [record["kind"] for record in read_log(out)].count("run") == 1
 
 
-def test_a_run_that_loses_a_process_resumes_by_itself_and_ends_bit_for_bit_as_another(corpus, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("changes", "victim"), [([SHARDED], 1), pytest.param([], 0, marks=pytest.mark.slow)], ids=["sharded", "whole"]
+)
+def test_a_run_that_loses_a_process_resumes_by_itself_and_ends_bit_for_bit_as_another(
+    changes, victim, corpus, tmp_path, monkeypatch
+):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["longshort.train", "torch._dynamo", "torch.distributed.run"])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the server looks there for what it loads
-    cases = {"whole": ([], 0), "sharded": ([SHARDED], 1)}
-    runs = []
-    for name, (changes, victim) in cases.items():
-        runs.append((tiny_config(corpus, tmp_path / name, *STEPS, *changes), None))
-        runs.append((tiny_config(corpus, tmp_path / f"{name}-killed", *STEPS, *changes), victim))
-    agent = context.Process(target=launch_all, args=(runs,))
+    undisturbed = tiny_config(corpus, tmp_path / "undisturbed", *STEPS, *changes)
+    killed = tiny_config(corpus, tmp_path / "killed", *STEPS, *changes)
+    agent = context.Process(target=launch_all, args=([(undisturbed, None), (killed, victim)],))
     agent.start()
     agent.join(120)
     assert agent.exitcode == 0
-    for name in cases:
-        assert [record["step"] for record in records(tmp_path / f"{name}-killed", "resume")] in ([3], [4], [6])
-        assert_same_run(tmp_path / f"{name}-killed", tmp_path / name)
+    assert [record["step"] for record in records(tmp_path / "killed", "resume")] in ([3], [4], [6])
+    assert_same_run(tmp_path / "killed", tmp_path / "undisturbed")
+
+
+@pytest.mark.slow
+def test_the_torchrun_command_restarts_a_run_killed_before_and_after_its_first_checkpoint(corpus, tmp_path):
+    config = tiny_config(corpus, tmp_path / "run", *STEPS, "run.steps=80", "run.save_every=40")
+    (tmp_path / "config.yaml").write_text(json.dumps(config.to_dict()))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    train_it = ["-m", "longshort", "train", str(tmp_path / "config.yaml")]
+    undisturbed = [*command, *train_it, f"run.out={tmp_path / 'undisturbed'}"]
+    assert subprocess.run(undisturbed, env=environment, timeout=250).returncode == 0
+    agent = subprocess.Popen([*command, "--max-restarts=2", *train_it], env=environment)
+    try:
+        for steps, rank in ((5, 1), (45, 0)):
+            while not has_steps(config.run.out, steps):
+                assert agent.poll() is None
+                time.sleep(0.002)
+            workers = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+            os.kill(int(workers[rank]), signal.SIGKILL)
+        assert agent.wait(250) == 0
+    finally:
+        agent.terminate()
+        agent.wait(60)
+    assert [record["step"] for record in records(tmp_path / "run", "resume")] == [40]
+    assert_same_run(tmp_path / "run", tmp_path / "undisturbed", steps=80)
+
+
+def test_ranks_agree_on_a_name_for_their_attempt_whatever_an_earlier_one_left_in_the_store(monkeypatch):
+    store = dist.HashStore()
+    monkeypatch.setattr(dist, "rendezvous", lambda method: iter([(store, 0, 0)]))
+    store.set("rank/1", "a process that was killed before rank 0 answered")
+
+    def attempt(delays):
+        def join(rank):
+            time.sleep(delays[rank])
+            found = _unused_store(rank, 3)
+            found.set(f"address {rank}", str(delays))
+            return [found.get(f"address {other}").decode() for other in range(3)]
+
+        with ThreadPoolExecutor(3) as ranks:
+            return list(ranks.map(join, range(3)))
+
+    for delays in ((0.05, 0, 0), (0, 0.05, 0), (0, 0, 0.05), (0, 0, 0)):
+        assert attempt(delays) == [[str(delays)] * 3] * 3  # never what an earlier attempt wrote
