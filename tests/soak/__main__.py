@@ -65,6 +65,7 @@ def soak(options: argparse.Namespace, work: Path, started: float) -> int:
             named = {"kills": results["kill"], "corruptions": results["corruption"], "full": results["full"]}
             written.append(write_json(page.DATA, {"about": about, **named}))
         if results["restart"]:
+            about["command"] = f"python -m tests.soak --only restart --seed {options.seed}"
             written.append(write_json(page.RESTARTS, {"about": about, "restarts": results["restart"]}))
         print("\n".join(f"wrote {path}" for path in [*written, page.write()]))
     print(f"{len(rows)} cases, {len(problems)} problems, {time.monotonic() - started:.0f} s")

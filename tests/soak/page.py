@@ -76,7 +76,7 @@ def page(results: dict[str, Any], restarts: dict[str, Any]) -> str:
     rows = [row for part in ("kills", "corruptions", "full") for row in results[part]] + restarts["restarts"]
     problems = [row for row in rows if row["problem"]]
     parts = [
-        "# Soak: kills, damage, full disks\n",
+        "# Soak: kills, lost processes, damage, full disks\n",
         _INTRODUCTION.format(seed=results["about"]["seed"]),
         _about(results["about"]),
         f"**{len(problems)} problems.**\n" if problems else "**No problems found.**\n",

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -31,21 +32,33 @@ def has_steps(out, count):
 
 
 def train_and_lose(config, victim):
-    """Train; at the first attempt, the rank `victim` is killed when the log has five steps."""
+    """Train; the rank `victim` is killed once, when the log has five steps."""
+    killed = Path(f"{config.run.out}-lost-a-process")
 
     def kill():
         while not has_steps(config.run.out, 5):
             time.sleep(0.002)
+        killed.touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
-    if int(os.environ["RANK"]) == victim and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if int(os.environ["RANK"]) == victim and not killed.exists():
         threading.Thread(target=kill, daemon=True).start()
     train(config)
 
 
-def launch_all(runs):
+def launch_all(runs, **options):
     for config, victim in runs:
-        launch(train_and_lose, config, victim, restarts=0 if victim is None else 1)
+        launch(train_and_lose, config, victim, restarts=0 if victim is None else 1, **options)
+
+
+@pytest.fixture
+def context(monkeypatch):
+    """Of processes that start at once: forked from one that has torch loaded and has never used it."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["longshort.train", "torch._dynamo", "torch.distributed.run"])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the server looks there for what it loads
+    return context
 
 
 def assert_same_run(out, reference, steps=8):
@@ -60,12 +73,8 @@ def assert_same_run(out, reference, steps=8):
     ("changes", "victim"), [([SHARDED], 1), pytest.param([], 0, marks=pytest.mark.slow)], ids=["sharded", "whole"]
 )
 def test_a_run_that_loses_a_process_resumes_by_itself_and_ends_bit_for_bit_as_another(
-    changes, victim, corpus, tmp_path, monkeypatch
+    changes, victim, corpus, tmp_path, context
 ):
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["longshort.train", "torch._dynamo", "torch.distributed.run"])
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the server looks there for what it loads
     undisturbed = tiny_config(corpus, tmp_path / "undisturbed", *STEPS, *changes)
     killed = tiny_config(corpus, tmp_path / "killed", *STEPS, *changes)
     agent = context.Process(target=launch_all, args=([(undisturbed, None), (killed, victim)],))
@@ -74,6 +83,24 @@ def test_a_run_that_loses_a_process_resumes_by_itself_and_ends_bit_for_bit_as_an
     assert agent.exitcode == 0
     assert [record["step"] for record in records(tmp_path / "killed", "resume")] in ([3], [4], [6])
     assert_same_run(tmp_path / "killed", tmp_path / "undisturbed")
+
+
+@pytest.mark.slow
+def test_two_machines_one_of_which_counts_no_restart_find_each_other_again(corpus, tmp_path, context):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        place = {"machines": 2, "processes": 1, "endpoint": f"localhost:{free.getsockname()[1]}"}
+    killed = tiny_config(corpus, tmp_path / "killed", *STEPS)
+    agents = [context.Process(target=launch_all, args=([(killed, 1)],), kwargs=place) for _ in range(2)]
+    for agent in agents:
+        agent.start()
+    for agent in agents:
+        agent.join(120)
+    assert [agent.exitcode for agent in agents] == [0, 0]
+    launch_one = context.Process(target=launch_all, args=([(tiny_config(corpus, tmp_path / "one", *STEPS), None)],))
+    launch_one.start()
+    launch_one.join(120)
+    assert_same_run(tmp_path / "killed", tmp_path / "one")
 
 
 @pytest.mark.slow
