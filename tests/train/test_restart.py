@@ -105,7 +105,7 @@ def test_two_machines_one_of_which_counts_no_restart_find_each_other_again(corpu
 
 @pytest.mark.slow
 def test_the_torchrun_command_restarts_a_run_killed_before_and_after_its_first_checkpoint(corpus, tmp_path):
-    config = tiny_config(corpus, tmp_path / "run", *STEPS, "run.steps=80", "run.save_every=40")
+    config = tiny_config(corpus, tmp_path / "run", *STEPS, "run.steps=80", "run.save_every=40", "run.save_best=false")
     (tmp_path / "config.yaml").write_text(json.dumps(config.to_dict()))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
