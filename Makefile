@@ -43,7 +43,7 @@ test-eco: ## TRL's trainers on our models, sweeps through submitit, in .venv-eco
 	@echo "== tests: pytest tests/eco"
 	@.venv-eco/bin/python -m pytest -q tests/eco
 
-soak: compiler $(INSTALLED) ## kills, damaged files, full disks, drawn command lines; under half an hour; writes docs/notes/soak.md
+soak: compiler $(INSTALLED) ## kills, lost processes, damaged files, full disks, drawn command lines; an hour; writes docs/notes/soak.md
 	@$(BIN)/python -m tests.soak --jobs $(JOBS)
 	@LONGSHORT_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -q -n $(JOBS) --timeout 1200 $(DRAWN)
 

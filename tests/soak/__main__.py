@@ -21,7 +21,7 @@ KILLS, CORRUPTIONS = 100, 200
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
-    parser.add_argument("--only", help="kill, corruption, full, or one case: kill:3, corruption:17, full:train:25")
+    parser.add_argument("--only", help="kill, restart, corruption, full, or one case: kill:3, full:train:25")
     parser.add_argument("--tiny", action="store_true", help="a few cases of each kind, and no page")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
@@ -41,10 +41,12 @@ def main() -> int:
 def soak(options: argparse.Namespace, work: Path, started: float) -> int:
     """Run the chosen parts; returns 1 if there was a problem."""
     kind, _, case = (options.only or "").partition(":")
-    parts = {"full": full_part, "kill": kills_part, "corruption": corruptions_part}
+    parts = {"full": full_part, "kill": kills_part, "restart": restarts_part, "corruption": corruptions_part}
     if kind and kind not in parts:
         sys.exit(f"error: --only must be one of {', '.join(parts)}, or a case of them as in kill:3, got {options.only}")
     preload(hf=not options.tiny and kind in ("", "full"))
+    from longshort.files import write_json
+
     from . import page, subject
 
     say("preparing")
@@ -56,10 +58,16 @@ def soak(options: argparse.Namespace, work: Path, started: float) -> int:
     problems = [row for row in rows if row["problem"]]
     for row in problems:
         print(f"PROBLEM {row['case']} (--seed {options.seed}): {row['problem']}")
-    if not options.only and not options.tiny:
-        named = {"kills": results["kill"], "corruptions": results["corruption"], "full": results["full"]}
+    if not case and not options.tiny:
         about = page.circumstances(options.seed, time.monotonic() - started)
-        print("\n".join(f"wrote {path}" for path in page.write({"about": about, **named})))
+        written = []
+        if not kind:
+            named = {"kills": results["kill"], "corruptions": results["corruption"], "full": results["full"]}
+            written.append(write_json(page.DATA, {"about": about, **named}))
+        if results["restart"]:
+            about["command"] = f"python -m tests.soak --only restart --seed {options.seed}"
+            written.append(write_json(page.RESTARTS, {"about": about, "restarts": results["restart"]}))
+        print("\n".join(f"wrote {path}" for path in [*written, page.write()]))
     print(f"{len(rows)} cases, {len(problems)} problems, {time.monotonic() - started:.0f} s")
     return bool(problems)
 
@@ -69,6 +77,8 @@ def preload(*, hf: bool) -> None:
     import altair  # noqa: F401
     import jinja2  # noqa: F401
     import torch._dynamo
+    import torch.distributed.checkpoint.hf_storage
+    import torch.distributed.run
 
     import longshort.data.show
     import longshort.generation.sample
@@ -76,6 +86,7 @@ def preload(*, hf: bool) -> None:
     import longshort.train.checkpoint_scores
     import longshort.train.processes
     import longshort.train.progress
+    import longshort.train.sharded_checkpoint
 
     if hf:
         import longshort.hf.export
@@ -95,6 +106,17 @@ def kills_part(options: argparse.Namespace, base: Path, work: Path, case: str) -
     count = 2 if options.tiny else kills.KILLS_PER_RUN
     settings = {"base": base, "references": references, "work": work, "seed": options.seed, "count": count}
     return spread("killed runs", runs, partial(kills.one_run, **settings), options)
+
+
+def restarts_part(options: argparse.Namespace, base: Path, work: Path, case: str) -> list[dict[str, Any]]:
+    from . import restarts
+
+    runs = [int(case)] if case else range(1 if options.tiny else KILLS // restarts.KILLS_PER_RUN)
+    say("the undisturbed runs of two processes")
+    references = restarts.references(base, work, runs)
+    count = 2 if options.tiny else restarts.KILLS_PER_RUN
+    settings = {"base": base, "references": references, "work": work, "seed": options.seed, "count": count}
+    return spread("runs with lost processes", runs, partial(restarts.one_run, **settings), options)
 
 
 def corruptions_part(options: argparse.Namespace, base: Path, work: Path, case: str) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
-"""The results of a soak: docs/notes/soak.json, and the page made from it."""
+"""The results of a soak: docs/notes/soak.json, docs/notes/restarts.json, and the page made from them."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -9,11 +10,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from longshort.files import write_atomically, write_json
+from longshort.files import write_atomically
 from longshort.version import __version__
 
+from . import subject
+
 ROOT = Path(__file__).parents[2]
-DATA, PAGE = ROOT / "docs" / "notes" / "soak.json", ROOT / "docs" / "notes" / "soak.md"
+NOTES = ROOT / "docs" / "notes"
+DATA, RESTARTS, PAGE = NOTES / "soak.json", NOTES / "restarts.json", NOTES / "soak.md"
 OUTCOMES = {
     "refused": "one-line error",
     "noticed": "continues, and says what is damaged",
@@ -23,14 +27,21 @@ OUTCOMES = {
 }
 
 _INTRODUCTION = """\
-`make soak` writes this page and `docs/notes/soak.json`, which lists every case. To repeat one case:
-`python -m tests.soak --only kill:3 --seed {seed}`. A tiny model is trained on a CPU with one thread, where training is
-deterministic: whatever happens to a run, it must end bit for bit as the undisturbed run does.
+`make soak` writes this page, `docs/notes/soak.json` and `docs/notes/restarts.json`, which list every case. To repeat
+one case: `python -m tests.soak --only kill:3 --seed {seed}`. A tiny model is trained on a CPU with one thread, where
+training is deterministic: whatever happens to a run, it must end bit for bit as the undisturbed run does.
 """
 _KILLS = """\
 Runs that save every third step are killed with SIGKILL and restarted until they finish. Most kills come half-way
 through a random file operation, the others from outside at a random time. Weights, optimizer state, the remaining
 checkpoints, losses, evaluations and spikes must equal those of the undisturbed run, with every step once in the log.
+"""
+_RESTARTS = """\
+Runs of two processes under torchrun's agent (`--max-restarts`), one of which is killed with SIGKILL: either of the
+two, half-way through a file operation, or from outside while it trains or starts. The agent restarts both, and the run
+resumes from its last checkpoint. The end must equal the undisturbed run as above, and a kill may cost at most the
+{every} steps between two saves. Here the agent forks its workers, so that torch is loaded only once. This part alone:
+`python -m tests.soak --only restart`.
 """
 _DAMAGE = """\
 One file of a run stopped half-way, or of its data, has bits flipped or a block zeroed, or is cut short, lengthened,
@@ -55,24 +66,23 @@ def circumstances(seed: int, seconds: float) -> dict[str, Any]:
     return {"seed": seed, "seconds": round(seconds), "commit": commit, "versions": versions, "machine": machine}
 
 
-def write(results: dict[str, Any]) -> list[Path]:
-    """Write the numbers and the page."""
-    return [write_json(DATA, results), write_atomically(PAGE, page(results))]
+def write() -> Path:
+    """Write the page of the numbers that the two files hold."""
+    return write_atomically(PAGE, page(json.loads(DATA.read_text()), json.loads(RESTARTS.read_text())))
 
 
-def page(results: dict[str, Any]) -> str:
+def page(results: dict[str, Any], restarts: dict[str, Any]) -> str:
     """The page, from the numbers alone."""
-    about, problems = results["about"], [row for part in ("kills", "corruptions", "full") for row in results[part]]
-    problems = [row for row in problems if row["problem"]]
-    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
+    rows = [row for part in ("kills", "corruptions", "full") for row in results[part]] + restarts["restarts"]
+    problems = [row for row in rows if row["problem"]]
     parts = [
-        "# Soak: kills, damage, full disks\n",
-        _INTRODUCTION.format(seed=about["seed"]),
-        f"Commit {about['commit'][:12]}; {versions}; {about['machine']}; seed {about['seed']}; "
-        f"{about['seconds'] / 60:.0f} minutes.\n",
+        "# Soak: kills, lost processes, damage, full disks\n",
+        _INTRODUCTION.format(seed=results["about"]["seed"]),
+        _about(results["about"]),
         f"**{len(problems)} problems.**\n" if problems else "**No problems found.**\n",
         *[f"- `{row['case']}`: {row['problem']}\n" for row in problems],
         _kills(results["kills"]),
+        _restarts(**restarts),
         _corruptions(results["corruptions"]),
         _full(results["full"]),
     ]
@@ -94,6 +104,42 @@ def _kills(rows: list[dict[str, Any]]) -> str:
     for setting in dict.fromkeys(row["setting"] for row in rows):
         mine = [row for row in rows if row["setting"] == setting]
         lines.append(f"| {setting} | {len(mine)} | {sum(not row['problem'] for row in mine)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _about(about: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
+    return (
+        f"Commit {about['commit'][:12]}; {versions}; {about['machine']}; seed {about['seed']}; "
+        f"{about['seconds'] / 60:.0f} minutes.\n"
+    )
+
+
+def _restarts(about: dict[str, Any], restarts: list[dict[str, Any]]) -> str:
+    total: Counter[str] = Counter()
+    for row in restarts:
+        total.update(row["kills"])
+    kills, ranks = sum(total.values()), [sum(row["ranks"][rank] for row in restarts) for rank in (0, 1)]
+    lost = [steps for row in restarts for steps in row["lost_steps"]]
+    seconds = sum(row["seconds"] - row["undisturbed_seconds"] for row in restarts)
+    lines = [
+        f"## {kills} lost processes\n",
+        _RESTARTS.format(every=subject.SAVE_EVERY),
+        _about(about),
+        "| moment | kills |\n|---|--:|",
+        *(f"| {name} | {number} |" for name, number in sorted(total.items())),
+        "",
+        "| setting | runs | kills | restarts | equal to the undisturbed run |\n|---|--:|--:|--:|--:|",
+    ]
+    for setting in dict.fromkeys(row["setting"] for row in restarts):
+        mine = [row for row in restarts if row["setting"] == setting]
+        runs, equal = (sum(row["runs"] - (part and bool(row["problem"])) for row in mine) for part in (0, 1))
+        counts = [sum(sum(row["kills"].values()) for row in mine), sum(row["restarts"] for row in mine)]
+        lines.append(f"| {setting} | {runs} | {counts[0]} | {counts[1]} | {equal} |")
+    lines.append(
+        f"\n{ranks[0]} kills hit rank 0, {ranks[1]} rank 1. A kill cost at most {max(lost, default=0)} recorded steps, "
+        f"{sum(lost) / kills:.1f} on average, and {seconds / kills:.1f} seconds with the restart."
+    )
     return "\n".join(lines) + "\n"
 
 

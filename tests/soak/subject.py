@@ -18,6 +18,7 @@ from .children import Outcome, longshort
 CONFIG, DATA, RUN, TEXT = "config.yaml", "data", "run", "text"
 PREPARE = ["data", TEXT, "--out", DATA, "--vocab-size", "300", "--split", "0.8", "0.1", "0.1", "--workers", "1"]
 TRAIN = ["train", CONFIG]
+SAVE_EVERY = 3
 
 _PLAIN = {
     "model": {"context": 32, "n_layers": 1, "width": 16, "n_heads": 2, "n_global": 1, "window": 8},
@@ -27,7 +28,7 @@ _PLAIN = {
     "telemetry": {"logits_every": 2},
     "run": {
         **{"out": RUN, "steps": 30, "device": "cpu"},
-        **{"eval_every": 5, "eval_batches": 1, "save_every": 3, "keep": 2},
+        **{"eval_every": 5, "eval_batches": 1, "save_every": SAVE_EVERY, "keep": 2},
     },
 }
 _GUARD = {"guard_warmup": 5, "guard_window": 8, "guard_cooldown": 2}
@@ -101,14 +102,24 @@ def difference(run: Path, reference: Path) -> str:
     if [path.name for path in checkpoints[0]] != [path.name for path in checkpoints[1]]:
         return f"the checkpoints are {[path.name for path in checkpoints[0]]}"
     for mine_at, theirs_at in zip(*checkpoints, strict=True):
-        for name in ("model.safetensors", "trainer.safetensors"):
-            if (mine_at / name).read_bytes() != (theirs_at / name).read_bytes():
+        names = [sorted(file.name for file in folder.iterdir()) for folder in (mine_at, theirs_at)]
+        if names[0] != names[1]:
+            return f"{mine_at.name} holds {names[0]}"
+        for name in names[0]:
+            if name != "state.json" and _tensors(mine_at / name) != _tensors(theirs_at / name):
                 return f"{mine_at.name}/{name} differs"
         if _state(mine_at) != _state(theirs_at):
             return f"{mine_at.name}/state.json differs"
     if (run / "tokenizer.json").read_bytes() != (reference / "tokenizer.json").read_bytes():
         return "tokenizer.json differs"
     return ""
+
+
+def _tensors(file: Path) -> tuple[dict[str, Any], bytes]:
+    """The contents of a safetensors file, without its remarks, whose order varies."""
+    data = file.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    return {name: about for name, about in json.loads(data[8:end]).items() if name != "__metadata__"}, data[end:]
 
 
 def records(run: Path) -> list[dict[str, Any]]:

@@ -2,11 +2,7 @@
 
 FSDP gathers weights in bf16 and sums gradients by reduce-scatter; the copies of HSDP and DDP sum them by all-reduce. Of
 a sequence that several ranks share, local heads send a halo of window - 1 keys and values to the next rank, global
-heads gather theirs, and queries of global heads are dealt out zig-zag. b bytes per number, N ranks, a sequence of n:
-
-    halo 2 b (w - 1) D H_kv,local    gather 2 b n (N - 1) / N D H_kv,global    queries 2 b n / N D H_global (N - 1) / N
-
-each of them once forward and once backward.
+heads gather theirs, and half of the queries of global heads change places: `ops.shares.bytes_sent` has the formulas.
 """
 
 from __future__ import annotations
@@ -14,9 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from longshort.heads import HeadPlan
+from longshort.ops.shares import bytes_sent
 from longshort.planning.job import Job, Settings
 from longshort.planning.machines import LATENCY, LATENCY_PER_RANK, Machines
-from longshort.planning.reaches import reaches
 
 HALO, KEYS, QUERIES = "halo of local heads", "keys and values of global heads", "queries of global heads"
 GATHER, SCATTER, REPLICAS = "weights gathered", "gradients scattered", "gradients of the copies"
@@ -59,14 +55,10 @@ def exchange_bytes(plan: HeadPlan, job: Job, cp: int) -> dict[str, float]:
     >>> model = GPTConfig(vocab_size=8, context=131072, n_layers=1, width=4096, n_heads=32, n_global=1, window=128)
     >>> sent = exchange_bytes(model.layer_plans[0], Job(model=model, length=131072, batch=1), 8)
     >>> {name: round(count / 1e6, 1) for name, count in sent.items()}
-    {'halo of local heads': 2.0, 'keys and values of global heads': 58.7, 'queries of global heads': 7.3}
+    {'halo of local heads': 2.0, 'keys and values of global heads': 58.7, 'queries of global heads': 4.2}
     """
-    seen, others, size = reaches(plan, job.kv_heads, job.length), (cp - 1) / cp, 2 * 2 * job.head_dim
-    return {
-        HALO: size * sum(window - 1 for window in seen.near_kv),
-        KEYS: size * job.length * others * seen.far_kv,
-        QUERIES: size * job.length / cp * others * seen.far,
-    }
+    sent = bytes_sent(plan, job.kv_heads, length=job.length, size=cp, head_dim=job.head_dim, itemsize=2)
+    return {HALO: sent["halo"] + sent["first"], KEYS: sent["gather"], QUERIES: sent["queries"]}
 
 
 def exchange(job: Job, settings: Settings, machines: Machines) -> list[Sent]:

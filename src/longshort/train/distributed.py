@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -66,12 +68,35 @@ def joined(device: str) -> Iterator[World]:
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if size > 1:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
+        backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=_unused_store(rank, size), rank=rank, world_size=size)
     try:
         yield World(rank, size, chosen)
     finally:
         if size > 1:
             dist.destroy_process_group()
+
+
+def _unused_store(rank: int, size: int) -> dist.Store:
+    """The store that processes exchange their addresses through, under a prefix that no earlier attempt has used.
+
+    torchrun keeps one store for all attempts at a run, so a restarted process could read the address of a killed one
+    (pytorch/pytorch#135712); and the restarts that it counts differ between machines. So rank 0 names the attempt. It
+    tells each rank under a key that this rank has just made up, until the rank confirms it.
+    """
+    store, _, _ = next(dist.rendezvous("env://"))
+    prefix = mine = uuid4().hex
+    if rank > 0:
+        store.set(f"rank/{rank}", mine)
+        prefix = store.get(f"prefix/{mine}").decode()
+        store.set(f"{prefix}/{rank}", "")
+    waiting = set(range(1, size)) if rank == 0 else set()
+    while waiting:
+        for other in [other for other in waiting if store.check([f"rank/{other}"])]:
+            store.set(f"prefix/{store.get(f'rank/{other}').decode()}", prefix)
+        waiting = {other for other in waiting if not store.check([f"{prefix}/{other}"])}
+        time.sleep(0.01)
+    return dist.PrefixStore(prefix, store)
 
 
 def choose_device(name: str, local_rank: int | None = None) -> torch.device:
