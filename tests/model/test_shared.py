@@ -66,7 +66,8 @@ def against_one_process(group, changes, checkpointing):
     return errors, float(found.loss), relative(found.stats, expected.stats)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.every(2)
+@pytest.mark.parametrize("size", [4, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_loss_gradients_and_statistics_are_those_of_one_process(ranks, name, size):
     results = ranks.run(against_one_process, CASES[name], size == 4, size=size)  # with four, recomputed in backward
@@ -116,6 +117,7 @@ def compiled_losses(group):
     return relative(losses[1], losses[0])
 
 
+@pytest.mark.slow
 def test_it_compiles_to_one_graph(ranks):
     assert max(ranks.run(compiled_losses, size=2)) <= 1e-12
 
