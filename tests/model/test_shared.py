@@ -133,18 +133,6 @@ def test_learned_positions_are_counted_over_all_ranks(ranks):
         ranks.run(too_long, size=3)
 
 
-def refused(group):
-    model = built(LONG_SHORT)
-    cache = model.new_cache()
-    model.share_sequences(group)
-    model(torch.zeros(1, 4, dtype=torch.long), cache=cache)
-
-
-def test_a_cache_is_refused(ranks):
-    with pytest.raises(ValueError, match="cache must be None while sequences are shared"):
-        ranks.run(refused, size=2)
-
-
 def test_batch_norm_is_refused():
     model = built(LONG_SHORT)
     model.norm = SequenceBatchNorm(16)

@@ -22,9 +22,18 @@ MESHES = {
 }
 SHORT = ["run.steps=10", "telemetry.logits_every=1"]
 RUNS = {
-    "spoiled": [*SHORT, "data.segments=true", "run.accumulate=2", "run.eval_every=5", "telemetry.entropy_every=5"]
-    + ["stability.guard=rollback", "stability.guard_warmup=3", "stability.guard_window=5", "run.save_every=5"]
-    + ["stability.guard_threshold=1"],
+    "spoiled": [
+        *SHORT,
+        "data.segments=true",
+        "run.accumulate=2",
+        "run.eval_every=5",
+        "run.save_every=5",
+        "telemetry.entropy_every=5",
+        "stability.guard=rollback",
+        "stability.guard_warmup=3",
+        "stability.guard_window=5",
+        "stability.guard_threshold=1",
+    ],
     "plain": ["run.steps=50", "run.eval_every=25", "telemetry.entropy_every=25", "telemetry.layer_gradients=true"],
     "muon": [*SHORT, "optimizer.kind=muon", "stability.clip=tensor", "run.checkpoint_activations=attention"],
     "clipped": [*SHORT, "stability.qk_clip=0.02", "stability.guard=skip", "loss.z_loss=0.01", "parallel.reshard=false"],
@@ -153,7 +162,7 @@ def test_what_cannot_be_shared_is_refused(changes, reason, corpus, tmp_path):
 def test_classifiers_are_refused(corpus, tmp_path):
     values = tiny_config(corpus, tmp_path).to_dict() | {"task": {"name": "listops", "length": 32}, "data": {}}
     values["parallel"] = {"cp": 2}
-    with pytest.raises(ConfigError, match="parallel.cp must be 1 for the task listops"):
+    with pytest.raises(ConfigError, match=r"parallel.cp must be 1 for the task listops"):
         TrainConfig.from_dict(values)
 
 

@@ -76,7 +76,7 @@ def sharded_attention(
         return attention(q, k, v, plan, segments=segments, sinks=sinks, smoothing=smoothing, **options)
     check_shard(plan, k.shape[1], shard, smoothing)
     if smoothing is not None:
-        k, v = _smoothed(k, v, plan, smoothing, segments, shard, group)
+        k, v = smoothed_shard(k, v, plan, smoothing, segments, group)
     roles = Roles.of(plan, k.shape[1], shard.total)
     check_firsts(plan, roles.near, segments=segments is not None)
     arrived = Arrived(  # what is sent first travels while the heads after it are computed
@@ -215,17 +215,21 @@ def _flat_pair(k: Tensor, v: Tensor, heads: list[int], positions: slice) -> Tens
     return torch.stack([of_heads(x, heads)[:, :, positions] for x in (k, v)]).flatten()
 
 
-def _smoothed(
+def smoothed_shard(
     k: Tensor,
     v: Tensor,
     plan: HeadPlan,
     smoothing: Smoothing,
     segments: Tensor | None,
-    shard: Shard,
     group: dist.ProcessGroup,
 ) -> tuple[Tensor, Tensor]:
-    """The smoothed values, or the smoothed keys, of a rank's own positions: its neighbours' are sent for them."""
+    """Keys and values (B, H_kv, T, D) of a rank's own positions, the values or the keys smoothed as `attention` does.
+
+    The neighbours' are sent for them. Smoothed keys are H heads where those of a group decay differently.
+    """
     smoothing.check(causal=True)
+    shard = Shard(dist.get_rank(group), dist.get_world_size(group), k.shape[2])
+    check_shard(plan, k.shape[1], shard, smoothing)
     before, after = -smoothing.offsets[0], smoothing.offsets[-1]
     before, after = before if shard.rank else 0, 0 if shard.is_last else after
     ids = None if segments is None else segments[:, shard.start - before : shard.start + shard.length + after]
