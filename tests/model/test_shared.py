@@ -66,6 +66,7 @@ def against_one_process(group, changes, checkpointing):
     return errors, float(found.loss), relative(found.stats, expected.stats)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", CASES)
 def test_loss_gradients_and_statistics_are_those_of_one_process(ranks, name, size):
@@ -116,6 +117,7 @@ def compiled_losses(group):
     return relative(losses[1], losses[0])
 
 
+@pytest.mark.slow
 def test_it_compiles_to_one_graph(ranks):
     assert max(ranks.run(compiled_losses, size=2)) <= 1e-12
 
@@ -129,18 +131,6 @@ def too_long(group):
 def test_learned_positions_are_counted_over_all_ranks(ranks):
     with pytest.raises(ValueError, match="no longer than the 32 learned positions, got length 36"):
         ranks.run(too_long, size=3)
-
-
-def refused(group):
-    model = built(LONG_SHORT)
-    cache = model.new_cache()
-    model.share_sequences(group)
-    model(torch.zeros(1, 4, dtype=torch.long), cache=cache)
-
-
-def test_a_cache_is_refused(ranks):
-    with pytest.raises(ValueError, match="cache must be None while sequences are shared"):
-        ranks.run(refused, size=2)
 
 
 def test_batch_norm_is_refused():

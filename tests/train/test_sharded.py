@@ -128,7 +128,6 @@ def test_sizes_that_do_not_fit_the_processes_are_refused(corpus, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (["parallel.cp=2"], "parallel.cp must be 1, since the trainer does not divide sequences"),
         (["parallel.dp_shard=0"], "parallel.dp_shard must be -1"),
         (["parallel.reduce=fp16"], "parallel.reduce must be one of fp32, bf16"),
     ],

@@ -35,6 +35,18 @@ class Batch(NamedTuple):
     indices: tuple[int, ...]
     """The number of each sequence's window within its epoch"""
 
+    def shard(self, place: int, places: int) -> Batch:
+        """Of all its sequences, the positions of one of `places` processes that share them equally.
+
+        >>> Batch(torch.arange(6).view(1, 6), torch.arange(1, 7).view(1, 6), None, (0,)).shard(1, 3).tokens
+        tensor([[2, 3]])
+        """
+        if places == 1:
+            return self
+        tokens, targets = (x.chunk(places, dim=1)[place] for x in self[:2])
+        segments = None if self.segments is None else self.segments.chunk(places, dim=1)[place]
+        return Batch(tokens, targets, segments, self.indices)
+
 
 class Window(NamedTuple):
     """One step of a sliding window over a split."""

@@ -1,6 +1,7 @@
 """Text from a model."""
 
 from longshort.generation.engine import generate
+from longshort.generation.prefill import shared_prefill
 from longshort.generation.sampling import Sampling, next_token
 from longshort.generation.soft import (
     AUTHORS_CLAMP,
@@ -25,4 +26,5 @@ __all__ = [
     "gumbel_log_density",
     "mixed",
     "next_token",
+    "shared_prefill",
 ]

@@ -6,14 +6,19 @@ Shapes: B sequences, P columns of prompts padded on the left, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from longshort.generation.draws import Draws
 from longshort.generation.graphs import CapturedStep
+from longshort.generation.prefill import shared_prefill
 from longshort.model import GPT
 from longshort.nn import LSStaticCache
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _PREFILL = 1024
 """Tokens of each prompt that go through the model at once."""
@@ -38,15 +43,21 @@ class Decoder:
         padded: bool = True,
         graph: bool | None = None,
         generator: torch.Generator | None = None,
+        group: ProcessGroup | None = None,
     ) -> None:
-        """`padded`: prompts may have different lengths; `graph` and `use_cache` are as in `generate`."""
-        self._model, self._draws, self._padded = model, draws, padded
+        """`padded`: prompts may have different lengths; `graph`, `use_cache` and `group` are as in `generate`."""
+        self._model, self._draws, self._padded, self._group = model, draws, padded, group
         (batch, count), device, context = draws.tokens.shape, draws.tokens.device, model.config.context
         on_gpu, usable = decodes_by_steps(device), use_cache and max_prompt <= context
         if graph and not (on_gpu and usable):
             raise ValueError(
                 f"cuda_graph needs a model on a GPU, use_cache and a prompt within the context of "
                 f"{context}, got {device}, use_cache={use_cache} and {max_prompt} tokens"
+            )
+        if group is not None and not usable:
+            raise ValueError(
+                f"group needs use_cache and a prompt within the context of {context}, got use_cache={use_cache} and "
+                f"{max_prompt} tokens"
             )
         # What lies past the context is never cached, and the last token drawn goes through the model no more.
         held = min(max_prompt + count - 1, context)
@@ -79,6 +90,9 @@ class Decoder:
         first = max(0, length - self._model.config.context)
         if self._cache is None or first:
             shown = self._draws.step(self._logits(self._part(first, length, first)))
+        elif not self._drawn and self._group is not None:
+            logits = shared_prefill(self._model, cache=self._cache, group=self._group, **self._part(0, length, 0))
+            shown = self._draws.step(logits.float())
         elif not self._drawn:
             for start in range(0, length, _PREFILL):
                 stop = min(start + _PREFILL, length)

@@ -19,6 +19,8 @@ from longshort.generation.soft import SoftThinking, ThinkingRecord
 from longshort.model import GPT
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from longshort.data.tokenizer import Tokenizer
 
 Prompt = Tensor | Sequence[Sequence[int] | Tensor]
@@ -43,6 +45,7 @@ def generate(
     callback: Callable[[Tensor], object] | None = None,
     use_cache: bool = True,
     cuda_graph: bool | None = None,
+    group: ProcessGroup | None = None,
 ) -> Iterator[Tensor]:
     """Yield the next token (B,) of each sequence of the prompt, step after step.
 
@@ -64,6 +67,8 @@ def generate(
         use_cache: False runs the whole sequence through the model for every token: the same text, slowly.
         cuda_graph: on a GPU, decode by replaying a captured step; if None, where more than a few tokens are wanted, and
             with a warning if the model cannot be captured. True insists, False takes the plain way.
+        group: processes that share the prefill of the prompt, by position; each is called with the same arguments, then
+            decodes on its own, and draws the same tokens from the same `seed`. See `shared_prefill`.
 
     >>> from longshort import GPTConfig
     >>> model = GPT(GPTConfig.preset("tiny"))
@@ -111,6 +116,7 @@ def generate(
         padded=shortest < longest,
         graph=cuda_graph,
         generator=generator,
+        group=group,
     )
     strings = None
     if stop_strings and tokenizer is not None:

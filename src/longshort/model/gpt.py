@@ -125,7 +125,8 @@ class GPT(nn.Module):
 
         Tokens, targets, segments and positions are then those of a rank's shard, as are the logits. The loss is the
         mean over whole sequences, equal on all ranks, and the gradients are to be averaged over the ranks of the group,
-        as in data parallelism. Equal ids on both sides of a cut are one segment.
+        as in data parallelism. Equal ids on both sides of a cut are one segment. A cache must be empty; on each
+        rank it gets what they hold together: see `generation.shared_prefill`.
         """
         check_shareable(self)
         for layer in self._attention_layers():
@@ -263,15 +264,19 @@ class GPT(nn.Module):
         x = self.embedding(tokens) if embeddings is None else embeddings
         if self.config.embedding_scale is not None:
             x = x * self.config.embedding_scale
-        if cache is not None:
-            segments = cache.record(x.shape[1], segments, positions)
+        new = x.shape[1] * (1 if self.group is None else self.group.size())
+        if cache is not None and self.group is None:
+            segments = cache.record(new, segments, positions)
+        elif cache is not None and self.group is not None:
+            given = None if positions is None else whole_rows(positions.expand(x.shape[:2]), self.group)
+            cache.record(new, segments, given)  # it is empty: these are all segments there are
         if positions is None:
             if segments is not None and self.config.restart_positions:
                 positions = segment_positions(segments)
-                positions = positions if cache is None else cache.latest(positions, x.shape[1])
+                positions = positions if cache is None else cache.latest(positions, new)
                 positions = positions if self.group is None else own_rows(positions, self.group)
-            elif cache is not None:
-                positions = cache.next_positions(x.shape[1])
+            elif cache is not None and self.group is None:
+                positions = cache.next_positions(new)
             else:
                 start = 0 if self.group is None else self.group.rank() * x.shape[1]
                 positions = torch.arange(start, start + x.shape[1], device=x.device)
@@ -286,7 +291,7 @@ class GPT(nn.Module):
             else:
                 x = result
         if cache is not None:
-            cache.advance(x.shape[1])
+            cache.advance(new)
         return apply_norm(self.norm, x, segments), torch.stack(statistics).detach() if stats else None
 
     def _with_positions(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -377,7 +382,11 @@ class GPT(nn.Module):
         fits = len(cache.layers) == len(layers) and all(map(LSAttention.fits, layers, cache.layers))
         if not fits:
             raise ValueError("cache must have the plans, KV heads, head dim and smoothing of this model: see new_cache")
-        cache.check(shape[0], shape[1])
+        if self.group is not None and cache.length:
+            raise ValueError(
+                f"cache must be empty while sequences are shared (share_sequences), got {cache.length} tokens"
+            )
+        cache.check(shape[0], shape[1] * (1 if self.group is None else self.group.size()))
 
     def _check_positions(self, shape: torch.Size, positions: Tensor | None, cache: KVCache | None) -> None:
         if positions is not None:

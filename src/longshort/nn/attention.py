@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, overload
 
 import torch
@@ -254,13 +255,12 @@ class LSAttention(nn.Module):
             segments: (B, T) integers; a token sees its own segment only, and a negative id is padding. With a cache,
                 of the cached positions too: (B, cache.length + T). Of whole sequences where processes share them.
             cache: one of a cache's `layers`: x is appended to it, and positions continue from it. No gradients then.
+                Where processes share sequences it must be empty, and each process gets all of what they hold.
             stats: return an `LSAttentionResult` instead, which also has the extremes of the logits, or with "max" only
                 the largest.
         """
         measured = self._measured(stats)
         if cache is not None:
-            if self.group is not None:
-                raise ValueError("cache must be None while sequences are shared: see share_sequences")
             out, found = self._attend_cached(x, positions, segments, cache, measured)
         else:
             out, found = self._attend(x, positions, segments, measured)
@@ -309,13 +309,33 @@ class LSAttention(nn.Module):
         self.check_cacheable()
         if not self.fits(cache):
             raise ValueError("cache must have the plan, KV heads, head dim and smoothing of this layer")
-        if positions is None:
+        if positions is None and self.group is None:
             positions = cache.next_positions(x.shape[1])
         q, k, v = self.heads(x, positions)
         options: dict[str, Any] = {"softcap": self.softcap, "segments": segments, "sinks": self.sinks_for(q)}
-        attended = cache.attend(q, k, v, **options, stats=stats, backend=self.backend)
-        out = self.out(attended.out.transpose(1, 2).flatten(-2))
-        return self.dropout(out), attended.stats
+        options |= {"stats": stats, "backend": self.backend}
+        if self.group is None:
+            attended, found = cache.attend(q, k, v, **options)
+        else:
+            attended, found = self._attend_and_fill(q, k, v, cache, self.group, **options)
+        out = self.out(attended.transpose(1, 2).flatten(-2))
+        return self.dropout(out), found
+
+    def _attend_and_fill(
+        self, q: Tensor, k: Tensor, v: Tensor, cache: CacheLayer, group: ProcessGroup, **options: Any
+    ) -> tuple[Tensor, LogitStats | None]:
+        """Attend within sequences that processes share, and give each process all that a cache holds of them."""
+        from longshort.ops.collectives import rows_from_all
+        from longshort.ops.sharded import sharded_attention, smoothed_shard
+
+        if (held := int(cache.next_positions(1)[0])) > 0:
+            raise ValueError(f"cache must be empty while sequences are shared (share_sequences), got {held} tokens")
+        raw = k if self.smoothing is not None and self.smoothing.stage == "before" else v
+        if self.smoothing is not None:
+            k, v = smoothed_shard(k, v, self.plan, self.smoothing, options["segments"], group)
+        result = sharded_attention(q, k, v, self.plan, group=group, **options)
+        cache.fill(group.size() * k.shape[2], k, v, raw, partial(rows_from_all, group=group))
+        return result.out, result.stats
 
     def sinks_for(self, x: Tensor) -> Tensor | None:
         """The sinks in the precision that the op takes for such inputs."""

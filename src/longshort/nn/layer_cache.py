@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from longshort.heads import HeadPlan
-from longshort.nn.pool import FirstRows, Heads, Pool, Raw, Rows
+from longshort.nn.pool import Fetch, FirstRows, Heads, Pool, Raw, Rows
 from longshort.ops import LogitStats, Smoothing, attention
 from longshort.ops.blocked.fused import attend_last
 from longshort.ops.options import Stats
@@ -139,6 +139,25 @@ class CacheLayer(ABC):
                     smallest[pool.heads] = result.stats.min
         return CachedAttention(out, LogitStats(largest, smallest) if stats else None)
 
+    def fill(self, length: int, k: Tensor, v: Tensor, raw: Tensor, fetch: Fetch) -> None:
+        """Take in a whole sequence that is shared, of which this process has the shards k, v and raw (B, heads, T, D).
+
+        Args:
+            k, v: one of them smoothed if they are to be.
+            raw: what that one was before.
+            fetch: gives rows of the whole sequence.
+        """
+        self.check_place(k.shape[0], length, 0)
+        for store in self.stores:
+            store.follow(k.device)
+        for pool in self.pools:
+            own = k[:, pool.kv_heads], v[:, pool.kv_heads]
+            pool.fill(length, *own, fetch)
+            if pool.kept is not None:
+                pool.kept.fill(length, *own, fetch)
+        if self.raw is not None:
+            self.raw.fill(length, raw[..., :0], raw, fetch)
+
     @abstractmethod
     def next_positions(self, new: int) -> Tensor:
         """(T,) positions of the next tokens."""
@@ -178,6 +197,10 @@ class LSLayerCache(CacheLayer):
     def check(self, batch_size: int, new: int) -> None:
         """Raise, before anything is written, if `new` more tokens for `batch_size` sequences each have no room."""
         self.check_place(batch_size, new, self.length)
+
+    def fill(self, length: int, k: Tensor, v: Tensor, raw: Tensor, fetch: Fetch) -> None:
+        super().fill(length, k, v, raw, fetch)
+        self.length, self.written = length, max(self.written, length)
 
     def next_positions(self, new: int) -> Tensor:
         return torch.arange(self.length, self.length + new, device=self.pools[0].k.device)

@@ -7,7 +7,7 @@ Shapes: B batch, H_kv key/value heads, T new tokens, D head dimension.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from longshort.ops.documents import ranks
 from longshort.ops.smoothing import Smoothing, key_decays, smooth_keys, smooth_values
 
 Heads = slice | list[int]
+Fetch = Callable[[Tensor, int, int], Tensor]
+"""Of one shard (B, heads, T, D) of a sequence, (B, heads, stop - start, D): positions start to stop of the whole."""
 
 
 @dataclass
@@ -85,6 +87,12 @@ class Rows:
         self._write(start, k, v)
         return seen
 
+    def fill(self, length: int, k: Tensor, v: Tensor, fetch: Fetch) -> None:
+        """Take in a whole sequence of `length` positions, of which k and v are shards; nothing was held before."""
+        self.reserve(length)
+        start = max(0, length - self.k.shape[2])
+        self._write(start, fetch(k, start, length), fetch(v, start, length))
+
     def append(self, position: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write one new token and return, in any order, every slot that it may see, without a copy if that is all."""
         rows = self.k.shape[2]
@@ -127,6 +135,11 @@ class FirstRows(Rows):
             return self.k[:, :, :count], self.v[:, :, :count], None
         ids, at = self._document(segments[:, :start])
         return self.k, self.v, ids.expand_as(at).masked_fill((at < 0) | (at >= near), -1)
+
+    def fill(self, length: int, k: Tensor, v: Tensor, fetch: Fetch) -> None:
+        """As `Rows.fill`, for a sequence of one document."""
+        count = min(length, self.k.shape[2])
+        self._write(0, fetch(k, 0, count), fetch(v, 0, count))
 
     def keep(self, start: int, k: Tensor, v: Tensor, segments: Tensor | None) -> None:
         """Write those of the new tokens, from position `start` on, that are first keys of their document."""

@@ -36,6 +36,20 @@ def exchanged(sent: Mapping[int, Tensor], counts: Mapping[int, int], like: Tenso
     return functional.all_to_all_single_autograd(flat, [counts.get(rank, 0) for rank in ranks], into, group)
 
 
+@torch.no_grad()
+def rows_from_all(x: Tensor, start: int, stop: int, group: dist.ProcessGroup) -> Tensor:
+    """(B, H, stop - start, D) of (B, H, T, D): positions of the whole sequence, sent by the ranks that hold them."""
+    length, parts = x.shape[2], []
+    for rank in range(dist.get_world_size(group)):
+        first, last = max(start - rank * length, 0), min(stop - rank * length, length)
+        if first < last:
+            part = x[:, :, first:last].clone(memory_format=torch.contiguous_format)
+            if part.numel():
+                dist.broadcast(part, group=group, group_src=rank)
+            parts.append(part)
+    return torch.cat(parts, dim=2)
+
+
 def largest(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The elementwise maximum over the ranks; NaN where one of them has it. Not differentiable."""
     x = x.detach()

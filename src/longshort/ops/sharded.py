@@ -20,8 +20,8 @@ from longshort.heads import HeadPlan
 from longshort.ops.api import (
     AttentionResult,
     LogitStats,
-    attention,
     as_autocast,
+    attention,
     check_options,
     check_sinks,
     check_tensors,
@@ -46,13 +46,14 @@ def sharded_attention(
     sinks: Tensor | None = None,
     smoothing: Smoothing | None = None,
     stats: Stats = False,
+    lse: bool = False,
     backend: str = "auto",
 ) -> AttentionResult:
     """Causal `attention` of a sequence of N T positions, of which each rank of `group` holds T, in order.
 
     Every rank calls it with tensors of the same shapes and gets the rows of its own queries; statistics are those of
     all ranks. Gradients of q, k and v are those of one process that holds the whole sequence. That of `sinks` is this
-    rank's part: sum it over the group, as those of all parameters. There is no lse: the result's is empty, (0,).
+    rank's part: sum it over the group, as those of all parameters.
 
     Args:
         q: (B, H, T, D).
@@ -60,6 +61,7 @@ def sharded_attention(
         plan: reach of each query head. A window must not reach past the rank before: see `shares.largest_group`.
         group: the processes that share the sequence.
         segments: (B, N T) integers, those of the whole sequence; not with streaming heads.
+        lse: return the lse too, for which more is sent; it is empty, (0,), if not.
         sinks, scale, softcap, smoothing, stats, backend: as in `attention`.
     """
     q, k, v = as_autocast(q, k, v)
@@ -74,7 +76,7 @@ def sharded_attention(
         return attention(q, k, v, plan, segments=segments, sinks=sinks, smoothing=smoothing, **options)
     check_shard(plan, k.shape[1], shard, smoothing)
     if smoothing is not None:
-        k, v = _smoothed(k, v, plan, smoothing, segments, shard, group)
+        k, v = smoothed_shard(k, v, plan, smoothing, segments, group)
     roles = Roles.of(plan, k.shape[1], shard.total)
     check_firsts(plan, roles.near, segments=segments is not None)
     arrived = Arrived(  # what is sent first travels while the heads after it are computed
@@ -83,12 +85,11 @@ def sharded_attention(
         _with_halo(k, v, roles, shard, group) if roles.near else None,
     )
     results = rank_work(q, arrived, plan, roles, shard, segments=segments, sinks=sinks, **options)
-    outs = [(heads, result.out) for heads, result in results]
-    if roles.far:
-        (_, mine), (_, theirs) = outs[-2:]
-        outs[-2:] = [(roles.far, torch.cat((mine, _swapped(theirs, shard, group)), dim=2))]
-    lse = q.new_empty(0, dtype=torch.promote_types(q.dtype, torch.float32))
-    return AttentionResult(_in_order(outs, 1), lse, _over_ranks(results, extremes, group) if extremes else None)
+    out = _own_rows([(heads, result.out) for heads, result in results], roles, shard, group)
+    sums = q.new_empty(0, dtype=torch.promote_types(q.dtype, torch.float32))
+    if lse:
+        sums = _own_rows([(heads, result.lse) for heads, result in results], roles, shard, group)
+    return AttentionResult(out, sums, _over_ranks(results, extremes, group) if extremes else None)
 
 
 class Arrived(NamedTuple):
@@ -171,6 +172,14 @@ def _swapped(x: Tensor, shard: Shard, group: dist.ProcessGroup) -> Tensor:
     return exchanged({shard.mirror: x}, {shard.mirror: x.numel()}, x, group).view(x.shape)
 
 
+def _own_rows(parts: list[tuple[list[int], Tensor]], roles: Roles, shard: Shard, group: dist.ProcessGroup) -> Tensor:
+    """(B, H, T, ...) of what `rank_work` computed: the second half of global queries comes back from the mirror."""
+    if roles.far:
+        (_, mine), (_, theirs) = parts[-2:]
+        parts = [*parts[:-2], (roles.far, torch.cat((mine, _swapped(theirs, shard, group)), dim=2))]
+    return _in_order(parts, 1)
+
+
 def _with_halo(k: Tensor, v: Tensor, roles: Roles, shard: Shard, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
     """Keys and values of the local heads with those before them: of the sequence's start, then of the rank before.
 
@@ -206,17 +215,21 @@ def _flat_pair(k: Tensor, v: Tensor, heads: list[int], positions: slice) -> Tens
     return torch.stack([of_heads(x, heads)[:, :, positions] for x in (k, v)]).flatten()
 
 
-def _smoothed(
+def smoothed_shard(
     k: Tensor,
     v: Tensor,
     plan: HeadPlan,
     smoothing: Smoothing,
     segments: Tensor | None,
-    shard: Shard,
     group: dist.ProcessGroup,
 ) -> tuple[Tensor, Tensor]:
-    """The smoothed values, or the smoothed keys, of a rank's own positions: its neighbours' are sent for them."""
+    """Keys and values (B, H_kv, T, D) of a rank's own positions, the values or the keys smoothed as `attention` does.
+
+    The neighbours' are sent for them. Smoothed keys are H heads where those of a group decay differently.
+    """
     smoothing.check(causal=True)
+    shard = Shard(dist.get_rank(group), dist.get_world_size(group), k.shape[2])
+    check_shard(plan, k.shape[1], shard, smoothing)
     before, after = -smoothing.offsets[0], smoothing.offsets[-1]
     before, after = before if shard.rank else 0, 0 if shard.is_last else after
     ids = None if segments is None else segments[:, shard.start - before : shard.start + shard.length + after]

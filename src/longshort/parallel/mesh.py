@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
 REST = -1
@@ -18,6 +19,16 @@ class Sizes(NamedTuple):
     dp_replicate: int
     dp_shard: int
     cp: int
+
+    @property
+    def shards(self) -> int:
+        """Processes that hold one copy of the model together: those that share sequences share it too."""
+        return self.dp_shard * self.cp
+
+    @property
+    def readers(self) -> int:
+        """Processes, or groups of `cp` neighbouring ones, that train on different sequences."""
+        return self.dp_replicate * self.dp_shard
 
 
 def mesh_sizes(world: int, *, dp_replicate: int = REST, dp_shard: int = 1, cp: int = 1) -> Sizes:
@@ -57,6 +68,14 @@ def build_mesh(sizes: Sizes, device_type: str) -> DeviceMesh:
     from torch.distributed.device_mesh import init_device_mesh
 
     if sizes.dp_replicate == 1:
-        return init_device_mesh(device_type, (sizes.dp_shard,), mesh_dim_names=("dp_shard",))
-    shape = (sizes.dp_replicate, sizes.dp_shard)
-    return init_device_mesh(device_type, shape, mesh_dim_names=("dp_replicate", "dp_shard"))
+        return init_device_mesh(device_type, (sizes.shards,), mesh_dim_names=("shard",))
+    shape = (sizes.dp_replicate, sizes.shards)
+    return init_device_mesh(device_type, shape, mesh_dim_names=("replicate", "shard"))
+
+
+def sequence_group(sizes: Sizes, device_type: str) -> ProcessGroup:
+    """The processes with which this one shares its sequences, in the order of their shards."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh(device_type, (sizes.readers, sizes.cp), mesh_dim_names=("dp", "cp"))
+    return mesh.get_group("cp")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from longshort.nn import LSAttention
@@ -55,6 +56,11 @@ def check_entropy(model: nn.Module) -> None:
         pooling = _pooling_of_logits(layer)
         if pooling is not None and (why := pooling.without_keys(causal=layer.causal, decays=None)):
             raise ValueError(f"attention entropy is only known for logits of keys: {why}; or turn off the entropy")
+        if pooling is not None and layer.group is not None:
+            raise ValueError(
+                "attention entropy is not known for smoothed keys where processes share sequences: use one process per "
+                'sequence, smoothing_stage="after", or turn off the entropy'
+            )
 
 
 def _pooling_of_logits(layer: LSAttention) -> Smoothing | None:
@@ -69,11 +75,20 @@ def _entropy(
     if pooling is not None:
         k = smooth_keys(k, pooling, None, segments)
     options: dict[str, Any] = {"segments": segments, "sinks": sinks, "backend": layer.backend}
-    result = attention(q, k, k, layer.plan, causal=layer.causal, **options)
+    if layer.group is None:
+        result = attention(q, k, k, layer.plan, causal=layer.causal, **options)
+    else:
+        from longshort.ops.sharded import sharded_attention
+
+        result = sharded_attention(q, k, k, layer.plan, group=layer.group, lse=True, **options)
     keys = result.out.to(result.lse.dtype)
     entropy = result.lse - (q.to(keys.dtype) * keys).sum(-1) / layer.head_dim**0.5
     if sinks is not None:
         score = sinks[:, None]
         entropy = entropy - score * (score - result.lse).exp()
     real = result.lse.isfinite()
-    return entropy.where(real, 0).sum((0, 2)) / real.sum((0, 2)).clamp(min=1)
+    total, count = entropy.where(real, 0).sum((0, 2)), real.sum((0, 2))
+    if layer.group is not None:
+        dist.all_reduce(total, group=layer.group)
+        dist.all_reduce(count, group=layer.group)
+    return total / count.clamp(min=1)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -88,7 +89,8 @@ def answer_scores(model: Model, batches: Iterable[Batch], *, world: World, preci
             logits, asked = _answers(model, tokens, targets, segments)
         losses = F.cross_entropy(logits.float(), asked, reduction="none").double()
         right = logits.argmax(-1) == asked
-        sums += torch.stack((losses.sum(), right.sum(), asked.new_tensor(len(asked)), *_rows(right, targets)))
+        rows = _rows(right, targets, getattr(model, "group", None))
+        sums += torch.stack((losses.sum(), right.sum(), asked.new_tensor(len(asked)), *rows))
     model.train(was_training)
     loss, right_answers, questions, right_rows, rows = world.mean(sums).tolist()
     scores = {"loss": loss / questions, "accuracy": right_answers / questions}
@@ -105,10 +107,13 @@ def _answers(model: Model, tokens: Tensor, targets: Tensor, segments: Tensor | N
     return scores, targets[asked]
 
 
-def _rows(right: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The number of sequences without a wrong answer, and the number of sequences."""
+def _rows(right: Tensor, targets: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
+    """The number of sequences without a wrong answer, also on the processes that share them, and of all sequences."""
     if targets.ndim == 1:
         return right.sum(), right.new_tensor(len(right), dtype=torch.long)
     wrong = torch.zeros(targets.shape, dtype=torch.bool, device=targets.device)
     wrong[targets != IGNORED] = ~right
-    return (~wrong.any(1)).sum(), right.new_tensor(len(targets), dtype=torch.long)
+    wrong_rows = wrong.any(1).long()
+    if group is not None:
+        dist.all_reduce(wrong_rows, op=dist.ReduceOp.MAX, group=group)
+    return (wrong_rows == 0).sum(), right.new_tensor(len(targets), dtype=torch.long)

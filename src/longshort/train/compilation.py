@@ -37,7 +37,7 @@ def choose_compilation(config: TrainConfig, world: World, model: Model) -> Compi
     The choice depends on the whole length of the run, so that a resumed run makes it again.
     """
     run = config.run
-    if config.parallel.sizes(world.size).dp_shard > 1:  # each block is gathered by itself
+    if config.parallel.sizes(world.size).shards > 1:  # each block is gathered by itself
         run = dataclasses.replace(run, compile_scope="block")
     if world.device.type != "cuda" or config.rl.task is not None:
         compiles = run.compile is True

@@ -36,7 +36,7 @@ from longshort.train.held_out import eagerly
 from longshort.train.identity import check_nothing_is_lost, check_same_run, open_log, rewind_run, run_description
 from longshort.train.late import Logits
 from longshort.train.memory import within_memory
-from longshort.train.models import Model, build_model, compiled, shard_model
+from longshort.train.models import Model, build_model, compiled, shard_model, share_sequences
 from longshort.train.optimizer import OptimizerState, build_guard, build_optimizer, describe_optimizer
 from longshort.train.precision import autocast, matmul_precision, matmuls
 from longshort.train.progress import Reporter, Silent
@@ -91,6 +91,8 @@ class Loop(ABC):
         if not self.is_sharded:
             self.model.to(world.device)
         self.model.gradient_checkpointing = config.run.checkpoint_activations
+        if self.sizes.cp > 1:
+            share_sequences(self.model, config, world)
         if config.stability.qk_clip is not None:
             check_qk_clip(self.model)
         if config.telemetry.entropy_every:
@@ -116,7 +118,7 @@ class Loop(ABC):
     @property
     def is_sharded(self) -> bool:
         """Whether each process holds a part of the model only."""
-        return self.sizes.dp_shard > 1
+        return self.sizes.shards > 1
 
     @abstractmethod
     def _step(self) -> None:

@@ -72,15 +72,15 @@ def need_of(config: TrainConfig, world: World) -> Need:
         problems = max(config.data.batch_size, config.rl.prompts)
         state += weights if config.rl.kl else 0
         return Need(state=state, gradients=weights, tokens=_PROBLEM, activations=0, rows=problems, micro_rows=0)
-    shards = config.parallel.sizes(world.size).dp_shard
-    weights, state = weights // shards, state // shards
-    rows = config.data.batch_size // world.size
+    sizes = config.parallel.sizes(world.size)
+    weights, state = weights // sizes.shards, state // sizes.shards
+    rows, length = config.data.batch_size // sizes.readers, config.length // sizes.cp
     bf16 = config.run.precision == "bf16" or (config.run.precision == "auto" and world.device.type == "cuda")
     return Need(
         state=state,
         gradients=weights,
-        tokens=8 * config.length * (2 if config.task.name is None else 1),
-        activations=config.length * _kept_per_token(config) * (2 if bf16 else 4),
+        tokens=8 * length * (2 if config.task.name is None else 1),
+        activations=length * _kept_per_token(config) * (2 if bf16 else 4),
         rows=rows,
         micro_rows=max(1, rows // config.run.accumulate),
     )
@@ -170,7 +170,7 @@ def _what_fits(need: Need, left: int, config: TrainConfig, world: World) -> str:
     steps = room // (accumulate * need.tokens + activations)
     ways = []
     if steps > 0:
-        ways.append(f"data.batch_size={steps * accumulate * world.size}")
+        ways.append(f"data.batch_size={steps * accumulate * config.parallel.sizes(world.size).readers}")
     if activations and (micro := (room - need.rows * need.tokens) // activations) > 0:
         least = -(-need.rows // micro)
         pieces = next((n for n in range(least, min(need.rows, least + 10_000) + 1) if need.rows % n == 0), None)

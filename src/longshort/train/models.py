@@ -9,11 +9,13 @@ from torch import nn
 
 from longshort.data.tasks import classes_of
 from longshort.model import GPT, SequenceClassifier
+from longshort.nn import LSAttention
+from longshort.ops.shares import check_firsts, largest_group
 from longshort.parallel.drawing import draw_weights
-from longshort.parallel.mesh import build_mesh
+from longshort.parallel.mesh import build_mesh, sequence_group
 from longshort.parallel.sharding import shard
 from longshort.train.checkpoint import Checkpoint, CheckpointError, load_checkpoint
-from longshort.train.config import TrainConfig
+from longshort.train.config import ConfigError, TrainConfig
 from longshort.train.distributed import World
 from longshort.train.divergence import nonfinite_weight
 from longshort.train.precision import in_bf16
@@ -39,6 +41,26 @@ def compiled(model: Model, scope: str, *, cuda_graphs: bool) -> nn.Module:
             block.compile(**options)
         return model
     return torch.compile(model, **options)  # type: ignore[call-overload]
+
+
+def share_sequences(model: Model, config: TrainConfig, world: World) -> None:
+    """Let processes share sequences as the section `parallel` says, if all layers can."""
+    assert isinstance(model, GPT)
+    cp, length = config.parallel.cp, config.length
+    layers = [module for module in model.modules() if isinstance(module, LSAttention)]
+    most = min(largest_group(layer.plan, layer.n_kv_heads, length, layer.smoothing) for layer in layers)
+    if cp > most:
+        raise ConfigError(
+            f"parallel.cp must be at most {most} for sequences of {length:,} tokens, got {cp}: a window must not reach "
+            "past the process before; longer sequences (data.length) or smaller windows would fit too"
+        )
+    for number, layer in enumerate(layers):
+        local = [head for head, window in enumerate(layer.plan.windows) if window is not None and window < length]
+        try:
+            check_firsts(layer.plan, local, segments=config.data.segments)
+        except ValueError as error:
+            raise ConfigError(f"parallel.cp must be 1, got {cp}: layer {number}: {error}") from None
+    model.share_sequences(sequence_group(config.parallel.sizes(world.size), world.device.type))
 
 
 def shard_model(model: Model, config: TrainConfig, world: World) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from longshort.data.tasks import classes_of
 from longshort.parallel.mesh import Sizes, mesh_sizes
 from longshort.train.values import ConfigError
 
@@ -20,14 +21,15 @@ class ParallelConfig:
     different sequences."""
     dp_shard: int = 1
     """Processes that share one copy of the weights, gradients and moments (FSDP2), on different sequences; -1 is as
-    many as the other sizes leave. 1 keeps everything in each process (DDP)."""
+    many as the other sizes leave. 1 keeps everything in each process (DDP), unless cp is more than 1."""
     cp: int = 1
-    """Processes that share each sequence. Only 1 so far."""
+    """Processes that share each sequence, of which each has a part of the positions; they share the copy of the weights
+    too, which is spread over dp_shard * cp processes."""
     reshard: bool = True
-    """With dp_shard, free a block's gathered weights after its forward pass and gather them again in the backward pass:
-    less memory, more communication."""
+    """With dp_shard or cp, free a block's gathered weights after its forward pass and gather them again in the backward
+    pass: less memory, more communication."""
     reduce: str = "fp32"
-    """With dp_shard, precision in which gradients are summed over processes: fp32 or bf16."""
+    """With dp_shard or cp, precision in which gradients are summed over processes: fp32 or bf16."""
 
     def sizes(self, world: int) -> Sizes:
         """The sizes for so many processes; an error says which would fit."""
@@ -41,12 +43,30 @@ def check_parallel(config: Any) -> None:
     """Raise where keys of `parallel` ask for what does not exist, or exclude keys of other sections."""
     parallel = config.parallel
     if parallel.cp != 1:
-        raise ConfigError(
-            f"parallel.cp must be 1, since the trainer does not divide sequences among processes yet, "
-            f"got {parallel.cp}; parallel.dp_shard and run.checkpoint_activations=true save memory too"
-        )
+        _check_shared(config)
     if parallel.dp_shard != 1 and config.task.norm == "batch":
         raise ConfigError(
             f"task.norm must be layer with parallel.dp_shard={parallel.dp_shard}, since each process would have its "
             "own running means of the batch norms, got batch"
+        )
+
+
+def _check_shared(config: Any) -> None:
+    """Raise where processes cannot share sequences; what depends on the heads is checked in the model."""
+    cp, task, length = config.parallel.cp, config.task.name, config.length
+    if task is not None and classes_of(task) is not None:
+        raise ConfigError(
+            f"parallel.cp must be 1 for the task {task}, since a classifier takes the mean over whole sequences, "
+            f"got {cp}; parallel.dp_shard saves memory too"
+        )
+    if config.model.attention_chunk is not None:
+        raise ConfigError(
+            f"model.attention_chunk must be null with parallel.cp={cp}, got {config.model.attention_chunk}: give the "
+            "heads windows instead"
+        )
+    if length % cp:
+        fitting = [str(n) for n in range(2, min(length, 64) + 1) if length % n == 0]
+        raise ConfigError(
+            f"parallel.cp must divide the {length:,} tokens of a sequence (data.length), got {cp}; "
+            f"{', '.join(fitting) or 'only 1'} would fit"
         )

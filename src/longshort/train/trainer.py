@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from longshort.data.ahead import BatchesAhead
-from longshort.data.stream import Batch
+from longshort.data.stream import Batch, TokenStream
+from longshort.data.tasks.example_stream import ExampleStream
 from longshort.nn import update_sigma
 from longshort.ops.options import Stats
 from longshort.stability import qk_clip
@@ -53,10 +54,11 @@ class Trainer(Loop):
     """One run of one model on batches of text or of a task's examples."""
 
     def __init__(self, config: TrainConfig, world: World, reporter: Reporter) -> None:
-        if config.data.batch_size % (world.size * config.run.accumulate):
+        readers, cp = config.parallel.sizes(world.size).readers, config.parallel.cp
+        if config.data.batch_size % (readers * config.run.accumulate):
             raise ConfigError(
-                f"data.batch_size must be a multiple of {world.size} processes times "
-                f"run.accumulate={config.run.accumulate}, got {config.data.batch_size}"
+                f"data.batch_size must be a multiple of {readers} {f'groups of {cp} ' if cp > 1 else ''}processes "
+                f"times run.accumulate={config.run.accumulate}, got {config.data.batch_size}"
             )
         if config.run.cuda_graphs is True and world.size > 1:
             raise ConfigError(f"run.cuda_graphs must be false with several processes, got {world.size}")
@@ -92,7 +94,12 @@ class Trainer(Loop):
         self.optimizer.zero_grad(set_to_none=True)
 
     def _batch(self, number: int) -> Batch:
-        return self.stream.batch(number, rank=self.world.rank, world_size=self.world.size)
+        return self._own(self.stream, number)
+
+    def _own(self, stream: TokenStream | ExampleStream, number: int) -> Batch:
+        """The sequences of this process and, where processes share sequences, its positions of theirs."""
+        reader, place = divmod(self.world.rank, self.sizes.cp)
+        return stream.batch(number, rank=reader, world_size=self.sizes.readers).shard(place, self.sizes.cp)
 
     def _step(self) -> None:
         with_stats = self._wants_logits()
@@ -222,9 +229,7 @@ class Trainer(Loop):
         return best
 
     def _validation_scores(self, count: int) -> dict[str, float]:
-        batches = (
-            self.validation.batch(number, rank=self.world.rank, world_size=self.world.size) for number in range(count)
-        )
+        batches = (self._own(self.validation, number) for number in range(count))
         judge = validation_scores if self.config.task.name is None else answer_scores
         with self._apart():
             return judge(self.model, batches, world=self.world, precision=self.config.run.precision)
@@ -233,7 +238,8 @@ class Trainer(Loop):
         return self._validation_scores(1)["loss"]
 
     def _one_sequence(self) -> dict[str, Tensor]:
-        batch, device = self.validation.batch(0), self.world.device
+        cp, device = self.sizes.cp, self.world.device
+        batch = self.validation.batch(0).shard(self.world.rank % cp, cp)
         inputs = {} if batch.segments is None else {"segments": batch.segments[:1].to(device)}
         return {"tokens": batch.tokens[:1].to(device)} | inputs
 
