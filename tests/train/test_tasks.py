@@ -6,6 +6,8 @@ import torch
 from longshort import GPT
 from longshort.data.tasks import open_task
 from longshort.data.tasks.example_stream import ExampleStream
+from longshort.data.tokenizer import BPETokenizer
+from longshort.generation.sample import checkpoint_tokenizer
 from longshort.model import SequenceClassifier
 from longshort.train import ConfigError, TrainConfig, load_model, train
 from longshort.train.answers import answer_scores
@@ -14,6 +16,7 @@ from longshort.train.distributed import World
 from longshort.train.flops import flops_per_token
 from longshort.train.identity import check_same_run
 from longshort.train.models import build_model, load_trained
+from longshort.train.progress import Silent
 
 from .tiny import differences, losses, records
 
@@ -152,3 +155,50 @@ def test_a_vocabulary_that_is_too_small_is_named_before_anything_is_drawn(tmp_pa
     monkeypatch.setattr("longshort.train.answers.open_task", lambda *a, **b: pytest.fail("drawn"))
     with pytest.raises(ConfigError, match=r"model.vocab_size must be at least 16, the vocabulary of the task listops"):
         train(config(tmp_path, "model.vocab_size=15"))
+
+
+RETRIEVAL = {"name": "retrieval", "length": 160, "kinds": "needle-noise,recall", **ROWS}
+ON_TEXT = {"context": 160, "vocab_size": 257, "positions": "rotary"}
+
+
+def test_every_kind_of_an_answer_is_judged_as_a_whole(tmp_path):
+    settings = config(tmp_path, task=RETRIEVAL, model=TINY | ON_TEXT)
+    task, model = open_task("retrieval", settings.task), build_model(settings).eval()
+    batches = list(ExampleStream(task, "test", batch_size=3, seed=0).in_order())
+    world = World(0, 1, torch.device("cpu"))
+    found = answer_scores(model, batches, world=world, precision="fp32", kinds=task.kinds)
+    right = {"needle-noise": [], "recall": []}
+    for number in range(8):
+        tokens, targets = (torch.from_numpy(x.astype("int64")) for x in task.splits["test"][number])
+        best, asked = model(tokens[None]).logits[0].argmax(-1), targets != -100
+        hits = (best == targets)[asked].tolist()
+        right[task.kinds[number % 2]] += hits if number % 2 else [all(hits)]
+    assert found["by_kind"] == {kind: sum(hits) / len(hits) for kind, hits in right.items()}
+    assert len(right["recall"]) == 4 * 10 and len(right["needle-noise"]) == 4
+
+
+def test_a_model_of_text_is_fine_tuned_and_keeps_its_tokenizer(tmp_path, corpus):
+    text = config(tmp_path / "text", "run.steps=1", task={}, model=TINY | ON_TEXT, data={"path": str(corpus)})
+    train(text)
+    tuned = config(tmp_path / "tuned", f"task.start={tmp_path / 'text'}", task=RETRIEVAL, model=TINY | ON_TEXT)
+    messages = []
+    reporter = Silent()
+    reporter.message = messages.append
+    train(tuned.with_overrides(["optimizer.lr=1e-30", "schedule.warmup=0"]), reporter)
+    assert any(m.startswith("starting with the weights of") for m in messages)
+    before, after = (load_checkpoint(tmp_path / name).model for name in ("text", "tuned"))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert checkpoint_tokenizer(load_checkpoint(tmp_path / "tuned")).vocab_size == 257
+    assert records(tmp_path / "tuned", "eval")[-1]["by_kind"].keys() == {"needle-noise", "recall"}
+    resumed = tuned.with_overrides(["optimizer.lr=1e-30", "schedule.warmup=0", "run.steps=9", "task.start=gone"])
+    assert train(resumed).step == 9  # weights of the start are read once
+
+
+def test_a_start_with_another_tokenizer_or_model_is_refused(tmp_path, corpus):
+    train(config(tmp_path / "text", "run.steps=1", task={}, model=TINY | ON_TEXT, data={"path": str(corpus)}))
+    BPETokenizer.train(["to be or not to be"], 257).save(tmp_path / "bpe.json")
+    task = RETRIEVAL | {"start": str(tmp_path / "text")}
+    with pytest.raises(ConfigError, match=r"task.start: .* another tokenizer than the task's; set task.tokenizer to"):
+        train(config(tmp_path / "a", f"task.tokenizer={tmp_path / 'bpe.json'}", task=task, model=TINY | ON_TEXT))
+    with pytest.raises(ConfigError, match=r"task.start: .* has model.width=16, not 32; set it to the same"):
+        train(config(tmp_path / "b", "model.width=32", task=task, model=TINY | ON_TEXT))

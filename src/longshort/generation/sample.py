@@ -50,8 +50,10 @@ def checkpoint_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
         raise CheckpointError(
             f"{checkpoint.path}: its tokens are those of the task {task}, not text; longshort evaluate draws answers"
         )
-    wanted = {"fingerprint": checkpoint.state.get("vocabulary"), "checksum": checkpoint.state.get("tokenizer")}
-    return load_tokenizer(tokenizer_folder(checkpoint.path), **wanted)
+    on_task = checkpoint.state.get("config", {}).get("task", {}).get("name") is not None
+    vocabulary = None if on_task else checkpoint.state.get("vocabulary")  # that of a task identifies its examples
+    folder = tokenizer_folder(checkpoint.path)
+    return load_tokenizer(folder, fingerprint=vocabulary, checksum=checkpoint.state.get("tokenizer"))
 
 
 def tokenizer_folder(checkpoint: Path) -> Path:
