@@ -282,8 +282,11 @@ def _opened(tokenizer: str, books: str | None) -> Retrieval:
     return Retrieval(load_tokenizer(tokenizer), books)
 
 
-def draw(key: str, *, length: int, kinds: tuple[str, ...], tokenizer: str, books: str | None) -> tuple[Tokens, Tokens]:
+def draw(
+    key: str, *, length: int, kinds: tuple[str, ...], tokenizer: str, books: str | None
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """The example of a key TASK/SEED/SPLIT/NUMBER; the kinds take turns."""
     _, _, split, number = key.split("/")
     kind = kinds[int(number) % len(kinds)]
-    return _opened(tokenizer, books).draw(kind, key, length=length, split=split)
+    tokens, targets = _opened(tokenizer, books).draw(kind, key, length=length, split=split)
+    return tokens.astype(np.uint32), targets.astype(np.int32)  # many wait in memory until they are written
