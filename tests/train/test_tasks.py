@@ -161,20 +161,25 @@ RETRIEVAL = {"name": "retrieval", "length": 160, "kinds": "needle-noise,recall",
 ON_TEXT = {"context": 160, "vocab_size": 257, "positions": "rotary"}
 
 
-def test_every_kind_of_an_answer_is_judged_as_a_whole(tmp_path):
+def test_every_kind_of_an_answer_is_judged_as_a_whole(tmp_path, monkeypatch):
+    def knowing(model, tokens, targets, segments):
+        """Right but for the last digit of needles."""
+        rows, places = (targets != -100).nonzero().unbind(1)
+        asked = targets[rows, places]
+        needle = (targets[rows] != -100).sum(1) < 10
+        return torch.nn.functional.one_hot(asked + (needle & (places == 159)), 257).float(), asked
+
+    monkeypatch.setattr("longshort.train.answers.model_answers", knowing)
     settings = config(tmp_path, task=RETRIEVAL, model=TINY | ON_TEXT)
-    task, model = open_task("retrieval", settings.task), build_model(settings).eval()
+    task = open_task("retrieval", settings.task)
     batches = list(ExampleStream(task, "test", batch_size=3, seed=0).in_order())
-    world = World(0, 1, torch.device("cpu"))
-    found = answer_scores(model, batches, world=world, precision="fp32", kinds=task.kinds)
-    right = {"needle-noise": [], "recall": []}
-    for number in range(8):
-        tokens, targets = (torch.from_numpy(x.astype("int64")) for x in task.splits["test"][number])
-        best, asked = model(tokens[None]).logits[0].argmax(-1), targets != -100
-        hits = (best == targets)[asked].tolist()
-        right[task.kinds[number % 2]] += hits if number % 2 else [all(hits)]
-    assert found["by_kind"] == {kind: sum(hits) / len(hits) for kind, hits in right.items()}
-    assert len(right["recall"]) == 4 * 10 and len(right["needle-noise"]) == 4
+    where = {"world": World(0, 1, torch.device("cpu")), "precision": "fp32"}
+    found = answer_scores(build_model(settings), batches, kinds=task.kinds, **where)
+    assert found["by_kind"] == {"needle-noise": 0.0, "recall": 1.0}
+    assert found["accuracy"] == (4 * 10 + 4 * 5) / (4 * 10 + 4 * 6)
+    assert answer_scores(build_model(settings), batches[:1], kinds=("a", "b", "c", "d"), **where)["by_kind"].keys() == {
+        *("a", "b", "c")
+    }
 
 
 def test_a_model_of_text_is_fine_tuned_and_keeps_its_tokenizer(tmp_path, corpus):
