@@ -233,7 +233,13 @@ def _pages() -> list[Any]:
         training_page,
     )
 
-    attention = (attention_page.CPU_PAGE, attention_page.GPU_PAGE, other_shapes.PAGE, *forms.PAGES.values())
+    attention = (
+        attention_page.CPU_PAGE,
+        attention_page.ARM_PAGE,
+        attention_page.GPU_PAGE,
+        other_shapes.PAGE,
+        *forms.PAGES.values(),
+    )
     decoding = (*decoding_page.PAGES.values(), decode_step.PAGE, rollouts_page.PAGE)
     return [*attention, *decoding, training_page.PAGE, telemetry.PAGE, deterministic.PAGE, memory.PAGE]
 

@@ -127,12 +127,15 @@ graphs (* timed between events, where a call cannot be captured). Ratios are our
 ratios within a round. `global` is the global head alone; {_WORK}"""
 
 
-CPU_PAGE = Page(
-    name="attention-cpu",
-    title="Attention, forward and backward",
-    command="python -m benchmarks attention --rounds 5 --threads 2 --out benchmarks/results/attention-cpu.json",
-    about=_about_cpu,
-    tables=cpu_tables,
+CPU_PAGE, ARM_PAGE = (
+    Page(
+        name=name,
+        title=f"Attention on {machine}, forward and backward",
+        command=f"python -m benchmarks attention --rounds 5 --threads 2 --out benchmarks/results/{name}.json",
+        about=_about_cpu,
+        tables=cpu_tables,
+    )
+    for name, machine in (("attention-cpu", "an x86 CPU"), ("attention-arm", "an ARM CPU"))
 )
 GPU_PAGE = Page(
     name="attention-gpu",

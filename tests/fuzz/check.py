@@ -84,7 +84,8 @@ def _check_call(call: Call) -> Iterator[tuple[str, Finding | str]]:
             return _within(got, exact, TOLERANCE[case.dtype])
         pooled = call.smoothing is not None and call.smoothing.stage == "before"  # smoothed keys are rounded
         in_fp32 = 2 * torch.finfo(case.dtype).eps if pooled else HALF_TOLERANCE
-        return _against_rounding(got, exact, rounded, times=3, ulps=2, in_fp32=in_fp32)
+        few = case.n_queries * case.n_keys < 100  # of few numbers, rounding may by chance have spared all
+        return _against_rounding(got, exact, rounded, times=8 if few else 3, ulps=2, in_fp32=in_fp32)
 
     for backend in call.backends:
         yield backend, _unless_refused(partial(finding, backend))

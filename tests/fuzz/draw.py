@@ -231,7 +231,8 @@ def _layer(rng: random.Random, family: Family, device: str) -> Layer:
     options: dict[str, Any] = {"positions": positions, "softcap": family.softcap, "bias": _one_in(rng, 2)}
     options |= {"qk_norm": rng.choice((None, None, "head", "width", "plain"))}
     options |= {"scale": rng.choice((None, None, 0.3)), "qk_norm_eps": rng.choice((1e-6, 1e-3))}
-    if family.dim < 8 and family.dtype != torch.float32:  # one bit decides the sign of a feature that is normalised
+    # one bit decides the sign of a feature that is normalised, and a head of one feature is its sign
+    if family.dim == 1 or (family.dim < 8 and family.dtype != torch.float32):
         options["qk_norm"] = None
     if family.smoothing is not None:
         options |= {"smoothing": family.smoothing.width, "smoothing_stage": family.smoothing.stage}

@@ -106,6 +106,19 @@ def test_first_tiles_far_before_the_window_are_walked(name, parts):
         torch.testing.assert_close(found, wanted.to(found.dtype), rtol=2e-4, atol=2e-5)
 
 
+@needs_triton
+@pytest.mark.parametrize("segments", [None, "shuffled"])
+def test_first_tiles_behind_the_window_are_walked(segments):
+    from longshort.ops.triton.tiles import KERNELS, TileShape, use
+
+    plan = HeadPlan(windows=(3, 3, 1, None), firsts=(70, 0, 45, 0))
+    case = {"plan": plan, "n_queries": 90, "n_keys": 100, "segments": segments, "causal": False}
+    with use({kernel: TileShape(32, 32, 1, 4) for kernel in KERNELS}):
+        ours = results("triton", **case)
+    for found, wanted in zip(ours, results("reference", torch.float64, **case), strict=True):
+        torch.testing.assert_close(found, wanted.to(found.dtype), rtol=2e-4, atol=2e-5)
+
+
 def test_a_head_sees_its_window_and_the_first_keys_of_its_document_and_nothing_else():
     values = torch.eye(10)[None, None]
     q = k = torch.zeros(1, 1, 10, 10)

@@ -44,14 +44,14 @@ class DecodeShape(NamedTuple):
 
 TUNED: dict[str, list[tuple[int, int, DecodeShape]]] = {
     "NVIDIA H200": [
-        (32, 32, DecodeShape(32, 4, 6, 2.0, 1)),
-        (32, 8, DecodeShape(32, 4, 6, 2.0, 1, 1)),
-        (64, 32, DecodeShape(16, 4, 6, 2.0, 0, 1)),
-        (64, 8, DecodeShape(16, 4, 6, 1.0, 0, 1)),
-        (64, 2, DecodeShape(32, 4, 4, 2.0, 1, 1)),
-        (64, 1, DecodeShape(32, 4, 4, 1.0, 0, 1)),
+        (32, 32, DecodeShape(32, 4, 6, 2.0, 3, 1)),
+        (32, 8, DecodeShape(64, 4, 6, 1.75, 3, 1)),
+        (64, 32, DecodeShape(128, 8, 2, 2.0, 1, 1)),
+        (64, 8, DecodeShape(32, 4, 4, 1.75, 1, 1)),
+        (64, 2, DecodeShape(16, 4, 6, 1.75, 3, 1)),
+        (64, 1, DecodeShape(32, 4, 4, 0.75, 3, 1)),
         (128, 16, DecodeShape(64, 4, 2, 2.0, 1, 1)),
-        (128, 1, DecodeShape(16, 4, 6, 1.0, 0, 1)),
+        (128, 1, DecodeShape(16, 4, 6, 0.75, 3, 1)),
     ]
 }
 """By GPU: head dimension, split heads of all sequences, shape. From `python -m benchmarks decoding --attention`."""

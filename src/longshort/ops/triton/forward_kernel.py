@@ -17,8 +17,8 @@ from longshort.ops.triton.scores import LN2, LOG2E, NEVER, fading, head_options,
 from longshort.ops.triton.segment_ranges import meeting
 from longshort.ops.triton.walks import (
     SIZES,
+    also_first_keys,
     at_edge,
-    first_keys_of,
     keys_of,
     load_rows,
     on_side,
@@ -51,7 +51,7 @@ def forward_kernel(
     first, lead, shift = 0, 0, 0
     if FIRST:
         first = tl.load(firsts + h)
-        lead, covered = first_keys_of(places, b, row, first, start, B, T, S, M, N, SEGMENTS)
+        lead, covered, stop = also_first_keys(places, b, row, first, start, stop, B, T, S, M, N, CAUSAL, SEGMENTS)
     if SKIP:
         start, stop = meeting(ranges, b, row + S - T, start, stop, 0, S, M, N)
     near = start

@@ -114,12 +114,13 @@ def queries_of(begin, window, T, S, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl
 
 
 @triton.jit
-def first_keys_of(
-    places, b, row, first, start, B, T, S, M: tl.constexpr, N: tl.constexpr, SEGMENTS: tl.constexpr
+def also_first_keys(
+    places, b, row, first, start, stop, B, T, S,
+    M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr,
 ):  # fmt: skip
-    """The tiles before `start` that hold first keys of the documents of rows row .. row+M: where they begin, and how
-    many positions they cover. `places` are the tables of `documents`, (4, B, S)."""
-    begin, end = 0, tl.minimum(first, start)
+    """First keys of the documents of rows row .. row+M outside of start .. stop: where the tiles before it begin, how
+    many positions those cover, and a `stop` behind the last. `places` are the tables of `documents`, (4, B, S)."""
+    begin, end, last = 0, tl.minimum(first, start), tl.minimum(first, S)
     if SEGMENTS:
         t_M = row + S - T + tl.arange(0, M)
         at, table = places + b.to(tl.int64) * S + t_M, B.to(tl.int64) * S
@@ -128,7 +129,10 @@ def first_keys_of(
         before = (begin_M < start) & (first > 0)
         begin = tl.min(tl.where(before, begin_M, start), 0) // N * N
         end = tl.max(tl.where(before, tl.minimum(enough_M, start), 0), 0)
-    return begin, tl.cdiv(tl.maximum(end - begin, 0), N) * N
+        last = tl.max(tl.where(first > 0, enough_M, 0), 0)
+    if not CAUSAL:
+        stop = tl.maximum(stop, last)
+    return begin, tl.cdiv(tl.maximum(end - begin, 0), N) * N, stop
 
 
 @triton.jit
