@@ -76,7 +76,7 @@ QUICK_BASE: dict[str, Any] = {
 
 
 def variants(base: TrainConfig) -> Variants:
-    """Every plan; equal layers share one object, which `main` restores in the process of the run."""
+    """Every plan; equal layers share one object, which `as_planned` restores in the process of the run."""
     found = {}
     for name, layers in PLANS.items():
         plans = {windows: HeadPlan(windows=windows) for windows in dict.fromkeys(layers)}
@@ -93,13 +93,18 @@ def whole_validation(config: TrainConfig, out: Path) -> dict[str, Any]:
     return {"validation": {"loss": found["loss"], "tokens": found["tokens"], "by_position": by_position}}
 
 
-def main() -> None:
-    """Train one plan. Blocks are compiled once per distinct layer, which in `ramp` exceeds the default limit."""
+def as_planned() -> TrainConfig:
+    """The configuration of this process; blocks are compiled once per distinct layer, which `ramp` has many of."""
     torch._dynamo.config.recompile_limit = 64
     config = named_config()
     known: dict[HeadPlan, HeadPlan] = {}
     plans = tuple(known.setdefault(plan, plan) for plan in config.model.layer_plans)
-    child.train_and_look(replace(config, model=replace(config.model, plans=plans)), also=whole_validation)
+    return replace(config, model=replace(config.model, plans=plans))
+
+
+def main() -> None:
+    """Train one plan."""
+    child.train_and_look(as_planned(), also=whole_validation)
 
 
 def collect(folder: Path) -> Data:

@@ -9,6 +9,7 @@ import torch
 
 from experiments.engine.records import Experiment, Options
 from longshort.data import default_data
+from longshort.data.tasks import TASKS
 from longshort.train import ConfigError, TrainConfig
 
 AUTHOR_LR = 6e-4
@@ -106,7 +107,8 @@ def base_config(experiment: Experiment, options: Options, *, data: Path | None) 
     if data is not None:
         changes |= {"data.path": str(data), "model.vocab_size": None}
     if _has_task(experiment) and options.data is not None:
-        changes |= {"task.name": "text", "task.path": str(options.data.resolve())}
+        takes_path = "path" in TASKS[values["task"]["name"]].texts
+        changes |= {"task.path": str(options.data.resolve())} | ({} if takes_path else {"task.name": "text"})
     for name, value in changes.items():
         section, _, key = name.partition(".")
         values[section][key] = value

@@ -6,6 +6,8 @@ import torch
 from longshort import GPT
 from longshort.data.tasks import open_task
 from longshort.data.tasks.example_stream import ExampleStream
+from longshort.data.tokenizer import BPETokenizer
+from longshort.generation.sample import checkpoint_tokenizer
 from longshort.model import SequenceClassifier
 from longshort.train import ConfigError, TrainConfig, load_model, train
 from longshort.train.answers import answer_scores
@@ -14,6 +16,7 @@ from longshort.train.distributed import World
 from longshort.train.flops import flops_per_token
 from longshort.train.identity import check_same_run
 from longshort.train.models import build_model, load_trained
+from longshort.train.progress import Silent
 
 from .tiny import differences, losses, records
 
@@ -152,3 +155,55 @@ def test_a_vocabulary_that_is_too_small_is_named_before_anything_is_drawn(tmp_pa
     monkeypatch.setattr("longshort.train.answers.open_task", lambda *a, **b: pytest.fail("drawn"))
     with pytest.raises(ConfigError, match=r"model.vocab_size must be at least 16, the vocabulary of the task listops"):
         train(config(tmp_path, "model.vocab_size=15"))
+
+
+RETRIEVAL = {"name": "retrieval", "length": 160, "kinds": "needle-noise,recall", **ROWS}
+ON_TEXT = {"context": 160, "vocab_size": 257, "positions": "rotary"}
+
+
+def test_every_kind_of_an_answer_is_judged_as_a_whole(tmp_path, monkeypatch):
+    def knowing(model, tokens, targets, segments):
+        """Right but for the last digit of needles."""
+        rows, places = (targets != -100).nonzero().unbind(1)
+        asked = targets[rows, places]
+        needle = (targets[rows] != -100).sum(1) < 10
+        return torch.nn.functional.one_hot(asked + (needle & (places == 159)), 257).float(), asked
+
+    monkeypatch.setattr("longshort.train.answers.model_answers", knowing)
+    settings = config(tmp_path, task=RETRIEVAL, model=TINY | ON_TEXT)
+    task = open_task("retrieval", settings.task)
+    batches = list(ExampleStream(task, "test", batch_size=3, seed=0).in_order())
+    where = {"world": World(0, 1, torch.device("cpu")), "precision": "fp32"}
+    found = answer_scores(build_model(settings), batches, kinds=task.kinds, **where)
+    assert found["by_kind"] == {"needle-noise": 0.0, "recall": 1.0}
+    assert found["accuracy"] == (4 * 10 + 4 * 5) / (4 * 10 + 4 * 6)
+    assert answer_scores(build_model(settings), batches[:1], kinds=("a", "b", "c", "d"), **where)["by_kind"].keys() == {
+        *("a", "b", "c")
+    }
+
+
+def test_a_model_of_text_is_fine_tuned_and_keeps_its_tokenizer(tmp_path, corpus):
+    text = config(tmp_path / "text", "run.steps=1", task={}, model=TINY | ON_TEXT, data={"path": str(corpus)})
+    train(text)
+    tuned = config(tmp_path / "tuned", f"task.start={tmp_path / 'text'}", task=RETRIEVAL, model=TINY | ON_TEXT)
+    messages = []
+    reporter = Silent()
+    reporter.message = messages.append
+    train(tuned.with_overrides(["optimizer.lr=1e-30", "schedule.warmup=0"]), reporter)
+    assert any(m.startswith("starting with the weights of") for m in messages)
+    before, after = (load_checkpoint(tmp_path / name).model for name in ("text", "tuned"))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert checkpoint_tokenizer(load_checkpoint(tmp_path / "tuned")).vocab_size == 257
+    assert records(tmp_path / "tuned", "eval")[-1]["by_kind"].keys() == {"needle-noise", "recall"}
+    resumed = tuned.with_overrides(["optimizer.lr=1e-30", "schedule.warmup=0", "run.steps=9", "task.start=gone"])
+    assert train(resumed).step == 9  # weights of the start are read once
+
+
+def test_a_start_with_another_tokenizer_or_model_is_refused(tmp_path, corpus):
+    train(config(tmp_path / "text", "run.steps=1", task={}, model=TINY | ON_TEXT, data={"path": str(corpus)}))
+    BPETokenizer.train(["to be or not to be"], 257).save(tmp_path / "bpe.json")
+    task = RETRIEVAL | {"start": str(tmp_path / "text")}
+    with pytest.raises(ConfigError, match=r"task.start: .* another tokenizer than the task's; set task.tokenizer to"):
+        train(config(tmp_path / "a", f"task.tokenizer={tmp_path / 'bpe.json'}", task=task, model=TINY | ON_TEXT))
+    with pytest.raises(ConfigError, match=r"task.start: .* has model.width=16, not 32; set it to the same"):
+        train(config(tmp_path / "b", "model.width=32", task=task, model=TINY | ON_TEXT))

@@ -9,15 +9,29 @@ import typer
 
 
 def evaluate(
-    checkpoint: Annotated[Path, typer.Argument(help="A run's folder (its newest checkpoint) or one checkpoint.")],
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(
+            help="A run's folder (its newest checkpoint) or one checkpoint; with --suite, also an exported folder."
+        ),
+    ],
+    suite: Annotated[
+        str | None, typer.Option(help="retrieval: needles, variables and recall in long sequences.")
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="Prepared data folder; the run's own if not given.")] = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "validation",
-    length: Annotated[int | None, typer.Option(min=1, help="Tokens per window (default: the training length).")] = None,
+    length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens per window (default: the training length; of a suite, 1,024 to the context)."),
+    ] = None,
     stride: Annotated[
         int | None, typer.Option(min=1, help="Tokens between windows (default: half the window).")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="At most this many windows; of a run of longshort rl, problems.")
+        int | None,
+        typer.Option(
+            min=1, help="At most this many windows; of a run of longshort rl, problems; of a suite, examples."
+        ),
     ] = None,
     samples: Annotated[
         int | None, typer.Option(min=1, help="Answers per problem, for a run of longshort rl (default: as in the run).")
@@ -32,6 +46,8 @@ def evaluate(
     are drawn as in the run and verified.
 
     Example: longshort evaluate runs/mine --split validation
+
+    Retrieval by length and distance: longshort evaluate runs/mine --suite retrieval
     """
     from rich.console import Console
 
@@ -39,6 +55,11 @@ def evaluate(
     from longshort.rl.evaluation import evaluate_rewards, is_of_rl
     from longshort.train.checkpoint_scores import evaluate_checkpoint, evaluation_table
 
+    if suite is not None:
+        if stride is not None or samples is not None:
+            raise ValueError(f"{'--stride' if samples is None else '--samples'} must not be given with --suite")
+        _evaluate_suite(checkpoint, suite, out, data=data, length=length, examples=limit, split=split, device=device)
+        return
     given = {"--data": data, "--length": length, "--stride": stride}
     rewarded = is_of_rl(checkpoint)
     if rewarded and (wrong := next((name for name, value in given.items() if value is not None), None)):
@@ -62,5 +83,32 @@ def evaluate(
     console.print(evaluation_table(result))
     if rewarded:
         console.print(result["text"], highlight=False, markup=False)
+    if out is not None:
+        typer.echo(f"wrote {write_json(out, result)}")
+
+
+def _evaluate_suite(checkpoint: Path, suite: str, out: Path | None, **options: Any) -> None:
+    from rich.console import Console
+
+    from longshort.files import check_replaceable, write_json
+    from longshort.hf.retrieval import evaluate_suite
+    from longshort.train.retrieval import retrieval_tables, skipped_lines
+
+    if suite != "retrieval":
+        raise ValueError(f"--suite must be retrieval, got {suite!r}")
+    if out is not None:
+        check_replaceable(out, '"checkpoint":')
+    console = Console()
+    with console.status("evaluating") as status:
+
+        def progress(kind: str, length: int, done: int) -> None:
+            status.update(f"evaluating: {kind}, {length:,} tokens, {done} examples")
+
+        result = evaluate_suite(checkpoint, **options, progress=progress)
+    for table in retrieval_tables(result):
+        console.print(table)
+    typer.echo(f"{result['examples']:,} examples of each kind and length; books: {result['data']}")
+    for line in skipped_lines(result):
+        typer.echo(line)
     if out is not None:
         typer.echo(f"wrote {write_json(out, result)}")

@@ -45,13 +45,16 @@ def _single_token(tokenizer: Tokenizer, end: str) -> int:
 
 def checkpoint_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     """The tokenizer that the checkpoint was trained with."""
-    task = checkpoint.state.get("config", {}).get("rl", {}).get("task")
-    if task is not None:
+    config, checksum = checkpoint.state.get("config", {}), checkpoint.state.get("tokenizer")
+    task, problems = (config.get(section, {}).get(key) for section, key in (("task", "name"), ("rl", "task")))
+    if problems is not None or (task is not None and checksum is None):
+        answers = "draws answers" if problems is not None else "gives its accuracy"
         raise CheckpointError(
-            f"{checkpoint.path}: its tokens are those of the task {task}, not text; longshort evaluate draws answers"
+            f"{checkpoint.path}: its tokens are those of the task {problems or task}, not text; longshort evaluate "
+            f"{answers}"
         )
-    wanted = {"fingerprint": checkpoint.state.get("vocabulary"), "checksum": checkpoint.state.get("tokenizer")}
-    return load_tokenizer(tokenizer_folder(checkpoint.path), **wanted)
+    vocabulary = checkpoint.state.get("vocabulary") if task is None else None  # that of a task identifies its examples
+    return load_tokenizer(tokenizer_folder(checkpoint.path), fingerprint=vocabulary, checksum=checksum)
 
 
 def tokenizer_folder(checkpoint: Path) -> Path:

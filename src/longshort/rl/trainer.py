@@ -26,7 +26,7 @@ from longshort.rl.evaluation import answered, solution_loss
 from longshort.rl.halves import gradients, signal_and_noise
 from longshort.rl.objective import Objective, clipped_objective, group_advantages, signal_share
 from longshort.rl.problem_data import ProblemData
-from longshort.rl.reference import load_reference, load_start, save_reference
+from longshort.rl.reference import load_reference, save_reference
 from longshort.rl.rewards import Rewards, check_failures, verified
 from longshort.rl.rollout import Rollout, kl_estimate
 from longshort.stability import qk_clip, watch_logits
@@ -38,6 +38,7 @@ from longshort.train.divergence import nonfinite_weight
 from longshort.train.loop import Logits, Loop, run_loop
 from longshort.train.precision import autocast
 from longshort.train.progress import Reporter
+from longshort.train.start import load_start
 from longshort.train.state import RunResult
 
 
@@ -96,7 +97,7 @@ class RLTrainer(Loop):
 
     def _prepare(self, *, resumed: bool) -> None:
         if not resumed and self.config.rl.start is not None:
-            found = load_start(self.config, self.policy)
+            found = load_start(self.config, self.policy, section="rl")
             self.reporter.message(f"starting with the weights of {found.path}")
         if self.config.rl.kl and self.progress.step > self.config.rl.supervised_steps:
             self.reference = self._new_model()

@@ -14,7 +14,7 @@ MAY_CHANGE: dict[str, set[str]] = {
     "stability": {"nonfinite_cap"},
     "telemetry": {"logits_every", "entropy_every", "layer_gradients"},
     "data": {"path"},
-    "task": {"path"},
+    "task": {"path", "tokenizer", "start"},
     "model": {"backend"},
     "loss": {"chunk"},
     "rl": {"start", "eval_problems", "eval_samples", "failed_share"},

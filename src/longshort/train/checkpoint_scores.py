@@ -98,7 +98,8 @@ def evaluate_task(
     """Loss and accuracy over a whole split of the run's own task."""
     model, loaded = load_trained(checkpoint, device)
     config = TrainConfig.from_dict(loaded.state["config"])
-    stream = TaskData.open(config).stream(split, seed=0)
+    data = TaskData.open(config)
+    stream = data.stream(split, seed=0)
 
     def counted() -> Iterator[Batch]:
         done = 0
@@ -107,7 +108,8 @@ def evaluate_task(
             done += len(batch.tokens)
             progress(done)
 
-    scores = answer_scores(model, counted(), world=World(0, 1, device), precision=config.run.precision)
+    where: dict[str, Any] = {"world": World(0, 1, device), "precision": config.run.precision}
+    scores = answer_scores(model, counted(), kinds=data.task.kinds, **where)
     where = {"checkpoint": str(loaded.path), "step": loaded.step, "task": config.task.name, "split": split}
     return {**where, "examples": len(stream), **scores}
 

@@ -50,9 +50,11 @@ class TaskConfig(TaskSettings):
     name: str | None = None
     """Task to train on; text if None. `task=listops` on the command line sets it."""
     causal: bool = False
-    """Classifiers only: no token sees what follows it. Recall and passkey train a causal language model anyway."""
+    """Classifiers only: no token sees what follows it. Tasks without classes train a causal language model anyway."""
     norm: str = "layer"
     """Classifiers only: layer norm or batch norm."""
+    start: str | None = None
+    """Checkpoint or run whose weights the model starts with, to fine-tune it; new weights if None."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ from longshort.train.late import Late, Mark, Numbers, Ready, Step
 from longshort.train.loop import Loop, run_loop
 from longshort.train.precision import autocast
 from longshort.train.progress import Reporter
+from longshort.train.start import load_start
 from longshort.train.state import RunResult
 from longshort.train.text import TextData
 
@@ -78,6 +79,10 @@ class Trainer(Loop):
             self.parallel = DistributedDataParallel(self.parallel)
 
     def _prepare(self, *, resumed: bool) -> None:
+        if not resumed and self.config.task.start is not None and isinstance(self.data, TaskData):
+            found = load_start(self.config, self.model, section="task")
+            self.data.check_start(found)
+            self.reporter.message(f"starting with the weights of {found.path}")
         if self.compilation.cuda_graphs:
             self._fill_tables()
 
@@ -228,11 +233,13 @@ class Trainer(Loop):
         self._record("eval", step=progress.step, split="validation", seconds=progress.seconds, **values)
         return best
 
-    def _validation_scores(self, count: int) -> dict[str, float]:
+    def _validation_scores(self, count: int) -> dict[str, Any]:
         batches = (self._own(self.validation, number) for number in range(count))
-        judge = validation_scores if self.config.task.name is None else answer_scores
+        where: dict[str, Any] = {"world": self.world, "precision": self.config.run.precision}
         with self._apart():
-            return judge(self.model, batches, world=self.world, precision=self.config.run.precision)
+            if isinstance(self.data, TaskData):
+                return answer_scores(self.model, batches, kinds=self.data.task.kinds, **where)
+            return validation_scores(self.model, batches, **where)
 
     def _validation_loss(self) -> float:
         return self._validation_scores(1)["loss"]

@@ -120,6 +120,7 @@ def test_published_lengths():
         "smnist": 784,
         "recall": 512,
         "passkey": 1024,
+        "retrieval": 1024,
     }
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from longshort.data.errors import DataError
-from longshort.data.tasks import listops, loaders, passkey, pathfinder, recall
+from longshort.data.tasks import listops, loaders, passkey, pathfinder, recall, retrieval
 from longshort.data.tasks.examples import SPLITS, Examples, Task
 from longshort.data.tasks.generated import Draw, DrawProgress, generated
+from longshort.data.tokenizer import load_tokenizer, tokenizer_checksum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +21,10 @@ class TaskSettings:
     """The settings of a task; None means the published value. A task refuses settings that it does not have."""
 
     path: str | None = None
-    """Folder or file to read the task from: text, image and smnist only."""
+    """Folder or file to read the task from: text, image and smnist only. For retrieval, a folder of `longshort data`
+    whose text hides the needles of the kinds in books."""
     length: int | None = None
-    """Tokens of the longest example, for listops, text, recall and passkey; the published length if None."""
+    """Tokens of the longest example, for listops, text, recall, passkey and retrieval; the published length if None."""
     seed: int = 0
     """Seed of the generated examples, or of the choice of validation examples; training has its own seed, run.seed."""
     train: int | None = None
@@ -39,6 +41,10 @@ class TaskSettings:
     """Recall only: size of the vocabulary, half of it keys and half values; 8,192 if None."""
     digits: int | None = None
     """Passkey only: digits of the number to recall; 5 if None."""
+    tokenizer: str | None = None
+    """Retrieval only: bytes, a tokenizer.json, or a folder with one; if None, that of `path`, else bytes."""
+    kinds: str | None = None
+    """Retrieval only: the kinds of examples, separated by commas; if None, all, without `path` those in no books."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +55,15 @@ class _Kind:
     """Its settings and their published values; for a generated task, also the number of examples per split."""
     open: Callable[..., Task]
     vocab_size: int | None
-    """None means the setting `symbols`."""
+    """None means the setting `symbols`, or that of the tokenizer."""
     n_classes: int | None = None
+    texts: tuple[str, ...] = ()
+    """Its settings that are texts."""
+
+    @property
+    def is_read(self) -> bool:
+        """Whether its examples are read from files."""
+        return "train" not in self.defaults
 
 
 def task_length(name: str, settings: TaskSettings | None = None) -> int:
@@ -69,7 +82,10 @@ def task_vocabulary(name: str, settings: TaskSettings | None = None) -> int:
     >>> task_vocabulary("listops"), task_vocabulary("recall", TaskSettings(symbols=64))
     (16, 64)
     """
-    values = _values(name, settings or TaskSettings())
+    settings = settings or TaskSettings()
+    values = _values(name, settings)
+    if name == RETRIEVAL:
+        return load_tokenizer(_tokenizer(settings)).vocab_size
     return _kind(name).vocab_size or values["symbols"]
 
 
@@ -104,7 +120,9 @@ def open_task(
     kind, values = _kind(name), _values(name, settings)
     if workers is not None and (type(workers) is not int or workers < 1):
         raise DataError(f"workers must be an integer >= 1, got {workers!r}")
-    if "path" in kind.defaults:
+    if name == RETRIEVAL:
+        return _retrieval(values, settings, cache=cache, workers=workers, progress=progress)
+    if kind.is_read:
         if settings.path is None:
             raise DataError(f"{name} is read from files; give its path: {_FILES[name]}")
         task = kind.open(name, values, Path(settings.path), settings.seed)
@@ -122,19 +140,19 @@ def _kind(name: str) -> _Kind:
 
 def _values(name: str, settings: TaskSettings) -> dict[str, int]:
     """The settings that the task has, with published values for those not given."""
-    defaults = _kind(name).defaults
+    kind = _kind(name)
     if type(settings.seed) is not int:
         raise DataError(f"seed of {name} must be an integer, got {settings.seed!r}")
     values = {}
     for field in dataclasses.fields(TaskSettings):
         given = getattr(settings, field.name)
-        if field.name in ("seed", *(() if "path" not in defaults else ("path", *SPLITS))):
+        if field.name in ("seed", *kind.texts, *(SPLITS if kind.is_read else ())):
             continue
-        if given is not None and field.name not in defaults:
-            known = ["seed", *defaults, *(SPLITS if "path" in defaults else ())]
+        if given is not None and field.name not in kind.defaults:
+            known = ["seed", *kind.texts, *kind.defaults, *(SPLITS if kind.is_read else ())]
             raise DataError(f"{name} has no setting {field.name!r}; it has {', '.join(known)}")
-        if field.name in defaults:
-            values[field.name] = defaults[field.name] if given is None else given
+        if field.name in kind.defaults:
+            values[field.name] = kind.defaults[field.name] if given is None else given
             if type(values[field.name]) is not int or values[field.name] < 1:
                 raise DataError(f"{field.name} of {name} must be an integer >= 1, got {given!r}")
     return values
@@ -176,6 +194,47 @@ def _draws(draw: Draw, padding: int | None = None) -> Any:
         )
 
     return opened
+
+
+def _tokenizer(settings: TaskSettings) -> str:
+    return settings.tokenizer or settings.path or "bytes"
+
+
+def _retrieval(values: dict[str, int], settings: TaskSettings, **where: Any) -> Task:
+    """The kinds take turns, so no example is left out, even if it should repeat another."""
+    tokenizer, length = load_tokenizer(_tokenizer(settings)), values["length"]
+    kinds = tuple(kind for kind in retrieval.KINDS if settings.path or kind not in retrieval.IN_BOOKS)
+    if settings.kinds is not None:
+        kinds = tuple(kind.strip() for kind in settings.kinds.split(","))
+    drawn = retrieval.Retrieval(tokenizer, settings.path)
+    try:
+        drawn.check(kinds, length)
+    except DataError as error:
+        raise DataError(f"{RETRIEVAL}: {error}") from None
+    books = settings.path if set(kinds) & set(retrieval.IN_BOOKS) else None
+    checksum = tokenizer_checksum(tokenizer.to_dict())
+    splits, fingerprint = generated(
+        RETRIEVAL,
+        retrieval.draw,
+        {"length": length, "kinds": kinds, "tokenizer": _tokenizer(settings), "books": books},
+        made_from={"length": length, "kinds": kinds, "tokenizer": checksum, "books": drawn.identity if books else None},
+        counts={split: values[split] for split in SPLITS},
+        seed=settings.seed,
+        vocab_size=tokenizer.vocab_size,
+        distinct=False,
+        **where,
+    )
+    return Task(
+        name=RETRIEVAL,
+        vocab_size=tokenizer.vocab_size,
+        n_classes=None,
+        length=length,
+        padding=None,
+        splits=splits,
+        fingerprint=fingerprint,
+        kinds=kinds,
+        tokenizer=tokenizer,
+    )
 
 
 def _text(name: str, values: dict[str, int], path: Path, seed: int) -> Task:
@@ -229,6 +288,7 @@ _FILES = {
     "image": "an .npz of grey CIFAR-10: x_train (rows, 32, 32) uint8, y_train, x_test, y_test",
     "smnist": "an .npz of MNIST: x_train (rows, 28, 28) uint8, y_train, x_test, y_test",
 }
+RETRIEVAL = "retrieval"
 _PROBES = {"train": 20_000, "validation": 1_000, "test": 1_000}
 
 TASKS: dict[str, _Kind] = {
@@ -245,19 +305,22 @@ TASKS: dict[str, _Kind] = {
         n_classes=pathfinder.N_CLASSES,
     ),
     "text": _Kind(
-        defaults={"path": 0, "length": 4000},
+        defaults={"length": 4000},
+        texts=("path",),
         open=_text,
         vocab_size=loaders.TEXT_VOCAB,
         n_classes=loaders.TEXT_CLASSES,
     ),
     "image": _Kind(
-        defaults={"path": 0},
+        defaults={},
+        texts=("path",),
         open=_pixels("cifar10-gray.npz", 32),
         vocab_size=loaders.PIXEL_VOCAB,
         n_classes=loaders.PIXEL_CLASSES,
     ),
     "smnist": _Kind(
-        defaults={"path": 0},
+        defaults={},
+        texts=("path",),
         open=_pixels("mnist.npz", 28),
         vocab_size=loaders.PIXEL_VOCAB,
         n_classes=loaders.PIXEL_CLASSES,
@@ -271,6 +334,12 @@ TASKS: dict[str, _Kind] = {
         defaults={"length": 1024, "digits": 5, **_PROBES},
         open=_draws(passkey.draw),
         vocab_size=passkey.VOCAB_SIZE,
+    ),
+    RETRIEVAL: _Kind(
+        defaults={"length": 1024, **_PROBES},
+        texts=("path", "tokenizer", "kinds"),
+        open=_retrieval,
+        vocab_size=None,
     ),
 }
 """Tasks by the names that `task=` takes. Sizes and lengths are those of Long Range Arena, and of the MQAR paper."""

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from longshort.data.tokenizer import Tokenizer
+
 IGNORED = -100
 """Target of a position that is not asked about."""
 SPLITS = ("train", "validation", "test")
@@ -97,8 +99,12 @@ class Task:
     """By name: train, validation, test."""
     fingerprint: str
     """Identifies what the examples are made from: a resumed run must find the same."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of examples that take turns: example i of every split is of kind i modulo their number."""
+    tokenizer: Tokenizer | None = None
+    """Of a task whose tokens are text."""
 
 
 def token_dtype(vocab_size: int) -> Any:
     """The smallest unsigned type that holds every token."""
-    return np.uint8 if vocab_size <= 1 << 8 else np.uint16
+    return np.uint8 if vocab_size <= 1 << 8 else np.uint16 if vocab_size <= 1 << 16 else np.uint32

@@ -53,17 +53,24 @@ def generated(
     workers: int | None = None,
     cache: Path | None = None,
     progress: DrawProgress | None = None,
+    made_from: Mapping[str, Any] | None = None,
+    distinct: bool = True,
 ) -> tuple[dict[str, Examples], str]:
     """The splits of a generated task, generated or read from the cache, and their fingerprint.
 
     `draw(key, **options)` must be a module-level function, so that other processes can import it.
+
+    Args:
+        made_from: What the examples depend on, if not the options themselves: the contents of files that these name.
+        distinct: Drop examples that repeat another. If not, example i of a split is that of the number i.
     """
-    made_from = {"format": FORMAT, "task": name, "seed": seed, "options": dict(options), "counts": dict(counts)}
-    fingerprint = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
+    made_of = dict(options if made_from is None else made_from)
+    recipe = {"format": FORMAT, "task": name, "seed": seed, "options": made_of, "counts": dict(counts)}
+    fingerprint = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
     folder = (cache or cache_root()) / "tasks" / f"{name}-{fingerprint[:16]}"
     if not folder.is_dir():
-        splits = _drawn(name, draw, options, counts, seed, vocab_size, workers, progress)
-        _keep(folder, splits, made_from)
+        splits = _drawn(name, draw, options, counts, seed, vocab_size, workers, progress, distinct)
+        _keep(folder, splits, recipe)
     return {split: _read(folder, split) for split in SPLITS}, fingerprint
 
 
@@ -76,8 +83,9 @@ def _drawn(
     vocab_size: int,
     workers: int | None,
     progress: DrawProgress | None,
+    distinct: bool,
 ) -> dict[str, Examples]:
-    total = sum(counts.values())
+    total, done = sum(counts.values()), 0
     if workers is None:
         workers = 1 if total < _SMALL else os.cpu_count() or 1
     seen: set[bytes] = set()
@@ -87,10 +95,11 @@ def _drawn(
         for split in reversed(SPLITS):
             rows: list[tuple[Any, Any]] = []
             candidates = _in_order(functools.partial(draw, **options), f"{name}/{seed}/{split}", pool)
-            for row in _distinct(candidates, seen, name=name):
+            for row in _distinct(candidates, seen, name=name) if distinct else candidates:
                 rows.append(row)
-                if progress is not None and len(seen) % 1000 == 0:
-                    progress(len(seen), total)
+                done += 1
+                if progress is not None and done % 1000 == 0:
+                    progress(done, total)
                 if len(rows) == counts[split]:
                     break
             splits[split] = Examples.of_rows(rows, vocab_size=vocab_size)

@@ -1,0 +1,90 @@
+"""Retrieval: the models of reach are fine-tuned alike, asked, and compared with full attention seed by seed."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from experiments import load, reach, retrieval
+from experiments.engine import child
+from experiments.engine.records import FAILS, HOLDS, NOT_RUN, PARTLY, UNDECIDED, Options
+from experiments.engine.sweep import plan_sweep
+from longshort.train import ConfigError, train
+
+from .made_up import planned
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("LONGSHORT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def test_the_usual_plans_have_the_models_of_reach(tmp_path, corpus):
+    tuned, base = planned(load("retrieval"), tmp_path, data=corpus), planned(load("reach"), tmp_path)
+    assert set(tuned) == set(retrieval.USUAL) and set(planned(load("retrieval"), tmp_path, variants=("ramp",))) == {
+        "ramp"
+    }
+    for name, config in tuned.items():
+        assert replace(config.model, vocab_size=8192) == replace(base[name].model, vocab_size=8192)
+        assert config.task.path == str(corpus.resolve()) and config.model.vocab_size == 257
+    assert len({config.task for config in tuned.values()}) == 1
+
+
+def test_a_pretrained_model_is_fine_tuned_asked_and_shown(corpus, tmp_path):
+    options = Options(out=tmp_path / "reach", variants=("full",), quick=True, steps=1, device="cpu")
+    (pretrained,) = plan_sweep(load("reach"), options, data=corpus)
+    sizes = ("task.test=1", "task.train=8", "task.kinds=recall,needle-noise", f"task.start={tmp_path / 'reach'}")
+    (trial,) = plan_sweep(load("retrieval"), replace(options, out=tmp_path / "out", overrides=sizes), data=None)
+    with pytest.raises(
+        ConfigError, match=r"full-seed0: holds no weights .* experiments reach --variants full --seeds 0"
+    ):
+        retrieval.start_of(trial.config)
+    train(pretrained.config)
+    started = replace(trial.config.task, start=str(retrieval.start_of(trial.config)))
+    child.train_and_look(replace(trial.config, task=started), also=retrieval.asked)
+    assert trial.is_finished  # where the weights came from does not make it another run
+    found = json.loads((trial.out / "after.json").read_text())["retrieval"]
+    assert {row["length"] for row in found["rows"]} == {128, 256, 512}
+    data = load("retrieval").collect(tmp_path / "out")
+    (row,) = data["rows"]
+    assert row["half_at"]["recall"] == [2] and set(row["distances"]) >= {"4-7", "64-127"} and row["seeds"] == [0]
+    assert "| full | 1 |" in load("retrieval").table(data) and "| full |" in load("retrieval").more(data)
+    load("retrieval").figure(data).to_dict()
+
+
+def decided(seeds=3, half_at=None, full=0.9, **gaps):
+    """What is found where a plan is so far below full attention, in every kind and at every distance."""
+    rows = []
+    for name in retrieval.USUAL:
+        gap = gaps.get(name.replace("-", "_"), 0.0)
+        shares = [full - gap + 0.001 * seed * (name != "full") for seed in range(seeds)]
+        rows.append(
+            {
+                "variant": name,
+                "seeds": list(range(seeds)),
+                "length": 2048,
+                "shares": {kind: {"2048": shares} for kind in retrieval.KINDS},
+                "distances": {"4-7": [0.99] * seeds, "1024-2047": shares},
+                "half_at": {"recall": [(half_at or {}).get(name, 500) + seed for seed in range(seeds)]},
+            }
+        )
+    return load("retrieval").findings({"rows": rows})
+
+
+def verdicts(findings):
+    return {key: found.verdict for key, found in findings.items()}
+
+
+def test_a_plan_is_within_two_points_where_every_interval_says_so():
+    assert verdicts(decided()) == {"distance": HOLDS, "kinds": HOLDS, "two": FAILS, "sooner": FAILS}
+    findings = decided(ls1_w64=0.3, half_at=dict.fromkeys(reach.PLANS, 400) | {"full": 900})
+    assert verdicts(findings) == {"distance": PARTLY, "kinds": PARTLY, "two": HOLDS, "sooner": HOLDS}
+    assert findings["distance"].ours.startswith("ls1-w64: -29.9 points at a distance of 1024-2047; one-full-8: ")
+    far = dict.fromkeys(("ls1_w64", "one_full_8", "ladder"), 0.3)
+    assert verdicts(decided(**far))["distance"] == FAILS
+    assert verdicts(decided(**dict.fromkeys(far, 0.021)))["distance"] == UNDECIDED
+
+
+def test_nothing_is_decided_by_two_seeds_or_where_full_attention_only_guesses():
+    assert set(verdicts(decided(seeds=2)).values()) == {NOT_RUN}
+    assert decided(full=0.2) == {}
