@@ -39,9 +39,9 @@ checkpoints, losses, evaluations and spikes must equal those of the undisturbed 
 _RESTARTS = """\
 Runs of two processes under torchrun's agent (`--max-restarts`), one of which is killed with SIGKILL: either of the
 two, half-way through a file operation, or from outside while it trains or starts. The agent restarts both, and the run
-resumes from its last checkpoint. The end must equal the undisturbed run as above, and a kill may cost at most the
-{every} steps between two saves. Here the agent forks its workers, so that torch is loaded only once. This part alone:
-`python -m tests.soak --only restart`.
+resumes from its last checkpoint. The end must equal the undisturbed run as above. Saves are {every} steps apart and
+written while training continues, so a kill costs fewer than two intervals. Here the agent forks its workers, so that
+torch is loaded only once. This part alone: `python -m tests.soak --only restart`.
 """
 _DAMAGE = """\
 One file of a run stopped half-way, or of its data, has bits flipped or a block zeroed, or is cut short, lengthened,

@@ -35,9 +35,9 @@ class Passes(NamedTuple):
     backward: float
 
 
-GLOBAL = {32: Passes(325e12, 290e12), 64: Passes(427e12, 420e12), 128: Passes(512e12, 379e12)}
+GLOBAL = {32: Passes(325e12, 290e12), 64: Passes(420e12, 399e12), 128: Passes(543e12, 385e12)}
 """FLOP/s of our kernels in global heads, by head dim: 4 D per visible pair forward, 10 D backward."""
-FULL = {32: Passes(325e12, 290e12), 64: Passes(462e12, 438e12), 128: Passes(587e12, 528e12)}
+FULL = {32: Passes(325e12, 290e12), 64: Passes(472e12, 435e12), 128: Passes(663e12, 528e12)}
 """The same of full attention by the fastest kernel that was measured: ours at 32, else cuDNN."""
 LOCAL = Passes(366e12, 285e12)
 """FLOP/s of local heads, whose pairs are counted in tiles: window + 128 keys per query."""
