@@ -18,6 +18,7 @@ from longshort.train.identity import check_same_run
 from longshort.train.models import build_model, load_trained
 from longshort.train.progress import Silent
 
+from . import several
 from .tiny import differences, losses, records
 
 TINY = {"vocab_size": 16, "context": 32, "n_layers": 2, "width": 16, "n_heads": 2, "n_global": 1, "window": 4}
@@ -197,6 +198,16 @@ def test_a_model_of_text_is_fine_tuned_and_keeps_its_tokenizer(tmp_path, corpus)
     assert records(tmp_path / "tuned", "eval")[-1]["by_kind"].keys() == {"needle-noise", "recall"}
     resumed = tuned.with_overrides(["optimizer.lr=1e-30", "schedule.warmup=0", "run.steps=9", "task.start=gone"])
     assert train(resumed).step == 9  # weights of the start are read once
+
+
+@pytest.mark.slow
+def test_processes_that_share_a_model_start_with_the_same_weights(tmp_path, corpus, ranks):
+    train(config(tmp_path / "text", "run.steps=1", task={}, model=TINY | ON_TEXT, data={"path": str(corpus)}))
+    still = ["optimizer.lr=1e-30", "schedule.warmup=0", "parallel.dp_shard=2", f"task.start={tmp_path / 'text'}"]
+    tuned = config(tmp_path / "tuned", *still, task=RETRIEVAL, model=TINY | ON_TEXT)
+    ranks.run(several.train, tuned.to_dict(), tmp_path, size=2)
+    before, after = (load_checkpoint(tmp_path / name).model for name in ("text", "tuned"))
+    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_a_start_with_another_tokenizer_or_model_is_refused(tmp_path, corpus):
