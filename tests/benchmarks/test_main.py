@@ -20,7 +20,7 @@ def invoke(*words):
 def test_the_list_names_every_page_with_its_command():
     shown = invoke("--list")
     assert shown.exit_code == 0
-    assert shown.output.count("python -m benchmarks") == 13
+    assert shown.output.count("python -m benchmarks") == 14
 
 
 @pytest.mark.slow
