@@ -144,7 +144,7 @@ def _page(name: str, title: str, options: str) -> Page:
 
 PAGES = {
     "cpu": _page("decoding-cpu", "Decoding on a CPU", "--rounds 9 --minutes 20 --threads 2"),
-    "cuda": _page("decoding-gpu", "Decoding on a GPU", "--device cuda --rounds 5"),
+    "cuda": _page("decoding-gpu", "Decoding on a GPU", "--device cuda --minutes 2.0"),
 }
 
 _NAMES = {"plain": "every head keeps everything", "ls": "1 global head, 11 with a window of 128"}

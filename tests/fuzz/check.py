@@ -84,8 +84,10 @@ def _check_call(call: Call) -> Iterator[tuple[str, Finding | str]]:
             return _within(got, exact, TOLERANCE[case.dtype])
         pooled = call.smoothing is not None and call.smoothing.stage == "before"  # smoothed keys are rounded
         in_fp32 = 2 * torch.finfo(case.dtype).eps if pooled else HALF_TOLERANCE
-        few = case.n_queries * case.n_keys < 100  # of few numbers, rounding may by chance have spared all
-        return _against_rounding(got, exact, rounded, times=8 if few else 3, ulps=2, in_fp32=in_fp32)
+        # Of few numbers, rounding may by chance have spared all of the reference's, and sum(grad * out) is taken from
+        # the rounded output: with 3 queries and 8 keys of D 256 in bf16, a gradient needed 8.6 times.
+        few = case.n_queries * case.n_keys < 100
+        return _against_rounding(got, exact, rounded, times=12 if few else 3, ulps=2, in_fp32=in_fp32)
 
     for backend in call.backends:
         yield backend, _unless_refused(partial(finding, backend))
