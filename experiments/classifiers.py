@@ -47,7 +47,7 @@ def on_task(base: TrainConfig, name: str, settings: Mapping[str, Any]) -> TrainC
     own = {size: value for size in _SIZES if (value := getattr(base.task, size)) is not None}
     if "length" not in TASKS[name].defaults:
         own.pop("length", None)
-    path = {"path": base.task.path} if "path" in TASKS[name].defaults else {}
+    path = {"path": base.task.path} if "path" in TASKS[name].texts else {}
     shared = {"seed": base.task.seed, "causal": base.task.causal, "norm": base.task.norm}
     return replace(base, task=TaskConfig(name=name, **{**settings, **own, **path, **shared}))
 

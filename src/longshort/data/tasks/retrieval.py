@@ -69,7 +69,7 @@ class Retrieval:
     >>> tokens, targets = retrieval.draw("needle-noise", "any key", length=256)
     >>> text = ByteTokenizer().decode(tokens)
     >>> text[text.index(" What"):][:34], ByteTokenizer().decode(targets[targets >= 0])
-    (' What is the secret number of door', ' 38708')
+    (' What is the secret number of bott', ' 38570')
     """
 
     def __init__(self, tokenizer: Tokenizer, books: Path | str | None = None) -> None:
