@@ -11,6 +11,7 @@ import torch
 
 from longshort.data.problems import SPLITS, Problem
 from longshort.model import GPT
+from longshort.nn.modes import evaluating
 from longshort.rl.answers import Answerer, sequences
 from longshort.rl.passes import pass_at_k
 from longshort.rl.problem_data import ProblemData
@@ -65,17 +66,16 @@ def answered(
 @torch.no_grad()
 def solution_loss(model: GPT, data: ProblemData, problems: list[Problem], precision: str, step: int = 64) -> float:
     """Mean cross-entropy of the solutions' tokens."""
-    was_training, device = model.training, model.embedding.weight.device
-    model.eval()
+    device = model.embedding.weight.device
     total, counted = torch.zeros((), device=device), torch.zeros((), device=device)
-    for first in range(0, len(problems), step):
-        tokens, targets = data.solutions(problems[first : first + step], device)
-        count = (targets >= 0).sum()
-        with autocast(precision, device):
-            loss = model(tokens, targets).loss
-        assert loss is not None
-        total, counted = total + loss * count, counted + count
-    model.train(was_training)
+    with evaluating(model):
+        for first in range(0, len(problems), step):
+            tokens, targets = data.solutions(problems[first : first + step], device)
+            count = (targets >= 0).sum()
+            with autocast(precision, device):
+                loss = model(tokens, targets).loss
+            assert loss is not None
+            total, counted = total + loss * count, counted + count
     return float(total / counted)
 
 

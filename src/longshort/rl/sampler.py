@@ -17,6 +17,7 @@ from longshort.generation.decoder import Decoder, left_padded
 from longshort.generation.draws import Draws
 from longshort.generation.engine import Prompt, check_thinking, prompt_rows, stop_tokens
 from longshort.model import GPT
+from longshort.nn.modes import evaluating
 from longshort.rl.rollout import Rollout
 
 _LOOKED_AT = 16
@@ -107,12 +108,10 @@ class Sampler:
             weights = self._model.state_dict()
             for name, tensor in self._copy.state_dict().items():
                 tensor.copy_(weights[name])
-        training = self._model.training
-        self._model.eval()
-        self._draws.reset()
-        self._decoder.start(rows)
-        steps = self._run()
-        self._model.train(training)
+        with evaluating(self._model):
+            self._draws.reset()
+            self._decoder.start(rows)
+            steps = self._run()
         drawn = self._draws
         soft, ids, values = (x[:, :steps].clone() for x in (drawn.soft, drawn.ids, drawn.values))
         noisy = None

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from longshort.nn import LSAttention
+from longshort.nn.modes import evaluating
 from longshort.ops import Smoothing, attention
 from longshort.ops.smoothing import smooth_keys
 
@@ -28,15 +29,13 @@ def attention_entropy(model: nn.Module, tokens: Tensor, **inputs: Any) -> Tensor
     def measure(layer: LSAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         found.append(_entropy(layer, args[0], **kwargs))  # here, since a sharded layer has its weights only in a pass
 
-    was_training = model.training
-    model.eval()
     handles = [layer.register_forward_pre_hook(measure, with_kwargs=True) for layer in layers]
     try:
-        model(tokens, **inputs)
+        with evaluating(model):
+            model(tokens, **inputs)
     finally:
         for handle in handles:
             handle.remove()
-        model.train(was_training)
     return torch.stack(found)
 
 

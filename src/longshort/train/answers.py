@@ -18,6 +18,7 @@ from longshort.data.tasks.example_stream import ExampleStream
 from longshort.data.tokenizer import TOKENIZER_FILE, tokenizer_checksum
 from longshort.files import write_json
 from longshort.model import GPT
+from longshort.nn.modes import evaluating
 from longshort.train.checkpoint import Checkpoint
 from longshort.train.config import ConfigError, TrainConfig
 from longshort.train.distributed import World
@@ -103,25 +104,24 @@ def answer_scores(
     has the share of right answers of each, where an answer of several tokens is right as a whole; a kind without
     examples in these batches is left out, and all are where processes share sequences, which may cut an answer.
     """
-    was_training, group = model.training, getattr(model, "group", None)
+    group = getattr(model, "group", None)
     kinds = () if group is not None else kinds
-    model.eval()
     sums = torch.zeros(5 + 2 * len(kinds), dtype=torch.float64, device=world.device)
-    for batch in batches:
-        tokens, targets = batch.tokens.to(world.device), batch.targets.to(world.device)
-        segments = None if batch.segments is None else batch.segments.to(world.device)
-        with autocast(precision, world.device):
-            logits, asked = model_answers(model, tokens, targets, segments)
-        losses = F.cross_entropy(logits.float(), asked, reduction="none").double()
-        right = logits.argmax(-1) == asked
-        rows = _rows(right, targets, group)
-        sums[:5] += torch.stack((losses.sum(), right.sum(), asked.new_tensor(len(asked)), *rows))
-        if kinds:
-            whole, of = whole_answers(right, targets)
-            of_rows = torch.tensor(batch.indices, device=world.device) % len(kinds)
-            sums[5:].index_add_(0, 2 * of_rows[of], whole.double())
-            sums[5:].index_add_(0, 2 * of_rows[of] + 1, torch.ones_like(whole, dtype=torch.float64))
-    model.train(was_training)
+    with evaluating(model):
+        for batch in batches:
+            tokens, targets = batch.tokens.to(world.device), batch.targets.to(world.device)
+            segments = None if batch.segments is None else batch.segments.to(world.device)
+            with autocast(precision, world.device):
+                logits, asked = model_answers(model, tokens, targets, segments)
+            losses = F.cross_entropy(logits.float(), asked, reduction="none").double()
+            right = logits.argmax(-1) == asked
+            rows = _rows(right, targets, group)
+            sums[:5] += torch.stack((losses.sum(), right.sum(), asked.new_tensor(len(asked)), *rows))
+            if kinds:
+                whole, of = whole_answers(right, targets)
+                of_rows = torch.tensor(batch.indices, device=world.device) % len(kinds)
+                sums[5:].index_add_(0, 2 * of_rows[of], whole.double())
+                sums[5:].index_add_(0, 2 * of_rows[of] + 1, torch.ones_like(whole, dtype=torch.float64))
     loss, right_answers, questions, right_rows, rows_seen, *counts = world.mean(sums).tolist()
     scores: dict[str, Any] = {"loss": loss / questions, "accuracy": right_answers / questions}
     if isinstance(model, GPT):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from longshort.data.stream import Batch, Window, document_numbers, windows
 from longshort.data.tokens import TokenFile
 from longshort.model import GPT
+from longshort.nn.modes import evaluating
 from longshort.train.distributed import World
 from longshort.train.precision import autocast
 
@@ -27,15 +28,13 @@ def eagerly() -> AbstractContextManager[Any]:
 @torch.no_grad()
 def validation_scores(model: nn.Module, batches: Iterable[Batch], *, world: World, precision: str) -> dict[str, float]:
     """Mean loss over some batches, of which this rank computes its share."""
-    was_training = model.training
-    model.eval()
     total, count = torch.zeros((), device=world.device), 0
-    for batch in batches:
-        count += 1
-        tokens, targets, segments = (None if x is None else x.to(world.device) for x in batch[:3])
-        with autocast(precision, world.device):
-            total += model(tokens, targets, segments=segments).loss
-    model.train(was_training)
+    with evaluating(model):
+        for batch in batches:
+            count += 1
+            tokens, targets, segments = (None if x is None else x.to(world.device) for x in batch[:3])
+            with autocast(precision, world.device):
+                total += model(tokens, targets, segments=segments).loss
     return {"loss": float(world.mean(total / count))}
 
 

@@ -18,6 +18,7 @@ from longshort.data.errors import DataError
 from longshort.data.tasks.retrieval import KINDS, LEAST_DISTANCE, Retrieval, distances
 from longshort.data.tokenizer import Tokenizer
 from longshort.model import GPT
+from longshort.nn.modes import evaluating
 from longshort.train.answers import model_answers, whole_answers
 from longshort.train.config import ConfigError
 from longshort.train.precision import autocast
@@ -92,15 +93,14 @@ Drawn = Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]
 
 @torch.no_grad()
 def _scores(model: GPT, kind: str, drawn: Drawn, precision: str, progress: Progress) -> dict[str, Any]:
-    was_training, right, device = model.training, [], next(model.parameters()).device
-    model.eval()
-    for done, *batch in _batches(drawn):
-        tokens, targets = (x.to(device) for x in batch)
-        with autocast(precision, device):
-            logits, asked = model_answers(model, tokens, targets, None)
-        right.append(whole_answers(logits.argmax(-1) == asked, targets)[0].cpu())
-        progress(kind, tokens.shape[1], done)
-    model.train(was_training)
+    right, device = [], next(model.parameters()).device
+    with evaluating(model):
+        for done, *batch in _batches(drawn):
+            tokens, targets = (x.to(device) for x in batch)
+            with autocast(precision, device):
+                logits, asked = model_answers(model, tokens, targets, None)
+            right.append(whole_answers(logits.argmax(-1) == asked, targets)[0].cpu())
+            progress(kind, tokens.shape[1], done)
     answers = torch.cat(right).numpy()
     found: dict[str, Any] = {"questions": len(answers), "accuracy": float(answers.mean())}
     if kind == "recall":

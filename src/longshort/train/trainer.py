@@ -19,6 +19,7 @@ from longshort.data.ahead import BatchesAhead
 from longshort.data.stream import Batch, TokenStream
 from longshort.data.tasks.example_stream import ExampleStream
 from longshort.nn import update_sigma
+from longshort.nn.modes import evaluating
 from longshort.ops.options import Stats
 from longshort.stability import qk_clip
 from longshort.stability.clipping import gradient_norm, layer_norms
@@ -90,12 +91,11 @@ class Trainer(Loop):
         """Run one sequence forward and backward eagerly, so that tables which kernels cache on the device are not
         allocated in a CUDA graph's memory.
         """
-        self.model.eval()  # leaves running means unchanged
-        for with_stats in (False, True):
-            batch = [None if x is None else x[:1].to(self.world.device) for x in self.stream.batch(0)[:3]]
-            with eagerly(), autocast(self.config.run.precision, self.world.device):
-                self.model(batch[0], batch[1], segments=batch[2], stats=with_stats).loss.backward()
-        self.model.train()
+        with evaluating(self.model):  # leaves running means unchanged
+            for with_stats in (False, True):
+                batch = [None if x is None else x[:1].to(self.world.device) for x in self.stream.batch(0)[:3]]
+                with eagerly(), autocast(self.config.run.precision, self.world.device):
+                    self.model(batch[0], batch[1], segments=batch[2], stats=with_stats).loss.backward()
         self.optimizer.zero_grad(set_to_none=True)
 
     def _batch(self, number: int) -> Batch:
