@@ -173,7 +173,7 @@ class LongShortPreTrainedModel(PreTrainedModel):
         if cache is not None and not isinstance(cache, LongShortCache):
             raise ValueError(
                 f"past_key_values must be a longshort.hf.LongShortCache, got {type(cache).__name__}: "
-                "its layers do not keep each head's own reach"
+                "its layers do not keep each head's own reach (PEFT's prefix tuning makes one; prompt tuning works)"
             )
 
     def _check_length(self, length: int, positions: Tensor | None) -> None:
