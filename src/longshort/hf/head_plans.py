@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
 from longshort.heads import HeadPlan
+from longshort.hf.planned_cache import planned
 from longshort.ops import AttentionResult, LogitStats, attention
 
 ATTENTION_NAME = "longshort"
@@ -243,12 +244,31 @@ def _naming_the_attention(to_dict: Callable[[PreTrainedConfig], dict[str, Any]])
 
     @wraps(to_dict)
     def wrapper(self: PreTrainedConfig) -> dict[str, Any]:
-        values, own = to_dict(self), self.get_text_config()
-        if getattr(own, "head_plans", None) and own._attn_implementation == ATTENTION_NAME:
+        values = to_dict(self)
+        if _plans_in_use(self):
             values["attn_implementation"] = _named_for(self)
         return values
 
     return wrapper
+
+
+def _with_planned_layers(init: Callable[..., None]) -> Callable[..., None]:
+    """`DynamicCache` with layers that keep as much as each head of a model with `head_plans` sees."""
+
+    @wraps(init)
+    def wrapper(self: DynamicCache, ddp_cache_data: Any = None, config: Any = None, *args: Any, **options: Any) -> None:
+        init(self, ddp_cache_data, config, *args, **options)
+        if ddp_cache_data is None and config is not None:
+            for layer, plan in enumerate(_plans_in_use(config)[: len(self.layers)]):
+                self.layers[layer] = planned(self.layers[layer], HeadPlan.from_dict(plan))
+
+    return wrapper
+
+
+def _plans_in_use(config: PreTrainedConfig) -> list[dict[str, Any]]:
+    """A plan for each layer; none where the model runs another attention."""
+    own = config.get_text_config()
+    return getattr(own, "head_plans", None) or [] if own._attn_implementation == ATTENTION_NAME else []
 
 
 def _named_for(config: PreTrainedConfig) -> str | dict[str, str]:
@@ -259,5 +279,6 @@ def _named_for(config: PreTrainedConfig) -> str | dict[str, str]:
 
 
 PreTrainedConfig.to_dict = _naming_the_attention(PreTrainedConfig.to_dict)  # type: ignore[method-assign]
+DynamicCache.__init__ = _with_planned_layers(DynamicCache.__init__)  # type: ignore[method-assign]
 AttentionInterface.register(ATTENTION_NAME, head_plan_attention)
 AttentionMaskInterface.register(ATTENTION_NAME, head_plan_mask)
