@@ -62,6 +62,15 @@ def parse_json(text: str, **options: Any) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def is_of_transformers(folder: Path) -> bool:
+    """Whether the folder's config.json names a type of model, as transformers' do; that of a run does not."""
+    try:
+        found = parse_json((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and "model_type" in found
+
+
 def write_json(path: Path, data: Any) -> Path:
     """Write indented JSON with a final newline, atomically. NaN and infinity are errors, since JSON has neither."""
     return write_atomically(path, json.dumps(data, indent=2, allow_nan=False) + "\n")

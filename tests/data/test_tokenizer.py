@@ -76,6 +76,16 @@ def test_training_twice_gives_the_same_tokenizer(seed):
     assert first.to_dict() == second.to_dict()
 
 
+def test_the_truncation_and_padding_that_transformers_saved_are_left_out(tmp_path):
+    import tokenizers
+
+    saved = tokenizers.Tokenizer.from_str(json.dumps(BPE.to_dict()))
+    saved.enable_truncation(4)
+    saved.enable_padding(length=64)
+    saved.save(str(tmp_path / "tokenizer.json"))
+    assert load_tokenizer(tmp_path).encode(TEXTS[0]).tolist() == BPE.encode(TEXTS[0]).tolist()
+
+
 def test_bpe_is_shorter_than_bytes():
     assert len(BPE.encode("the cat sat")) < len("the cat sat")
 

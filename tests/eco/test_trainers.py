@@ -6,7 +6,17 @@ import math
 import pytest
 from datasets import Dataset
 from peft import LoraConfig
-from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+from transformers import AutoModelForSequenceClassification
+from trl import (
+    DPOConfig,
+    DPOTrainer,
+    GRPOConfig,
+    GRPOTrainer,
+    RewardConfig,
+    RewardTrainer,
+    SFTConfig,
+    SFTTrainer,
+)
 
 from longshort.hf import LongShortForCausalLM
 
@@ -65,6 +75,19 @@ def test_dpo_runs(model, tokenizer, settings):
     )
     found = losses(trainer)
     assert found[0] == pytest.approx(math.log(2), abs=1e-3) and found[-1] < found[0]
+
+
+def test_a_reward_is_learned_from_pairs(model, tokenizer, settings):
+    reward = AutoModelForSequenceClassification.from_pretrained(model.name_or_path, num_labels=1)
+    pairs = {"chosen": [f"{text} yes" for text in TEXTS], "rejected": [f"{text} no, never" for text in TEXTS]}
+    trainer = RewardTrainer(
+        reward,
+        args=RewardConfig(**settings),
+        train_dataset=Dataset.from_dict(pairs),
+        processing_class=tokenizer,
+    )
+    found = losses(trainer)
+    assert found[-1] < found[0]
 
 
 def test_grpo_runs(model, tokenizer, settings):

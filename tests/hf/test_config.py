@@ -36,6 +36,12 @@ def test_every_configuration_comes_back_from_json(config, tmp_path):
     same_model(loaded.to_gpt(), config)
 
 
+def test_the_number_of_key_value_heads_is_a_number_and_plain_attention_stays_so():
+    config = LongShortConfig.from_gpt(small_config())
+    assert config.num_key_value_heads == config.num_attention_heads == 4
+    assert config.to_gpt() == small_config()
+
+
 def test_no_field_of_the_model_is_forgotten():
     changed = {
         "vocab_size": 300,

@@ -1,5 +1,6 @@
 """A folder that transformers opens by itself: written whole or not at all, by a function and by the command line."""
 
+import json
 import re
 import runpy
 import subprocess
@@ -50,6 +51,40 @@ def test_the_exported_model_writes_what_the_checkpoint_writes(trained, exported)
     expected = torch.cat(list(generate(ours, prompt["input_ids"], max_new_tokens=20, temperature=0.0, stop=256)))
     assert out == expected.tolist()
     assert model.generation_config.eos_token_id == model.generation_config.pad_token_id == 256
+
+
+def run(*arguments):
+    shown = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert shown.exit_code == 0, shown.output
+    return shown.stdout
+
+
+def test_generate_and_evaluate_take_the_folder_as_they_take_the_run(trained, exported, tmp_path):
+    options = ("--prompt", "abc", "--tokens", 20, "--seed", 0, "--device", "cpu")
+    assert run("generate", exported, *options) == run("generate", trained, *options)
+    data, found = load_model(trained)[1].state["config"]["data"]["path"], {}
+    for model in (exported, trained):
+        run("evaluate", model, "--data", data, "--limit", 3, "--device", "cpu", "--out", tmp_path / model.name)
+        found[model] = json.loads((tmp_path / model.name).read_text())
+    assert found[exported]["loss"] == found[trained]["loss"]
+    assert found[exported]["buckets"] == found[trained]["buckets"]
+
+
+def test_an_exported_folder_does_not_say_its_data(exported):
+    shown = CliRunner().invoke(app, ["evaluate", str(exported)])
+    assert shown.exit_code == 1 and "error: --data must be given" in shown.stderr
+
+
+def test_a_model_that_transformers_changed_and_saved_comes_home(exported, tmp_path):
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(exported), AutoTokenizer.from_pretrained(exported)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(2)
+    for part in (model.to(torch.bfloat16), tokenizer):
+        part.save_pretrained(tmp_path / "tuned")
+    run("import", tmp_path / "tuned", "--out", tmp_path / "run")
+    home, tokens = load_model(tmp_path / "run")[0], torch.randint(257, (1, 20))
+    with torch.no_grad():
+        torch.testing.assert_close(home(tokens).logits, model.float()(tokens).logits)
 
 
 def test_the_pipeline_takes_the_folder(exported):

@@ -1,5 +1,7 @@
 """Head plans in transformers' own models: equal to its eager attention under the same masks, cached and not."""
 
+import subprocess
+import sys
 from copy import deepcopy
 
 import pytest
@@ -127,12 +129,28 @@ def test_text_is_the_same_with_and_without_a_cache(name):
     assert torch.equal(model.generate(ids, **options), model.generate(ids, use_cache=False, **options))
 
 
-def test_the_plan_is_saved_with_the_model(tmp_path):
+def test_a_plan_comes_back_with_a_saved_model_however_often_it_is_saved(tmp_path):
     model, ids = with_plan("llama", PLAN), tokens()
-    model.save_pretrained(tmp_path)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="longshort").eval()
+    again = model
+    for folder in (tmp_path / "once", tmp_path / "twice"):
+        again.save_pretrained(folder)
+        again = AutoModelForCausalLM.from_pretrained(folder).eval()
     assert again.config.head_plans[1]["windows"] == [None, 3, 5, 1]
     torch.testing.assert_close(again(ids).logits, model(ids).logits)
+
+
+def test_a_plan_that_was_switched_off_stays_so_when_saved(tmp_path):
+    model = with_plan("llama", PLAN)
+    model.set_attn_implementation("eager")
+    model.save_pretrained(tmp_path)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path).config._attn_implementation != "longshort"
+
+
+def test_a_saved_plan_is_refused_where_longshort_is_not_imported(tmp_path):
+    with_plan("llama", PLAN).save_pretrained(tmp_path)
+    code = f"from transformers import AutoModelForCausalLM as auto; auto.from_pretrained({str(tmp_path)!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode and 'attn_implementation="longshort"` is not supported' in done.stderr
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
@@ -182,13 +200,15 @@ def test_keys_that_a_model_chose_are_refused():
         head_plan_attention(torch.nn.Identity(), *torch.zeros(3, 1, 4, 5, 8), None, block_indices=torch.zeros(1))
 
 
-def test_the_tower_of_a_multimodal_model_keeps_its_own_attention():
+def test_the_tower_of_a_multimodal_model_keeps_its_own_attention_also_when_saved(tmp_path):
     vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision = CLIPVisionConfig(**vision, image_size=8, patch_size=4)
     model = LlavaForConditionalGeneration(LlavaConfig(vision_config=vision, text_config=LlamaConfig(**SIZES)))
     use_head_plan(model, PLAN)
-    assert model.config.text_config._attn_implementation == "longshort"
-    assert model.config.vision_config._attn_implementation != "longshort"
+    model.save_pretrained(tmp_path)
+    for config in (model.config, LlavaForConditionalGeneration.from_pretrained(tmp_path).config):
+        assert config.text_config._attn_implementation == "longshort"
+        assert config.vision_config._attn_implementation != "longshort"
 
 
 def test_a_configuration_with_too_few_plans_is_refused():

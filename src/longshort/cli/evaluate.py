@@ -12,7 +12,7 @@ def evaluate(
     checkpoint: Annotated[
         Path,
         typer.Argument(
-            help="A run's folder (its newest checkpoint) or one checkpoint; with --suite, also an exported folder."
+            help="A run's folder (its newest checkpoint), one checkpoint, or an exported folder, with --data."
         ),
     ],
     suite: Annotated[
@@ -51,7 +51,7 @@ def evaluate(
     """
     from rich.console import Console
 
-    from longshort.files import check_replaceable, write_json
+    from longshort.files import check_replaceable, is_of_transformers, write_json
     from longshort.rl.evaluation import evaluate_rewards, is_of_rl
     from longshort.train.checkpoint_scores import evaluate_checkpoint, evaluation_table
 
@@ -61,7 +61,8 @@ def evaluate(
         _evaluate_suite(checkpoint, suite, out, data=data, length=length, examples=limit, split=split, device=device)
         return
     given = {"--data": data, "--length": length, "--stride": stride}
-    rewarded = is_of_rl(checkpoint)
+    exported = is_of_transformers(checkpoint)
+    rewarded = not exported and is_of_rl(checkpoint)
     if rewarded and (wrong := next((name for name, value in given.items() if value is not None), None)):
         raise ValueError(f"{wrong} is for text; {checkpoint} was trained by reinforcement learning")
     if samples is not None and not rewarded:
@@ -79,12 +80,19 @@ def evaluate(
             result = evaluate_rewards(checkpoint, problems=limit, samples=samples, **shared)
         else:
             sizes: dict[str, Any] = {"length": length, "stride": stride, "limit": limit, "bucket": bucket}
-            result = evaluate_checkpoint(checkpoint, data=data, **sizes, **shared)
+            evaluated = _evaluate_folder if exported else evaluate_checkpoint
+            result = evaluated(checkpoint, data=data, **sizes, **shared)
     console.print(evaluation_table(result))
     if rewarded:
         console.print(result["text"], highlight=False, markup=False)
     if out is not None:
         typer.echo(f"wrote {write_json(out, result)}")
+
+
+def _evaluate_folder(folder: Path, **options: Any) -> dict[str, Any]:
+    from longshort.hf.opened import evaluate_folder  # here, since it loads transformers
+
+    return evaluate_folder(folder, **options)
 
 
 def _evaluate_suite(checkpoint: Path, suite: str, out: Path | None, **options: Any) -> None:

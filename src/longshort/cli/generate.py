@@ -10,7 +10,7 @@ import typer
 
 
 def generate(
-    checkpoint: Annotated[Path, typer.Argument(help="A run's folder (its newest checkpoint) or one checkpoint.")],
+    checkpoint: Annotated[Path, typer.Argument(help="A run's folder, one checkpoint in it, or an exported folder.")],
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = "\n",
     tokens: Annotated[int, typer.Option(min=1, help="Number of tokens to write.")] = 200,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most probable token.")] = 0.8,
@@ -51,7 +51,8 @@ def generate(
 
     Example: longshort generate runs/mine --prompt "def " --tokens 100
     """
-    from longshort.generation.sample import text_stream
+    from longshort.files import is_of_transformers
+    from longshort.generation.sample import stream_of, text_stream
 
     fields = {
         "end": thinking_end,
@@ -65,20 +66,25 @@ def generate(
     }
     given = {name: value for name, value in fields.items() if value is not None}
     _check_thinking(thinking, given)
-    stream = text_stream(
-        checkpoint,
-        prompt,
-        device=device,
-        stop_strings=stop or (),
-        max_new_tokens=tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        thinking=given if thinking else None,
-    )
+    options: dict[str, Any] = {
+        "stop_strings": stop or (),
+        "max_new_tokens": tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+        "thinking": given if thinking else None,
+    }
+    if is_of_transformers(checkpoint):
+        from longshort.hf.opened import open_language_model
+        from longshort.train.distributed import choose_device
+
+        opened = open_language_model(checkpoint, choose_device(device))
+        stream = stream_of(opened.model, opened.tokenizer, prompt, **options)
+    else:
+        stream = text_stream(checkpoint, prompt, device=device, **options)
     for piece in chain((prompt,), stream, ("\n",)):
         typer.echo(piece, nl=False)
     typer.echo(f"{stream.n_tokens} tokens, {stream.tokens_per_second:.0f} tokens/s", err=True)

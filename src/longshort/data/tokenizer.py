@@ -131,6 +131,8 @@ class BPETokenizer:
             inner = tokenizers.Tokenizer.from_str(json.dumps(data))
         except Exception as error:  # the package raises a bare Exception
             raise DataError(f"not a tokenizer.json of Hugging Face tokenizers ({error})") from None
+        inner.no_truncation()  # transformers saves both as they were in its last call
+        inner.no_padding()
         return cls(inner)
 
     @classmethod

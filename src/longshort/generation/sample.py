@@ -8,6 +8,7 @@ from typing import Any
 
 from longshort.data.tokenizer import Tokenizer, load_tokenizer
 from longshort.generation import SoftThinking, TextStream
+from longshort.model import GPT
 from longshort.train import load_model
 from longshort.train.checkpoint import Checkpoint, CheckpointError
 from longshort.train.distributed import choose_device
@@ -26,7 +27,13 @@ def text_stream(
     `thinking` has fields of `SoftThinking`, its `end` as a text; `options` are those of `TextStream`.
     """
     model, loaded = load_model(checkpoint, choose_device(device))
-    tokenizer = checkpoint_tokenizer(loaded)
+    return stream_of(model, checkpoint_tokenizer(loaded), prompt, thinking=thinking, **options)
+
+
+def stream_of(
+    model: GPT, tokenizer: Tokenizer, prompt: str, *, thinking: Mapping[str, Any] | None = None, **options: Any
+) -> TextStream:
+    """The same for a model and its tokenizer."""
     if thinking is not None:
         options["thinking"] = SoftThinking(**dict(thinking) | {"end": _single_token(tokenizer, thinking["end"])})
     return TextStream(model, tokenizer, prompt, **options)

@@ -12,6 +12,8 @@ __all__ = [
     "LongShortCache",
     "LongShortConfig",
     "LongShortForCausalLM",
+    "LongShortForSequenceClassification",
+    "LongShortModel",
     "far_mass",
     "fast_tokenizer",
     "plans_by_mass",
@@ -35,13 +37,16 @@ else:
     from longshort.hf.config import LongShortConfig
     from longshort.hf.folder import write_folder
     from longshort.hf.head_plans import use_head_plan, watch_logits
+    from longshort.hf.headless import LongShortForSequenceClassification, LongShortModel
     from longshort.hf.measure_reach import far_mass, plans_by_mass
     from longshort.hf.modeling import LongShortForCausalLM
+    from longshort.hf.shell import AUTO_CLASSES
     from longshort.hf.tokenizer import fast_tokenizer
 
     transformers.AutoConfig.register(LongShortConfig.model_type, LongShortConfig, exist_ok=True)
-    transformers.AutoModelForCausalLM.register(LongShortConfig, LongShortForCausalLM, exist_ok=True)
-    # `transformers serve` does not use the Auto classes: it looks up the class that a config.json names in the package
-    # itself, which another object replaces when this module, needed by many models, is first imported.
     importlib.import_module("transformers.processing_utils")
-    vars(sys.modules["transformers"])[LongShortForCausalLM.__name__] = LongShortForCausalLM
+    for _auto, _name in AUTO_CLASSES.items():
+        getattr(transformers, _auto).register(LongShortConfig, globals()[_name], exist_ok=True)
+        # `transformers serve` does not use the Auto classes: it looks up the class that a config.json names in the
+        # package itself, which another object replaces when processing_utils, needed by many models, is first imported.
+        vars(sys.modules["transformers"])[_name] = globals()[_name]

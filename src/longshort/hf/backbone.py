@@ -31,11 +31,11 @@ class Backbone(nn.Module):
     torch.Size([1, 5, 64])
     """
 
-    def __init__(self, model: GPT, config: LongShortConfig, run: Callable[..., Any]) -> None:
-        """`run` calls the `GPT` as the model does that this comes from."""
+    def __init__(self, model: GPT, config: LongShortConfig, states: Callable[..., Any]) -> None:
+        """`states` gives the hidden states of the model that this comes from."""
         super().__init__()
         self.model, self.config, self.training = model, config, model.training
-        self._run = run
+        self._states = states
 
     def forward(
         self,
@@ -51,21 +51,8 @@ class Backbone(nn.Module):
         **kwargs: Any,
     ) -> BaseModelOutputWithPast | tuple:
         """The last hidden state (B, T, hidden_size), normalised; the arguments are those of `LongShortForCausalLM`."""
-        for name, plain in (("score_exponent", 1), ("final_logit_softcapping", None)):
-            if (value := getattr(self.config, name)) != plain:
-                raise ValueError(
-                    f"{name} must be {plain} for base_model, got {value}: the head's weight times last_hidden_state "
-                    "would not be the logits; call the model with output_hidden_states=True instead"
-                )
-        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, output_attentions)
-        watched = between(self.model) if wanted else (self.model.norm,)
-        _, states, cache = self._run(*inputs, watched=watched, return_logits=False)
-        result = BaseModelOutputWithPast(
-            last_hidden_state=states[-1],
-            past_key_values=cache,
-            hidden_states=tuple(states) if wanted else None,
-        )
+        inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds)
+        result = self._states(*inputs, use_cache, output_attentions, output_hidden_states)
         as_dict = self.config.return_dict if return_dict is None else return_dict
         return result if as_dict else result.to_tuple()
 

@@ -7,6 +7,7 @@ Every field of `GPTConfig` has one field here. The window is called `local_windo
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import fields, replace
 from typing import Any
 
@@ -164,11 +165,18 @@ class LongShortConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
         for name in ("head_windows", "head_decays", "head_slopes", "head_firsts"):
             rows = getattr(self, name)
             setattr(self, name, rows if rows is None else [list(row) for row in rows])
         super().__post_init__(**kwargs)
         self.to_gpt()  # raises if the fields do not make a model
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in transformers. PEFT calls it before it looks up which modules its adapters go to."""
+        _name_modules_to_peft()
+        return super().to_dict()
 
     @classmethod
     def from_gpt(cls, config: GPTConfig, **more: Any) -> LongShortConfig:
@@ -198,6 +206,8 @@ class LongShortConfig(PreTrainedConfig):
         values["mlp"] = _ACTIVATIONS.get(self.hidden_act)
         if values["mlp"] is None:
             raise ValueError(f"hidden_act must be one of {', '.join(_ACTIVATIONS)}, got {self.hidden_act!r}")
+        if self.num_key_value_heads == self.num_attention_heads:
+            values["n_kv_heads"] = None  # the same, said as a `GPTConfig` says it
         multiple, rest = divmod(self.intermediate_size or 0, max(self.hidden_size, 1))
         values |= {"ff_width": self.intermediate_size} if rest or not multiple else {"ff_multiplier": multiple}
         try:
@@ -225,6 +235,12 @@ class LongShortConfig(PreTrainedConfig):
         rows = ([None] * config.n_layers if rows is None else rows for rows in list(tables.values())[1:])
         layers = zip(windows, *rows, strict=True)
         return tuple(HeadPlan(windows=w, decays=d, slopes=s, firsts=f) for w, d, s, f in layers)
+
+
+def _name_modules_to_peft() -> None:
+    """Tell PEFT, where it was imported, which modules LoRA adapts if it is not told: as in GPT-2, q, k and v."""
+    if (peft := sys.modules.get("peft.utils.constants")) is not None:
+        peft.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.setdefault(LongShortConfig.model_type, ["qkv"])
 
 
 def _in_these_terms(message: str) -> str:

@@ -1,7 +1,8 @@
 """Head plans for transformers' own decoders: Llama, Qwen, Mistral, GPT-2 and others that use its attention interface.
 
 Importing this registers the attention `longshort` with transformers. How far each head sees is part of the model's
-configuration, as `head_plans`, and is saved with it. Calls can be observed while a model runs.
+configuration, as `head_plans`, and is saved with it, with the attention's name. Calls can be observed while a model
+runs.
 
 Shapes: B batch, H query heads, T new tokens, S cached and new ones, D head dimension.
 """
@@ -11,14 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
 from longshort.heads import HeadPlan
+from longshort.hf.planned_cache import planned
 from longshort.ops import AttentionResult, LogitStats, attention
 
 ATTENTION_NAME = "longshort"
@@ -69,8 +72,7 @@ def use_head_plan(model: PreTrainedModel, plan: HeadPlan | Sequence[HeadPlan]) -
         raise ValueError(
             f"model must attend to all keys, got {type(model).__name__} with index_topk={config.index_topk}"
         )
-    text = [name for name in model.config.sub_configs if getattr(model.config, name) is config]
-    model.set_attn_implementation(dict.fromkeys(text, ATTENTION_NAME) if text else ATTENTION_NAME)
+    model.set_attn_implementation(_named_for(model.config))
     config.head_plans = [own.to_dict() for own in plans]
 
 
@@ -234,5 +236,49 @@ def _plan_of(module: nn.Module, n_heads: int, sliding_window: int | None) -> Hea
     return plan if sliding_window is None else with_windows_up_to(plan, sliding_window)
 
 
+def _naming_the_attention(to_dict: Callable[[PreTrainedConfig], dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """The values of a configuration with the attention that its `head_plans` need, which transformers leaves out.
+
+    It reads the name, though: `from_pretrained` restores the plans, and where longshort was not imported it raises.
+    """
+
+    @wraps(to_dict)
+    def wrapper(self: PreTrainedConfig) -> dict[str, Any]:
+        values = to_dict(self)
+        if _plans_in_use(self):
+            values["attn_implementation"] = _named_for(self)
+        return values
+
+    return wrapper
+
+
+def _with_planned_layers(init: Callable[..., None]) -> Callable[..., None]:
+    """`DynamicCache` with layers that keep as much as each head of a model with `head_plans` sees."""
+
+    @wraps(init)
+    def wrapper(self: DynamicCache, ddp_cache_data: Any = None, config: Any = None, *args: Any, **options: Any) -> None:
+        init(self, ddp_cache_data, config, *args, **options)
+        if ddp_cache_data is None and config is not None:
+            for layer, plan in enumerate(_plans_in_use(config)[: len(self.layers)]):
+                self.layers[layer] = planned(self.layers[layer], HeadPlan.from_dict(plan))
+
+    return wrapper
+
+
+def _plans_in_use(config: PreTrainedConfig) -> list[dict[str, Any]]:
+    """A plan for each layer; none where the model runs another attention."""
+    own = config.get_text_config()
+    return getattr(own, "head_plans", None) or [] if own._attn_implementation == ATTENTION_NAME else []
+
+
+def _named_for(config: PreTrainedConfig) -> str | dict[str, str]:
+    """The attention's name, for the text alone in a configuration that has other parts."""
+    own = config.get_text_config()
+    text = [name for name in config.sub_configs if getattr(config, name) is own]
+    return dict.fromkeys(text, ATTENTION_NAME) if text else ATTENTION_NAME
+
+
+PreTrainedConfig.to_dict = _naming_the_attention(PreTrainedConfig.to_dict)  # type: ignore[method-assign]
+DynamicCache.__init__ = _with_planned_layers(DynamicCache.__init__)  # type: ignore[method-assign]
 AttentionInterface.register(ATTENTION_NAME, head_plan_attention)
 AttentionMaskInterface.register(ATTENTION_NAME, head_plan_mask)

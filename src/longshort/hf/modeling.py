@@ -1,39 +1,27 @@
-"""`GPT` as a transformers model: a shell that translates names, masks and caches and computes nothing itself."""
+"""`GPT` as a causal language model of transformers: the shell with its head, its loss and generation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import GenerationMixin, PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import logging
 
-from longshort.files import write_atomically
-from longshort.hf.backbone import Backbone, TiedHead, between, outputs_of
+from longshort.hf.backbone import TiedHead, between
 from longshort.hf.cache import LongShortCache
 from longshort.hf.config import LongShortConfig
-from longshort.hf.masks import layout
+from longshort.hf.shell import LongShortPreTrainedModel, given_input
 from longshort.model import GPT
-from longshort.model.gpt import IGNORED_TARGET, GPTOutput
+from longshort.model.gpt import IGNORED_TARGET
 
 _logger = logging.get_logger(__name__)
 
-_CODE_FILE = "longshort_classes.py"
-_CODE = '''"""Names the classes of the package longshort (pip install 'longshort[hf]') for trust_remote_code=True."""
 
-from longshort.hf import LongShortConfig, LongShortForCausalLM
-
-__all__ = ["LongShortConfig", "LongShortForCausalLM"]
-'''
-"""A file in saved folders for programs that cannot `import longshort.hf`: `trust_remote_code=True` finds it."""
-
-
-class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
+class LongShortForCausalLM(LongShortPreTrainedModel, GenerationMixin):
     """A language model in which each attention head has its own reach, for use anywhere in transformers.
 
     `model.model` is the `GPT`; `LongShortForCausalLM.from_gpt(gpt)` wraps an existing one. `model.base_model` is the
@@ -45,16 +33,8 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
     torch.Size([1, 13])
     """
 
-    config: LongShortConfig
-    config_class = LongShortConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = True
-    _no_split_modules = ["Block"]  # noqa: RUF012 (transformers' own form)
-    _input_embed_layer = "embedding"
-
     def __init__(self, config: LongShortConfig) -> None:
         super().__init__(config)
-        self.model = GPT(config.to_gpt())
         if config.tie_word_embeddings:
             self.tied_head = TiedHead(self.get_input_embeddings)
         self.post_init()
@@ -69,11 +49,6 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
             model = cls(config)
         model.model = gpt
         return model.train(gpt.training)
-
-    @property
-    def base_model(self) -> Backbone:
-        """The model without its head; `base_model_prefix` still names the `GPT`, whose weights it shares."""
-        return Backbone(self.model, self.config, self._run_gpt)
 
     def forward(
         self,
@@ -115,7 +90,7 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
         if isinstance(logits_to_keep, int) and logits_to_keep < 0:
             raise ValueError(f"logits_to_keep must be 0 (all positions), a count or positions, got {logits_to_keep}")
         targets = _targets(labels, kwargs.get("shift_labels"))
-        shape = _given(input_ids, inputs_embeds).shape[:2]
+        shape = given_input(input_ids, inputs_embeds).shape[:2]
         if labels is not None and labels.shape != shape:
             raise ValueError(f"labels must have shape {tuple(shape)}, got {tuple(labels.shape)}")
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
@@ -141,53 +116,16 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values=cache,
             hidden_states=tuple(states) if wanted else None,  # type: ignore[arg-type]
         )
-        as_dict = self.config.return_dict if return_dict is None else return_dict
-        return result if as_dict else result.to_tuple()
+        return self._as_wanted(result, return_dict)
 
-    def _run_gpt(
-        self,
-        input_ids: Tensor | None,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        past_key_values: LongShortCache | None,
-        inputs_embeds: Tensor | None,
-        use_cache: bool | None,
-        output_attentions: bool | None,
-        *,
-        targets: Tensor | None = None,
-        watched: Iterable[nn.Module],
-        **options: Any,
-    ) -> tuple[GPTOutput, list[Tensor], LongShortCache | None]:
-        """The `GPT`'s output for inputs in transformers' terms, what the modules `watched` put out, and the cache.
-
-        The first arguments are those of `forward`, `options` those of `GPT`.
-        """
-        self._refuse(output_attentions, past_key_values)
-        given = _given(input_ids, inputs_embeds)
-        batch_size, length = given.shape[:2]
-        cache = past_key_values
-        if cache is None and self._wants_cache(use_cache, targets):
-            cache = LongShortCache(self.config)
-        past = 0 if cache is None else cache.get_seq_length()
-        positions, segments = layout(attention_mask, position_ids, batch_size=batch_size, past=past, new=length)
-        self._check_length(past + length, positions)
-        with outputs_of(watched) as states:
-            output = self.model(
-                input_ids,
-                targets,
-                embeddings=inputs_embeds,
-                segments=segments,
-                positions=positions,
-                cache=None if cache is None else cache.opened(self.model, batch_size, given.device),
-                **options,
-            )
-        return output, states, cache
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.model.embedding
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.model.embedding = value
+    def _states(self, *inputs: Any, **options: Any) -> BaseModelOutputWithPast:
+        for name, plain in (("score_exponent", 1), ("final_logit_softcapping", None)):
+            if (value := getattr(self.config, name)) != plain:
+                raise ValueError(
+                    f"{name} must be {plain} for base_model, got {value}: the head's weight times last_hidden_state "
+                    "would not be the logits; call the model with output_hidden_states=True instead"
+                )
+        return super()._states(*inputs, **options)
 
     def get_output_embeddings(self) -> nn.Module:
         """The head; if tied, a `TiedHead`, whose weight is the embedding's."""
@@ -196,32 +134,6 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         if not isinstance(new_embeddings, TiedHead):  # which stays what it is when the embedding is replaced
             self.model.head = new_embeddings
-
-    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """As in transformers; also updates the vocabulary of the `GPT`."""
-        embedding = super().resize_token_embeddings(*args, **kwargs)
-        self.model.config = self.config.to_gpt()
-        return embedding
-
-    def save_pretrained(self, save_directory: Any, is_main_process: bool = True, **options: Any) -> None:  # type: ignore[override]
-        """As in transformers, plus a file that names the classes: see `_CODE`."""
-        module = _CODE_FILE.removesuffix(".py")
-        self.config.auto_map = {
-            "AutoConfig": f"{module}.LongShortConfig",
-            "AutoModelForCausalLM": f"{module}.LongShortForCausalLM",
-        }
-        if is_main_process and not Path(save_directory).is_file():
-            write_atomically(Path(save_directory, _CODE_FILE), _CODE)
-        super().save_pretrained(save_directory, is_main_process, **options)
-
-    def _init_weights(self, module: nn.Module) -> None:
-        """Let the `GPT`, which knows the projections into the residual stream, draw the weights.
-
-        transformers calls this for each module that has weights of its own that were not loaded.
-        """
-        for name, part in self.model.named_modules():
-            if part is module:
-                self.model.init_module(name, part)
 
     def _prepare_generated_length(self, **settings: Any) -> Any:  # type: ignore[override]
         """Text must end with the learned positions: a pipeline asks for 256 new tokens, which may be too many."""
@@ -283,52 +195,6 @@ class LongShortForCausalLM(PreTrainedModel, GenerationMixin):
         if generation_config.is_assistant:
             cache.activate_past_recording()
         model_kwargs["past_key_values"] = cache
-
-    def _wants_cache(self, use_cache: bool | None, targets: Tensor | None) -> bool:
-        if targets is not None or self.training:
-            return False
-        if use_cache is not None:
-            return use_cache
-        return bool(self.config.use_cache and not torch.is_grad_enabled() and self._why_no_cache() is None)
-
-    def _why_no_cache(self) -> str | None:
-        try:
-            self.model.blocks[0].attention.check_cacheable()
-        except ValueError as problem:
-            return str(problem)
-        return None
-
-    def _refuse(self, output_attentions: bool | None, cache: Any) -> None:
-        if output_attentions or (output_attentions is None and self.config.output_attentions):
-            raise ValueError("output_attentions must be False, got True: the attention probabilities never exist")
-        if cache is not None and not isinstance(cache, LongShortCache):
-            raise ValueError(
-                f"past_key_values must be a longshort.hf.LongShortCache, got {type(cache).__name__}: "
-                "its layers do not keep each head's own reach"
-            )
-
-    def _check_length(self, length: int, positions: Tensor | None) -> None:
-        """Raise past the last learned position, where a GPU would stop with an assertion that names nothing."""
-        context = self.config.max_position_embeddings
-        if self.model.position_embedding is None or length <= context or torch.compiler.is_compiling():
-            return
-        last = length - 1 if positions is None else int(positions.max())
-        if last >= context:
-            raise ValueError(
-                f"positions must be below max_position_embeddings={context}, as they are learned, got {last}"
-            )
-
-
-def _given(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-    """Whichever of the two was given."""
-    given = input_ids if input_ids is not None else inputs_embeds
-    if given is None or (input_ids is not None and inputs_embeds is not None):
-        came = "neither" if given is None else "both"
-        raise ValueError(f"input must be input_ids or inputs_embeds, got {came}")
-    if given.ndim != (2 if inputs_embeds is None else 3):
-        name, shape = ("input_ids", "") if inputs_embeds is None else ("inputs_embeds", ", hidden_size")
-        raise ValueError(f"{name} must have shape (batch, length{shape}), got {tuple(given.shape)}")
-    return given
 
 
 def _targets(labels: Tensor | None, shift_labels: Tensor | None) -> Tensor | None:

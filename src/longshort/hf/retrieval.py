@@ -3,48 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-
-from longshort.data.tokenizer import Tokenizer, load_tokenizer
 from longshort.data.tokens import TokenFile
-from longshort.files import parse_json
-from longshort.generation.sample import checkpoint_tokenizer
-from longshort.model import GPT
-from longshort.train import ConfigError, TrainConfig, load_model
+from longshort.hf.opened import open_language_model
+from longshort.train import ConfigError, TrainConfig
 from longshort.train.distributed import choose_device
 from longshort.train.retrieval import EXAMPLES, LENGTHS, Progress, evaluate_retrieval, skipped_lines
-
-
-class Opened(NamedTuple):
-    """A language model and what is known of it."""
-
-    model: GPT
-    tokenizer: Tokenizer
-    checkpoint: Path
-    step: int | None
-    config: TrainConfig | None
-
-
-def open_language_model(path: Path, device: torch.device) -> Opened:
-    """A run's newest checkpoint, a checkpoint, or the folder of an exported or third-party model."""
-    if _is_of_transformers(path):
-        from longshort.hf.importers import from_transformers
-
-        return Opened(from_transformers(path).to(device), load_tokenizer(path), path, None, None)
-    model, loaded = load_model(path, device)
-    config = TrainConfig.from_dict(loaded.state["config"])
-    return Opened(model, checkpoint_tokenizer(loaded), loaded.path, loaded.step, config)
-
-
-def _is_of_transformers(path: Path) -> bool:
-    """Whether its config.json names a type of model; that of a run does not."""
-    try:
-        found = parse_json((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and "model_type" in found
 
 
 def evaluate_suite(

@@ -53,6 +53,24 @@ def evaluate_checkpoint(
     model, loaded = load_model(found.path, chosen)  # not the run's path: damaged checkpoints were reported above
     folder = data if data is not None else TextData.open(config).folder
     tokens = open_tokens(folder / f"{split}.tokens", loaded.state["vocabulary"])
+    sizes: dict[str, Any] = {"length": length, "stride": stride, "limit": limit, "bucket": bucket}
+    numbers = text_scores(model, tokens, config, **sizes, progress=progress)
+    return {"checkpoint": str(loaded.path), "step": loaded.step, "data": str(folder), "split": split, **numbers}
+
+
+def text_scores(
+    model: GPT,
+    tokens: TokenFile,
+    config: TrainConfig,
+    *,
+    length: int | None,
+    stride: int | None,
+    limit: int | None,
+    bucket: int,
+    progress: Callable[[int], None],
+) -> dict[str, Any]:
+    """The numbers of `evaluate_checkpoint`."""
+    device = model.embedding.weight.device
     length = length or config.length
     if config.model.positions == "learned" and length > config.model.context:
         raise ConfigError(f"length must be at most {config.model.context}, which positions are learned for")
@@ -62,7 +80,7 @@ def evaluate_checkpoint(
         tokens,
         length=length,
         stride=stride or max(1, length // 2),
-        device=chosen,
+        device=device,
         precision=config.run.precision,
         bucket=bucket,
         limit=limit,
@@ -71,11 +89,11 @@ def evaluate_checkpoint(
     )
     numbers = score()
     if (exponent := model.config.loss.exponent) < 1:
-        temperature = _temperature(model, tokens, length=length, config=config, device=chosen)
+        temperature = _temperature(model, tokens, length=length, config=config, device=device)
         plain = score(temperature=temperature)
         numbers |= {"exponent": exponent, "temperature": temperature}
         numbers |= {f"temperature_{key}": plain[key] for key in ("loss", "perplexity")}
-    return {"checkpoint": str(loaded.path), "step": loaded.step, "data": str(folder), "split": split, **numbers}
+    return numbers
 
 
 def _temperature(

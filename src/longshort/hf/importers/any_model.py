@@ -44,7 +44,10 @@ def from_transformers(source: Weights, config: Mapping[str, Any] | None = None) 
 
 def _from_longshort(source: Source) -> GPT:
     """The `GPT` inside a folder that `longshort export` wrote."""
-    from longshort.hf import LongShortConfig
+    try:
+        from longshort.hf import LongShortConfig
+    except ImportError as error:
+        raise ValueError(f"{source.named}: {error}") from None
 
     config = LongShortConfig(**source.config).to_gpt()
     tensors = {name.removeprefix("model."): x for name, x in source.tensors().items()}
