@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.engine import child, comparison, figures, measures, tables
+from experiments.engine.evidence import Difference, majority, paired
 from experiments.engine.measures import Outcome, Row
-from experiments.engine.records import FAILS, HOLDS, PARTLY, Claim, Data, Experiment, Finding, Variants
+from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
 from experiments.engine.tables import shown
 from longshort.train import TrainConfig, load_model
 from longshort.train.calibration import calibrated_losses
@@ -81,7 +82,9 @@ def _parts(variant: str, runs: Sequence[Outcome]) -> Row:
     config = runs[0].run.config
     clean = [outcome.after["clean"] for outcome in runs if "clean" in outcome.after]
     means = {f"clean_{key}": sum(c[key] for c in clean) / len(clean) if clean else None for key in READINGS}
-    return {"exponent": config["loss"]["exponent"], "corruption": config["data"]["corruption"]} | means
+    by_seed = {key: [c[key] for c in clean] for key in READINGS} if len(clean) == len(runs) else {}
+    place = {"exponent": config["loss"]["exponent"], "corruption": config["data"]["corruption"]}
+    return place | means | {"clean_losses": by_seed}
 
 
 def table(data: Data) -> str:
@@ -105,32 +108,41 @@ def more(data: Data) -> str:
     return tables.losses(data)
 
 
-def gains(data: Data) -> dict[float, float]:
+def gains(data: Data) -> dict[float, Difference]:
     """For each share of corrupted tokens, how many nats the best exponent below 1 gains over the base, each variant at
-    its best reading.
+    its best reading; the best by their means over seeds.
     """
     found = {}
     for share in SHARES:
         at = {}
         for row in data["rows"]:
-            losses = [row[f"clean_{key}"] for key in READINGS if row[f"clean_{key}"] is not None]
+            losses = {key: row[f"clean_{key}"] for key in READINGS if row[f"clean_{key}"] is not None}
             if row["corruption"] == share and losses:
-                at[row["exponent"]] = min(losses)
-        others = [loss for e, loss in at.items() if e < 1 and math.isfinite(loss)]
-        if others and math.isfinite(at.get(1.0, math.inf)):
-            found[share] = at[1.0] - min(others)
+                reading = min(losses, key=lambda key: losses[key])
+                at[row["exponent"]] = losses[reading], _by_seed(row, reading)
+        others = {e: of for e, of in at.items() if e < 1 and math.isfinite(of[0])}
+        if others and 1.0 in at and math.isfinite(at[1.0][0]):
+            gain = paired(at[1.0][1], min(others.values(), key=lambda of: of[0])[1])
+            if gain is not None:
+                found[share] = gain
     return found
+
+
+def _by_seed(row: Row, reading: str) -> dict[int, float]:
+    """Losses on clean text by seed; data of earlier versions have them only for variants with a single seed."""
+    losses = row.get("clean_losses", {}).get(reading, [row[f"clean_{reading}"]] * (len(row["seeds"]) == 1))
+    return dict(zip(row["seeds"], losses, strict=False))
 
 
 def clean_text(data: Data) -> Finding | None:
     found = {share: gain for share, gain in gains(data).items() if share > 0}
     if len(found) < len(SHARES) - 1:
         return None
-    better, worse = (sum(sign * gain > MARGIN for gain in found.values()) for sign in (1, -1))
-    words = ", ".join(f"{share:.0%} {gain:+.4f} nats" for share, gain in found.items())
-    verdict = HOLDS if better == len(found) else PARTLY if better > worse else FAILS
+    signs = [(gain.low > MARGIN) - (gain.high < -MARGIN) for gain in found.values()]
+    words = ", ".join(f"{share:.0%} {gain.mean:+.4f} nats" for share, gain in found.items())
     seeds = comparison.seeds_of(*(row for row in data["rows"] if row["corruption"] in found))
-    return Finding(ours=f"gain over the base at {words}", verdict=verdict, seeds=seeds)
+    seeds = (*seeds, *(gain.seeds for gain in found.values()))
+    return Finding(ours=f"gain over the base at {words}", verdict=majority(signs), seeds=seeds)
 
 
 def figure(data: Data) -> Any:
@@ -180,7 +192,8 @@ EXPERIMENT = Experiment(
             text="the e-exponentiated loss gives lower perplexity on clean text after training on corrupted text",
             paper="arXiv 1902.06127 has no language model in what we could read",
             rule="at 10, 20 and 30 %, by the best exponent and each variant's best reading: holds if more than "
-            f"{MARGIN} nats below the base at each; partly if so far below it at more of them than above it",
+            f"{MARGIN} nats below the base at each, in the whole paired interval; partly if so far below it at more of "
+            "them than above it, undecided if those in between could change that",
             judge=clean_text,
         ),
     },

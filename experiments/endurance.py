@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.engine import comparison, figures, measures, tables
+from experiments.engine.evidence import FAILS, HOLDS, NOT_RUN, PARTLY
 from experiments.engine.measures import Outcome, Row
-from experiments.engine.records import FAILS, HOLDS, NOT_RUN, PARTLY, Claim, Data, Experiment, Finding, Variants
+from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
 from experiments.engine.tables import shown
 from longshort.train import TrainConfig
 from longshort.train.variants import VARIANTS

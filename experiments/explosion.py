@@ -16,8 +16,9 @@ from typing import Any
 
 from experiments.engine import comparison, figures, measures, tables
 from experiments.engine.base import AUTHOR_LR
+from experiments.engine.evidence import verdict_of
 from experiments.engine.measures import Outcome, Row
-from experiments.engine.records import Claim, Data, Experiment, Finding, Variants, verdict_of
+from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
 from experiments.engine.tables import shown
 from longshort.train import TrainConfig
 from longshort.train.variants import VARIANTS

@@ -7,6 +7,7 @@ compared on the same draws, in fp64, where the exact gradient is known.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ import torch
 from torch import Tensor
 
 from experiments.engine import figures, measures, tables
+from experiments.engine.evidence import FAILS, HOLDS, interval, verdict_of
 from experiments.engine.measurement import machine, on_one_thread
 from experiments.engine.measures import Row
-from experiments.engine.records import FAILS, HOLDS, PARTLY, Claim, Data, Experiment, Finding, Message, Options
+from experiments.engine.records import Claim, Data, Experiment, Finding, Message, Options
 from longshort.files import write_json
 from longshort.generation import AUTHORS_CLAMP, SoftThinking
 from longshort.rl import FORMS, Signal, soft_log_probs
@@ -125,6 +127,14 @@ def by_form(data: Data) -> list[dict[str, Row]]:
     return list(found.values())
 
 
+def by_seed(data: Data, key: str) -> dict[tuple[str, int, str], list[float]]:
+    """A measured value by policy, rewarded token and form, seed by seed."""
+    found: dict[tuple[str, int, str], list[float]] = {}
+    for case in data["cases"]:
+        found.setdefault((case["policy"], case["right"], case["form"]), []).append(case[key])
+    return found
+
+
 def table(data: Data) -> str:
     header = (
         *("policy", "p of the rewarded token", "signal to noise: categorical", "paper", "code"),
@@ -192,27 +202,32 @@ def unbiased(data: Data) -> Finding:
 
 def noisier(data: Data) -> Finding:
     ratios = [of["categorical"]["ratio"] / of["paper"]["ratio"] for of in by_form(data)]
-    below = sum(ratio > 2 for ratio in ratios)
+    logs = {key: [math.log(ratio) for ratio in of] for key, of in by_seed(data, "ratio").items()}
+    found = [
+        interval([other - own for other, own in zip(logs[policy, right, "categorical"], of, strict=True)])
+        for (policy, right, form), of in logs.items()
+        if form == "paper"
+    ]
     return Finding(
         seeds=_seeds(data),
         ours=f"{min(ratios):.1f} to {max(ratios):.1f} times lower",
-        verdict=HOLDS if below == len(ratios) else PARTLY if below else FAILS,
+        verdict=verdict_of([one.is_above(math.log(2)) for one in found]),
     )
 
 
 def shrinks(data: Data) -> Finding:
     lengths = [of["code"]["length"] for of in by_form(data)]
-    below = sum(length < 0.5 for length in lengths)
+    found = [interval(of) for (_, _, form), of in by_seed(data, "length").items() if form == "code"]
     return Finding(
         seeds=_seeds(data),
         ours=f"{1 / max(lengths):.1f} to {1 / min(lengths):.0f} times shorter",
-        verdict=HOLDS if below == len(lengths) else PARTLY if below else FAILS,
+        verdict=verdict_of([one.is_below(0.5) for one in found]),
     )
 
 
 def biased(data: Data) -> Finding:
     rare = [
-        (name, p, case["shares"][token])
+        (name, token, p, case["shares"][token])
         for case in data["cases"]
         if case["form"] == "code" and "shares" in case
         for name, shares in POLICIES.items()
@@ -220,14 +235,17 @@ def biased(data: Data) -> Finding:
         for token, p in enumerate(shares)
         if p < 0.1
     ]
-    rarer = sum(share < p for _, p, share in rare)
-    example = [share for name, p, share in rare if name == "mixed" and p == 0.04]
+    rarer = sum(share < p for *_, p, share in rare)
+    by_token: dict[tuple[str, int], list[float]] = {}
+    for name, token, p, share in rare:
+        by_token.setdefault((name, token), []).append(share - p)
+    example = [share for name, _, p, share in rare if name == "mixed" and p == 0.04]
     return Finding(
         seeds=_seeds(data),
         ours=f"rarer in {rarer} of {len(rare)} cases; p .04 becomes {sum(example) / len(example):.4f}".replace(
             "0.", "."
         ),
-        verdict=HOLDS if rarer == len(rare) else PARTLY if rarer else FAILS,
+        verdict=verdict_of([interval(of).is_below() for of in by_token.values()]),
     )
 
 

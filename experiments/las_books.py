@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.engine import comparison, figures, measures, tables
+from experiments.engine.evidence import interval, verdict_of
 from experiments.engine.measures import Outcome, Row
-from experiments.engine.records import Claim, Data, Experiment, Finding, Variants, verdict_of
+from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
 from longshort.train import TrainConfig
 from longshort.train.variants import LAS_WIDTH, VARIANTS
 
@@ -64,9 +65,9 @@ def added(data: Data, pairs: Mapping[str, str]) -> dict[str, list[float]]:
     return found
 
 
-def is_worse(nats: Sequence[float]) -> bool:
-    """Is the mean above the margin, and every seed's difference above 0?"""
-    return statistics.fmean(nats) > MARGIN and min(nats) > 0
+def is_worse(nats: Sequence[float]) -> bool | None:
+    """Is the whole interval above the margin?"""
+    return interval(nats).is_above(MARGIN)
 
 
 def by_width(data: Data) -> dict[int, float]:
@@ -111,7 +112,8 @@ def _finding(pairs: Mapping[str, Sequence[float]], expected: Mapping[str, str], 
     if len(pairs) < len(expected):
         return None
     ours = ", ".join(f"{statistics.fmean(nats):+.4f} nats on {without}" for without, nats in pairs.items())
-    verdict = verdict_of([is_worse(nats) == hurts for nats in pairs.values()])
+    worse = [is_worse(nats) for nats in pairs.values()]
+    verdict = verdict_of([None if case is None else case == hurts for case in worse])
     return Finding(ours=ours, verdict=verdict, seeds=tuple(len(nats) for nats in pairs.values()))
 
 
@@ -120,9 +122,11 @@ def width(data: Data) -> Finding | None:
     if len(losses) < len(LADDER):
         return None
     ours = ", ".join(f"{loss:.4f} at {width}" for width, loss in losses.items())
-    rises = [wider > narrower + MARGIN for narrower, wider in itertools.pairwise(losses.values())]
     rows = measures.by_name(data)
-    seeds = comparison.seeds_of(*(rows[name] for name in LADDER.values()))
+    places = [rows[name] for name in LADDER.values()]
+    found = [comparison.difference(wider, narrower) for narrower, wider in itertools.pairwise(places)]
+    rises = [None if one is None else one.is_above(MARGIN) for one in found]
+    seeds = (*comparison.seeds_of(*places), *(one.seeds for one in found if one is not None))
     return Finding(ours=ours, verdict=verdict_of(rises), seeds=seeds)
 
 
@@ -166,22 +170,21 @@ EXPERIMENT = Experiment(
             text="smoothing the attention hurts perplexity on text",
             paper="reported of LaS (arXiv 2311.16620); its numbers are unknown to us",
             rule="final validation loss of smoothing-only, las and ls-smooth higher than that of plain, decay-only and "
-            f"ls, by more than {MARGIN} nats in the mean over seeds, and higher at each seed: holds if for all three, "
-            "partly if for some",
+            f"ls, by more than {MARGIN} nats in the whole paired interval: holds if for all three, partly if for some",
             judge=smoothing,
         ),
         "decay": Claim(
             text="LaS's decay does not hurt perplexity on text",
             paper="not reported in what we could read",
-            rule=f"by the same measure ({MARGIN} nats in the mean, and each seed): holds if decay-only is not worse "
+            rule=f"by the same measure ({MARGIN} nats, the whole paired interval): holds if decay-only is not worse "
             "than plain and las not worse than smoothing-only, partly if one of them is not",
             judge=decay,
         ),
         "width": Claim(
             text="wider smoothing hurts more",
             paper="not reported in what we could read",
-            rule=f"mean loss of LS at widths 1 (none), 2, 3 and 5: holds if each is more than {MARGIN} nats above the "
-            "one before, partly if some are; first written without the margin",
+            rule=f"loss of LS at widths 1 (none), 2, 3 and 5: holds if each is more than {MARGIN} nats above the "
+            "one before in the whole paired interval, partly if some are; first written without the margin",
             judge=width,
         ),
     },

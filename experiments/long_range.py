@@ -15,8 +15,9 @@ from typing import Any
 
 from experiments.classifiers import BASE, KINDS, POINT, QUICK_BASE, on_task
 from experiments.engine import comparison, figures, measures, tables
+from experiments.engine.evidence import NOT_RUN, Difference, every, paired, verdict_of
 from experiments.engine.measures import Outcome, Row
-from experiments.engine.records import NOT_RUN, Claim, Data, Experiment, Finding, Variants, verdict_of
+from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
 from experiments.engine.tables import percent
 from longshort.data.tasks import classes_of
 from longshort.train import TrainConfig
@@ -96,19 +97,21 @@ def published_table(data: Data) -> str:
     )
 
 
-def compared(data: Data, *kinds: str) -> dict[str, tuple[float, ...]]:
-    """Mean accuracies of these kinds over the seeds they share, on tasks that at least one of them has learned."""
+def compared(data: Data, kind: str, *others: str) -> dict[str, list[Difference]]:
+    """How far the first kind is above each of the others in accuracy, over the seeds that all of them have, on tasks
+    that at least one of them has learned.
+    """
     by_seed: dict[str, dict[str, dict[int, float]]] = {}
     for row in data["rows"]:
-        if len(row["accuracies"]) == len(row["seeds"]):
-            shares = dict(zip(row["seeds"], row["accuracies"], strict=True))
-            by_seed.setdefault(row["task"], {})[row["kind"]] = shares
+        by_seed.setdefault(row["task"], {})[row["kind"]] = comparison.accuracies_by_seed(row)
     found = {}
     for task, own in by_seed.items():
-        seeds = set.intersection(*(set(own.get(kind, ())) for kind in kinds))
-        means = tuple(statistics.fmean(own[kind][seed] for seed in seeds) for kind in kinds) if seeds else ()
+        seeds = sorted(set.intersection(*(set(own.get(name, ())) for name in (kind, *others))))
+        shares = {name: {seed: own[name][seed] for seed in seeds} for name in (kind, *others)} if seeds else {}
+        means = [statistics.fmean(of.values()) for of in shares.values()]
         if max(means, default=0.0) >= 1 / (classes_of(task) or 1) + LEARNED:
-            found[task] = means
+            pairs = (paired(shares[kind], shares[other]) for other in others)
+            found[task] = [pair for pair in pairs if pair is not None]
     return found
 
 
@@ -122,8 +125,9 @@ def las(data: Data) -> Finding | None:
 
 def _is_ahead(data: Data, kind: str, *others: str) -> Finding | None:
     tasks = compared(data, kind, *others)
-    ahead = [task for task, (mine, *theirs) in tasks.items() if mine > max(theirs) + POINT]
-    return _finding(f"{kind} ahead on", ahead, list(tasks), _seeds(data, tasks, (kind, *others)))
+    ahead = {task: every([pair.is_above(POINT) for pair in pairs]) for task, pairs in tasks.items()}
+    shared = [pair.seeds for pairs in tasks.values() for pair in pairs]
+    return _finding(f"{kind} ahead on", ahead, (*_seeds(data, tasks, (kind, *others)), *shared))
 
 
 def windows(data: Data) -> Finding | None:
@@ -131,19 +135,23 @@ def windows(data: Data) -> Finding | None:
     complete = {task for task in by_task(data) if kinds <= {r["kind"] for r in data["rows"] if r["task"] == task}}
     pairs = [compared(data, "ls", "none"), compared(data, "ls-rotary", "rotary")]
     tasks = [task for task in by_task(data) if task in complete and any(task in pair for pair in pairs)]
-    lost = {task for pair in pairs for task, (ls, plain) in pair.items() if ls < plain - POINT}
-    return _finding("no loss on", [task for task in tasks if task not in lost], tasks, _seeds(data, tasks, kinds))
+    found = {task: [one for pair in pairs for one in pair.get(task, ())] for task in tasks}
+    kept = {task: every([one.is_at_least(-POINT) for one in ones]) for task, ones in found.items()}
+    shared = [one.seeds for ones in found.values() for one in ones]
+    return _finding("no loss on", kept, (*_seeds(data, tasks, kinds), *shared))
 
 
 def _seeds(data: Data, tasks: Collection[str], kinds: Collection[str]) -> tuple[int, ...]:
     return comparison.seeds_of(*(row for row in data["rows"] if row["task"] in tasks and row["kind"] in kinds))
 
 
-def _finding(what: str, good: Sequence[str], tasks: Sequence[str], seeds: tuple[int, ...]) -> Finding | None:
-    if not tasks:
+def _finding(what: str, cases: Mapping[str, bool | None], seeds: tuple[int, ...]) -> Finding | None:
+    if not cases:
         return None
-    ours = f"{what} {', '.join(good) or 'none'} of {', '.join(tasks)}"
-    verdict = verdict_of([task in good for task in tasks], of=LEAST)
+    good, open_ = ([task for task, case in cases.items() if case is value] for value in (True, None))
+    ours = f"{what} {', '.join(good) or 'none'} of {', '.join(cases)}"
+    ours += f"; undecided on {', '.join(open_)}" if open_ else ""
+    verdict = verdict_of([*cases.values()], of=LEAST)
     ours += f" ({LEAST} learned tasks decide)" if verdict == NOT_RUN else ""
     return Finding(ours=ours, verdict=verdict, seeds=seeds)
 
@@ -195,9 +203,10 @@ EXPERIMENT = Experiment(
         "decay": Claim(
             text="decay of the logits with distance helps on long-range tasks, beyond no positions and ALiBi",
             paper="LaS (arXiv 2311.16620): both parts help; best among transformers",
-            rule="test accuracy of decay more than a point above that of none and alibi, over the seeds that all of "
-            "them have: holds if on every task, partly if on some. A task on which no variant of these is "
-            f"{100 * LEARNED:.0f} points above guessing does not count, and {LEAST} tasks must be left",
+            rule="test accuracy of decay more than a point above that of none and alibi, by the whole paired interval "
+            "over the seeds that all of them have: holds if on every task, partly if on some. A task on which no "
+            f"variant of these is {100 * LEARNED:.0f} points above guessing does not count, and {LEAST} tasks must be "
+            "left",
             judge=decay,
         ),
         "las": Claim(

@@ -14,7 +14,8 @@ from typing import Any
 
 from experiments.descent import EXPONENTS, NETWORKS, POINTS, RESULTS, SETTLED, STARTS, STEPS, STUCK_GAP, measure
 from experiments.engine import figures, measures, tables
-from experiments.engine.records import Claim, Data, Experiment, Finding, verdict_of
+from experiments.engine.evidence import verdict_of
+from experiments.engine.records import Claim, Data, Experiment, Finding
 
 NAME = "loss-landscape"
 CLAIMED = tuple(e for e in EXPONENTS if 0.5 < e < 1)

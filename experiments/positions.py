@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.engine import comparison, figures, measures, tables
+from experiments.engine.evidence import every, verdict_of
 from experiments.engine.measures import Row
-from experiments.engine.records import Claim, Data, Experiment, Finding, Variants, verdict_of
+from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
 from longshort.train import TrainConfig
 from longshort.train.variants import VARIANTS
 
@@ -40,7 +41,7 @@ def table(data: Data) -> str:
 
 def is_better(plain: Row, ls: Row) -> bool | None:
     """Is LS lower in final loss and in largest |logit|? A value that is not finite counts as larger than any other."""
-    return comparison.is_lower(ls, plain) if comparison.peak(ls) < comparison.peak(plain) else False
+    return every([comparison.is_lower(ls, plain), comparison.has_lower_peak(ls, plain)])
 
 
 def independent(data: Data) -> Finding | None:
@@ -102,8 +103,8 @@ EXPERIMENT = Experiment(
         "positions": Claim(
             text="the effect does not depend on learned positions",
             paper="reviewers missed it",
-            rule="LS lower than plain in final loss (the whole paired interval) and in largest |logit|: holds if with "
-            "every other encoding, partly if with some",
+            rule="LS lower than plain in final loss and in largest |logit| (the whole paired interval of each): holds "
+            "if with every other encoding, partly if with some",
             judge=independent,
         ),
     },

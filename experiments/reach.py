@@ -21,8 +21,9 @@ import torch
 
 from experiments.engine import child, comparison, figures, measures, tables
 from experiments.engine.base import PAPER, QUICK
+from experiments.engine.evidence import Difference, verdict_of
 from experiments.engine.measures import Outcome, Row
-from experiments.engine.records import NOT_RUN, Claim, Data, Experiment, Finding, Variants, verdict_of
+from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
 from longshort.heads import HeadPlan
 from longshort.train import TrainConfig
 from longshort.train.checkpoint_scores import evaluate_checkpoint
@@ -55,8 +56,6 @@ MIXED = tuple(name for name in PLANS if name not in ("full", "all-local-w64"))
 OF_EIGHT = tuple(name for name, layers in PLANS.items() if sum(layer.count(None) for layer in layers) == HEADS)
 STRONG = ("ls1-w64", "full", "ladder", "one-full-8", "one-full-2", "all-local-w64")
 """Drawn in colours over the steps; the other plans are grey."""
-LEAST_SEEDS = 3
-"""With two seeds, an interval mostly shows whether two differences happen to be alike."""
 BUCKET = 64
 """Positions whose losses are averaged."""
 
@@ -162,7 +161,7 @@ def table(data: Data) -> str:
     lines = []
     for row in ordered(data):
         losses = comparison.losses_by_seed(row)
-        found = comparison.paired(row, rows["full"]) if "full" in rows and row["variant"] != "full" else None
+        found = comparison.difference(row, rows["full"]) if "full" in rows and row["variant"] != "full" else None
         lines.append(
             (
                 row["variant"],
@@ -171,15 +170,14 @@ def table(data: Data) -> str:
                 f"{100 * row['keys']:.1f}",
                 *(f"{losses[seed]:.4f}" if seed in losses else "" for seed in seeds),
                 "not finite" if row["final_loss"] is None else f"{row['final_loss']:.4f}",
-                *(("", "") if found is None else (f"{found['mean']:+.4f}", _interval(found))),
+                *(("", "") if found is None else (f"{found.mean:+.4f}", _interval(found))),
             )
         )
     return tables.markdown((*header, "mean minus full's", "95 % interval"), lines)
 
 
-def _interval(found: Row) -> str:
-    low, high = found["interval"]
-    return f"{low:+.3f} to {high:+.3f}"
+def _interval(found: Difference) -> str:
+    return f"{found.low:+.3f} to {found.high:+.3f}" if found.seeds > 1 else ""
 
 
 def more(data: Data) -> str:
@@ -197,31 +195,24 @@ def more(data: Data) -> str:
     return f"Losses by position, seed by seed:\n\n{tables.markdown(header, lines)}"
 
 
-def _against(data: Data, name: str, others: Sequence[str]) -> dict[str, Row]:
-    """The difference of `name` to each of the others, where both have run with at least two seeds."""
+def _against(data: Data, name: str, others: Sequence[str]) -> dict[str, Difference]:
+    """The difference of `name` to each of the others, where both have run with the same seeds."""
     rows = measures.by_name(data)
-    found = {other: comparison.paired(rows[name], rows[other]) for other in others if {name, other} <= rows.keys()}
+    found = {other: comparison.difference(rows[name], rows[other]) for other in others if {name, other} <= rows.keys()}
     return {other: pair for other, pair in found.items() if pair is not None}
 
 
-def _judged(pairs: Mapping[str, Row], expected: int, words: str, *, lower: bool) -> Finding | None:
-    """In how many comparisons the first plan has the lower loss (or the higher one); two seeds decide nothing."""
+def _judged(pairs: Mapping[str, Difference], expected: int, words: str, *, lower: bool) -> Finding | None:
+    """In how many comparisons the first plan has the lower loss (or the higher one)."""
     if len(pairs) < expected:
         return None
-    cases = {name: _is(pair, lower=lower) for name, pair in pairs.items()}
+    signs = {1: not lower, -1: lower, 0: None}
+    cases = {name: signs[pair.sign()] for name, pair in pairs.items()}
     good, against, open_ = ([n for n, case in cases.items() if case is value] for value in (True, False, None))
     parts = {words: good, "the other way round": against, "undecided": open_}
     ours = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
-    seeds = tuple(len(pair["differences"]) for pair in pairs.values())
-    if min(seeds) < LEAST_SEEDS:
-        return Finding(ours=f"{ours} ({LEAST_SEEDS} seeds decide)", verdict=NOT_RUN, seeds=seeds)
+    seeds = tuple(pair.seeds for pair in pairs.values())
     return Finding(ours=ours, verdict=verdict_of(list(cases.values())), seeds=seeds)
-
-
-def _is(pair: Row, *, lower: bool) -> bool | None:
-    """Does the difference have this sign? None where the interval contains 0."""
-    low, high = pair["interval"]
-    return lower if high < 0 else not lower if low > 0 else None
 
 
 def mixed(data: Data) -> Finding | None:

@@ -24,8 +24,9 @@ from typing import Any
 from experiments import reach
 from experiments.engine import child, comparison, figures, measures, tables
 from experiments.engine.base import PAPER, QUICK_ON_TASKS
+from experiments.engine.evidence import FEWEST_SEEDS, Difference, every, paired, verdict_of
 from experiments.engine.measures import Outcome, Row
-from experiments.engine.records import NOT_RUN, Claim, Data, Experiment, Finding, Variants, verdict_of
+from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
 from experiments.engine.tables import percent
 from longshort.data.tasks.retrieval import KINDS
 from longshort.generation.sample import checkpoint_tokenizer
@@ -44,7 +45,6 @@ CLOSE = 0.02
 LEARNED = 0.5
 """The share that full attention must have right for a kind to decide anything."""
 RECALL = "recall"
-LEAST_SEEDS = reach.LEAST_SEEDS
 
 BASE: dict[str, Any] = {
     "task": {
@@ -202,32 +202,23 @@ def _near(distance: str) -> int:
     return int(distance.partition("-")[0])
 
 
-def _pair(mine: Row, theirs: Row, values: Callable[[Row], Sequence[float]]) -> Row | None:
+def _pair(mine: Row, theirs: Row, values: Callable[[Row], Sequence[float]]) -> Difference | None:
     """The paired differences of any values that rows have seed by seed."""
-    both = [{"seeds": row["seeds"], "final_losses": list(values(row))} for row in (mine, theirs)]
-    if any(len(row["final_losses"]) != len(row["seeds"]) for row in both):
+    if any(len(values(row)) != len(row["seeds"]) for row in (mine, theirs)):
         return None
-    return comparison.paired(*both)
+    own, others = (dict(zip(row["seeds"], values(row), strict=True)) for row in (mine, theirs))
+    return paired(own, others)
 
 
-def _within(pair: Row | None) -> bool | None:
-    """Is the first at most two points below the second? None where the interval does not say."""
-    if pair is None:
-        return None
-    low, high = pair["interval"]
-    return True if low >= -CLOSE else False if high < -CLOSE else None
-
-
-def _all_within(pairs: Mapping[str, Row | None]) -> tuple[bool | None, str]:
-    """The case of one plan, and the worst place of its mean difference, in words."""
-    cases = [_within(pair) for pair in pairs.values()]
-    measured = {name: pair["mean"] for name, pair in pairs.items() if pair is not None}
+def _all_within(pairs: Mapping[str, Difference | None]) -> tuple[bool | None, str]:
+    """Whether a plan is at most two points below at every place, and the worst of its mean differences, in words."""
+    cases = [None if pair is None else pair.is_at_least(-CLOSE) for pair in pairs.values()]
+    measured = {name: pair.mean for name, pair in pairs.items() if pair is not None}
     worst = min(measured, key=lambda name: measured[name])
-    case = False if False in cases else None if None in cases else True
-    return case, f"{100 * measured[worst]:+.1f} points at {worst}"
+    return every(cases), f"{100 * measured[worst]:+.1f} points at {worst}"
 
 
-def _judged(data: Data, compared: Callable[[Row, Row], Mapping[str, Row | None]]) -> Finding | None:
+def _judged(data: Data, compared: Callable[[Row, Row], Mapping[str, Difference | None]]) -> Finding | None:
     """Each of the judged plans against full attention; None where one has not run or nothing can be compared."""
     rows = measures.by_name(data)
     if not {"full", *JUDGED} <= rows.keys():
@@ -237,14 +228,9 @@ def _judged(data: Data, compared: Callable[[Row, Row], Mapping[str, Row | None]]
         return None
     cases = {name: _all_within(found) for name, found in pairs.items()}
     ours = "; ".join(f"{name}: {words}" for name, (_, words) in cases.items())
-    return _by_seeds(rows, ours, [case for case, _ in cases.values()], JUDGED)
-
-
-def _by_seeds(rows: Mapping[str, Row], ours: str, cases: Sequence[bool | None], names: Sequence[str]) -> Finding:
-    seeds = comparison.seeds_of(*(rows[name] for name in (*names, "full")))
-    if min(seeds) < LEAST_SEEDS:
-        return Finding(ours=f"{ours} ({LEAST_SEEDS} seeds decide)", verdict=NOT_RUN, seeds=seeds)
-    return Finding(ours=ours, verdict=verdict_of(list(cases)), seeds=seeds)
+    shared = [pair.seeds for found in pairs.values() for pair in found.values() if pair is not None]
+    seeds = (*comparison.seeds_of(*(rows[name] for name in (*JUDGED, "full"))), *shared)
+    return Finding(ours=ours, verdict=verdict_of([case for case, _ in cases.values()]), seeds=seeds)
 
 
 def _learned(row: Row, kind: str) -> bool:
@@ -253,7 +239,7 @@ def _learned(row: Row, kind: str) -> bool:
 
 
 def distance(data: Data) -> Finding | None:
-    def compared(mine: Row, full: Row) -> dict[str, Row | None]:
+    def compared(mine: Row, full: Row) -> dict[str, Difference | None]:
         if not _learned(full, RECALL):
             return {}
         names = sorted({*mine["distances"]} & {*full["distances"]}, key=_near)
@@ -263,7 +249,7 @@ def distance(data: Data) -> Finding | None:
 
 
 def every_kind(data: Data) -> Finding | None:
-    def compared(mine: Row, full: Row) -> dict[str, Row | None]:
+    def compared(mine: Row, full: Row) -> dict[str, Difference | None]:
         kinds = [kind for kind in KINDS if kind != RECALL and _learned(full, kind)]
         return {kind: _pair(mine, full, partial(_at_length, kind=kind)) for kind in kinds}
 
@@ -277,9 +263,8 @@ def two_heads(data: Data) -> Finding | None:
     pair = _pair(rows["ls1-w64"], rows["ls2-w64"], lambda row: _at_length(row, RECALL))
     if pair is None or not any(_learned(rows[name], RECALL) for name in ("ls1-w64", "ls2-w64")):
         return None
-    low, high = pair["interval"]
-    case = True if high < 0 else False if low >= 0 else None
-    return _by_seeds(rows, f"{100 * pair['mean']:+.1f} points", [case], ("ls1-w64", "ls2-w64"))
+    seeds = (*comparison.seeds_of(rows["ls1-w64"], rows["ls2-w64"]), pair.seeds)
+    return Finding(ours=f"{100 * pair.mean:+.1f} points", verdict=verdict_of([pair.is_below()]), seeds=seeds)
 
 
 def sooner(data: Data) -> Finding | None:
@@ -290,9 +275,10 @@ def sooner(data: Data) -> Finding | None:
     found = {name: pair for name, pair in pairs.items() if pair is not None}
     if len(found) < len(JUDGED):
         return None
-    cases = [pair["interval"][1] < 0 or (None if pair["interval"][0] < 0 else False) for pair in found.values()]
-    ours = "; ".join(f"{name}: {pair['mean']:+.0f} steps" for name, pair in found.items())
-    return _by_seeds(rows, ours, cases, JUDGED)
+    ours = "; ".join(f"{name}: {pair.mean:+.0f} steps" for name, pair in found.items())
+    seeds = comparison.seeds_of(*(rows[name] for name in (*JUDGED, "full")))
+    seeds = (*seeds, *(pair.seeds for pair in found.values()))
+    return Finding(ours=ours, verdict=verdict_of([pair.is_below() for pair in found.values()]), seeds=seeds)
 
 
 def figure(data: Data) -> Any:
@@ -324,7 +310,7 @@ def figure(data: Data) -> Any:
 
 
 _RULE = (
-    f"within if the paired 95 % intervals over at least {LEAST_SEEDS} seeds all lie above -2 points, not if one lies "
+    f"within if the paired 95 % intervals over at least {FEWEST_SEEDS} seeds all lie above -2 points, not if one lies "
     "below, undecided otherwise: holds if for all three plans, partly if for some; only where full attention has "
     f"{LEARNED:.0%} right"
 )
@@ -360,7 +346,7 @@ EXPERIMENT = Experiment(
         "two": Claim(
             text="one global head in each layer is behind two at recall",
             paper="none; our expectation",
-            rule=f"behind if the paired 95 % interval over at least {LEAST_SEEDS} seeds lies below 0, undecided if it "
+            rule=f"behind if the paired 95 % interval over at least {FEWEST_SEEDS} seeds lies below 0, undecided if it "
             f"contains 0; only where one of them has {LEARNED:.0%} right",
             judge=two_heads,
         ),
@@ -368,7 +354,7 @@ EXPERIMENT = Experiment(
             text="with 8 global heads of 64, recall emerges sooner than with full attention",
             paper="arXiv 2606.15378: larger windows delay it",
             rule=f"steps to {LEARNED:.0%} right, twice the last step if never: sooner if the paired 95 % interval over "
-            f"at least {LEAST_SEEDS} seeds lies below 0, undecided if it contains 0: holds if for all three plans, "
+            f"at least {FEWEST_SEEDS} seeds lies below 0, undecided if it contains 0: holds if for all three plans, "
             "partly if for some",
             judge=sooner,
         ),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from experiments.endurance import CAPTION, collect, figure, pair, speed_table, variants
 from experiments.engine import comparison, measures, tables
-from experiments.engine.records import Claim, Data, Experiment, Finding, verdict_of
+from experiments.engine.evidence import verdict_of
+from experiments.engine.records import Claim, Data, Experiment, Finding
 from experiments.engine.tables import shown
 
 
@@ -19,7 +20,7 @@ def larger(data: Data) -> Finding | None:
     plain, ls = both
     ours = f"perplexity {shown(ls['final_perplexity'])} against {shown(plain['final_perplexity'])} and largest |logit| "
     ours += f"{shown(ls['max_logit'], 3)} against {shown(plain['max_logit'], 3)} after {max(plain['steps']):,} steps"
-    lower = [comparison.is_lower(ls, plain), comparison.peak(ls) < comparison.peak(plain)]
+    lower = [comparison.is_lower(ls, plain), comparison.has_lower_peak(ls, plain)]
     return Finding(ours=ours, verdict=verdict_of(lower), seeds=comparison.seeds_of(ls, plain))
 
 
@@ -48,8 +49,8 @@ EXPERIMENT = Experiment(
         "scale": Claim(
             text="the effect holds in a larger model",
             paper="12 layers of width 768, window 100; numbers unknown to us",
-            rule="LS lower than plain, after equal steps, in final perplexity and in largest |logit|: holds if in "
-            "both, partly if in one",
+            rule="LS lower than plain, after equal steps, in final perplexity and in largest |logit| (the whole paired "
+            "interval of each): holds if in both, partly if in one",
             judge=larger,
         ),
     },

@@ -1,17 +1,14 @@
-"""What a verdict compares: final losses of two variants seed by seed, and largest logits with two fixed bounds.
-
-With two or more common seeds, losses are compared by the 95 % interval of their paired differences, and a case that the
-interval does not decide is None. With one seed the difference itself decides, and `records` calls the verdict seen
-once.
+"""What experiments compare: losses, accuracies and largest logits of two variants seed by seed (`evidence` says what
+the differences show), and largest logits with two fixed bounds.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 
+from experiments.engine.evidence import Difference, paired, verdict_of
 from experiments.engine.measures import Row
-from experiments.engine.records import FAILS, HOLDS, PARTLY, UNDECIDED, Finding, verdict_of
+from experiments.engine.records import Finding
 from experiments.engine.tables import shown
 
 CALM, EXPLODED = 50.0, 200.0
@@ -51,53 +48,49 @@ def losses_by_seed(row: Row) -> dict[int, float]:
     return {seed: loss for seed, loss in zip(row["seeds"], finals, strict=False) if loss is not None}
 
 
-_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Student's t at 97.5 % for 1, 2, ... degrees of freedom."""
+def accuracies_by_seed(row: Row) -> dict[int, float]:
+    """Accuracies by seed; empty where one was not measured, since the row does not say whose.
 
-
-def paired(mine: Row, theirs: Row) -> Row | None:
-    """Differences of final losses seed by seed, their mean and its 95 % interval; None with fewer than two seeds.
-
-    >>> found = paired({"seeds": [0, 1], "final_losses": [3.5, 3.4]}, {"seeds": [1, 0], "final_losses": [3.5, 3.6]})
-    >>> [round(number, 6) for number in (found["mean"], *found["interval"])]
-    [-0.1, -0.1, -0.1]
+    >>> accuracies_by_seed({"seeds": [0, 4], "accuracies": [0.5, 0.75]})
+    {0: 0.5, 4: 0.75}
     """
-    own, others = losses_by_seed(mine), losses_by_seed(theirs)
-    differences = [own[seed] - others[seed] for seed in sorted(own.keys() & others.keys())]
-    if len(differences) < 2:
-        return None
-    mean, spread = statistics.fmean(differences), statistics.stdev(differences)
-    half = _T95[min(len(differences) - 1, len(_T95)) - 1] * spread / math.sqrt(len(differences))
-    return {"differences": differences, "mean": mean, "interval": (mean - half, mean + half)}
+    seeds, shares = row["seeds"], row["accuracies"]
+    return dict(zip(seeds, shares, strict=True)) if len(seeds) == len(shares) else {}
 
 
-def interval(mine: Row, theirs: Row) -> tuple[float, float]:
-    """The interval in nats of the difference of two final losses: the 95 % interval of the paired differences with two
-    or more common seeds, else the one difference twice. A loss that is not finite is larger than any other.
+def peaks_by_seed(row: Row) -> dict[int, float]:
+    """The logarithm of the largest |logit| by seed; one that is not finite counts as infinite."""
+    peaks = row.get("max_logits", [])
+    if len(row["seeds"]) == 1:
+        peaks = [peak(row)]
+    return {s: math.inf if p is None else math.log(max(p, 1e-9)) for s, p in zip(row["seeds"], peaks, strict=False)}
 
-    >>> interval({"seeds": [0], "final_loss": 3.5}, {"seeds": [0], "final_loss": 3.75})
-    (-0.25, -0.25)
+
+def difference(mine: Row, theirs: Row) -> Difference | None:
+    """Of final losses, in nats; a loss that is not finite is larger than any other.
+
+    >>> difference({"seeds": [0], "final_loss": 3.5}, {"seeds": [0], "final_loss": None}).mean
+    -inf
     """
-    own, other = (math.inf if row["final_loss"] is None else row["final_loss"] for row in (mine, theirs))
-    found = paired(mine, theirs) if math.isfinite(own) and math.isfinite(other) else None
-    if found is not None:
-        low, high = found["interval"]
-        return low, high
-    return (0.0, 0.0) if own == other else (own - other, own - other)
+    own, others = (_every_loss(row) for row in (mine, theirs))
+    return paired(own, others)
+
+
+def _every_loss(row: Row) -> dict[int, float]:
+    known = "final_losses" in row or len(row["seeds"]) == 1
+    return {**dict.fromkeys(row["seeds"], math.inf), **losses_by_seed(row)} if known else {}
 
 
 def is_lower(mine: Row, theirs: Row) -> bool | None:
-    """Is the final loss of the first lower? None where the interval over seeds contains 0."""
-    low, high = interval(mine, theirs)
-    return True if high < 0 else False if low >= 0 else None
+    """Is the final loss of the first lower? None where no seed is common, or the interval does not say."""
+    found = difference(mine, theirs)
+    return None if found is None else found.is_below()
 
 
-def by_ratio(mine: Row, theirs: Row, *, holds: float, partly: float) -> str:
-    """The verdict by the ratio of final perplexities; the whole interval over seeds must satisfy a bound."""
-    low, high = interval(mine, theirs)
-    if high <= math.log(holds):
-        return HOLDS
-    return PARTLY if high < math.log(partly) else FAILS if low >= math.log(partly) else UNDECIDED
+def has_lower_peak(mine: Row, theirs: Row) -> bool | None:
+    """Is the largest |logit| of the first lower? None where no seed is common, or the interval does not say."""
+    found = paired(peaks_by_seed(mine), peaks_by_seed(theirs))
+    return None if found is None else found.is_below()
 
 
 LOGITS_RULE = (

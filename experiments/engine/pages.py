@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.engine.evidence import NOT_RUN
 from experiments.engine.measures import completed, read_json, renamed
-from experiments.engine.records import NOT_RUN, Data, Experiment, Finding
+from experiments.engine.records import Data, Experiment, Finding
 from experiments.engine.tables import cells, span
 from longshort.files import write_atomically, write_json
 from longshort.report.figures import picture

@@ -5,39 +5,19 @@ Everything shown is a pure function of the data, which `collect` reads once from
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from experiments.engine import evidence
 from longshort.train import TrainConfig
-
-HOLDS, PARTLY, FAILS = "holds", "holds partly", "does not hold"
-UNDECIDED, NOT_RUN = "undecided", "not run yet"
-ONCE = {HOLDS: "seen once", PARTLY: "seen once, in part", FAILS: "not seen, one seed"}
-"""What a verdict becomes where a variant it depends on has a single seed."""
 
 Data = dict[str, Any]
 """Every number of an experiment, ready for JSON: `provenance`, `rows`, and what else its table and figure need."""
 Message = Callable[[str], None]
 Variants = dict[str, TrainConfig]
 """The configurations of a sweep by the name of the variant; seed and folder are set later."""
-
-
-def verdict_of(cases: Collection[bool | None], *, of: int | None = None) -> str:
-    """The verdict on a claim that was tested in several cases: it holds in all of them, in some, or in none.
-
-    None is a case that its seeds do not decide. Where fewer cases have run than the rule requires (`of`), the claim may
-    already hold partly, and is open otherwise.
-
-    >>> verdict_of([True, False]), verdict_of([True, True], of=3), verdict_of([False, None])
-    ('holds partly', 'not run yet', 'undecided')
-    """
-    if any(cases) and not all(cases):
-        return PARTLY
-    if not cases or len(cases) < (of or 0):
-        return NOT_RUN
-    return HOLDS if all(cases) else UNDECIDED if None in cases else FAILS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +28,12 @@ class Finding:
     verdict: str
     """HOLDS, PARTLY, FAILS, UNDECIDED or NOT_RUN, by the rule alone."""
     seeds: tuple[int, ...]
-    """How many seeds each compared variant has; empty for measurements without seeds, such as timings."""
+    """How many seeds each compared variant has, and how many they share; empty for measurements without seeds, such as
+    timings."""
 
     def by_seeds(self) -> Finding:
-        """The same with the weaker verdict of a single seed: only two seeds or more on every side decide a claim.
-
-        >>> Finding(ours="1 against 2", verdict=HOLDS, seeds=(3, 1)).by_seeds().verdict
-        'seen once'
-        """
-        return replace(self, verdict=ONCE.get(self.verdict, self.verdict)) if 1 in self.seeds else self
+        """The same with the weaker verdict of one seed or two, where a side has no more."""
+        return replace(self, verdict=evidence.by_seeds(self.verdict, self.seeds))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ transformer. `measurement` defines what is trained, `losses` how; `training` tra
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from functools import partial
@@ -16,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.engine import figures, measures, tables
+from experiments.engine.evidence import interval, majority
 from experiments.engine.measures import Row
-from experiments.engine.records import FAILS, HOLDS, PARTLY, Claim, Data, Experiment, Finding
+from experiments.engine.records import Claim, Data, Experiment, Finding
 from experiments.label_noise.losses import BASE, EXPONENTIATED, RIVALS
 from experiments.label_noise.measurement import (
     NOISY,
@@ -32,10 +32,6 @@ from longshort.runs import RunError
 
 NAME = "label-noise"
 DEFAULT = "e 0.5"
-FEWEST_SEEDS = 3
-"""Fewer seeds decide nothing."""
-ERRORS = 2.0
-"""A difference counts if its mean over seeds is more than this many standard errors from 0."""
 STRONG = (BASE, "e 0.25", DEFAULT, "e 0.75", *RIVALS[:2])
 DRAWN = (*STRONG, *RIVALS[2:], "weight decay 1")
 
@@ -109,18 +105,6 @@ def accuracies(result: Result, loss: str, condition: str, key: str) -> list[floa
     return values
 
 
-def compared(mine: Sequence[float], theirs: Sequence[float]) -> int:
-    """1 if mine are higher, -1 if lower, 0 if the paired difference is within two standard errors.
-
-    >>> compared([0.9, 0.91, 0.92], [0.8, 0.8, 0.83]), compared([0.9, 0.7, 0.8], [0.8, 0.8, 0.8])
-    (1, 0)
-    """
-    differences = [a - b for a, b in zip(mine, theirs, strict=True)]
-    mean = statistics.fmean(differences)
-    error = statistics.stdev(differences) / math.sqrt(len(differences))
-    return 0 if abs(mean) <= ERRORS * error else 1 if mean > 0 else -1
-
-
 def against_base(data: Data, *, condition: str, key: str) -> Finding | None:
     """The default exponent against the base loss, by data set and model."""
     outcomes, words = [], []
@@ -151,13 +135,10 @@ def _points(mine: Sequence[float], theirs: Sequence[float]) -> str:
 
 
 def _finding(data: Data, pairs: Sequence[tuple[list[float], list[float]]], words: Sequence[str]) -> Finding | None:
-    if any(len(result["seeds"]) < FEWEST_SEEDS for result in data["results"]):
-        return None
-    outcomes = [compared(mine, theirs) for mine, theirs in pairs]
-    better, worse = outcomes.count(1), outcomes.count(-1)
-    verdict = HOLDS if better == len(outcomes) else PARTLY if better > worse else FAILS
-    ours = f"better in {better}, worse in {worse} of {len(outcomes)}: {', '.join(words)}"
-    return Finding(ours=ours, verdict=verdict, seeds=tuple(len(result["seeds"]) for result in data["results"]))
+    signs = [interval([a - b for a, b in zip(mine, theirs, strict=True)]).sign() for mine, theirs in pairs]
+    ours = f"better in {signs.count(1)}, worse in {signs.count(-1)} of {len(signs)}: {', '.join(words)}"
+    seeds = tuple(len(result["seeds"]) for result in data["results"])
+    return Finding(ours=ours, verdict=majority(signs), seeds=seeds)
 
 
 def figure(data: Data) -> Any:
@@ -220,8 +201,9 @@ EXPERIMENT = Experiment(
         "noise": Claim(
             text="the e-exponentiated loss (e 0.5) is more robust to label noise than its base, cross-entropy",
             paper=f"arXiv 1902.06127 {_PAPER}",
-            rule="last epoch at 40 % symmetric noise, by data set and model, where a difference counts if it is more "
-            "than two standard errors over seeds: holds if better in all, partly if better in more than worse",
+            rule="last epoch at 40 % symmetric noise, by data set and model, where a difference counts if the paired "
+            "95 % interval excludes 0: holds if better in all, partly if better in more than worse, undecided if those "
+            "that do not count could change that",
             judge=partial(against_base, condition=NOISY.name, key="last"),
         ),
         "outliers": Claim(

@@ -14,15 +14,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from experiments.engine import measures, tables
-from experiments.engine.records import FAILS, HOLDS, NOT_RUN, UNDECIDED, Claim, Data, Experiment, Finding, verdict_of
+from experiments.engine.evidence import FAILS, HOLDS, UNDECIDED, verdict_of
+from experiments.engine.records import Claim, Data, Experiment, Finding
 from experiments.engine.tables import percent
 from experiments.soft_thinking.cells import measure
-from experiments.soft_thinking.results import KS, READINGS, Difference, collect, difference, judged, own_reading
+from experiments.soft_thinking.results import KS, READINGS, Gain, collect, gain, judged, own_reading
 from experiments.soft_thinking.settings import RATE_SEED, START, TASKS, TAU
 from longshort.rl import FORMS
 
 NAME = "soft-thinking"
-LEAST_SEEDS = 3
 A, B = TASKS
 SOFT = ("soft-code", "soft-paper")
 LARGER = (f"{TAU}0.5", f"{TAU}1")
@@ -59,11 +59,11 @@ def more(data: Data) -> str:
     lines = []
     for row in judged(data)["rows"]:
         if row["method"] not in (START, "grpo"):
-            found = [difference(judged(data), row["variant"], f"{row['task']}-grpo", k) for k in KS]
+            found = [gain(judged(data), row["variant"], f"{row['task']}-grpo", k) for k in KS]
             lines.append((row["variant"], *("" if one is None else str(one) for one in found)))
     parts.append(
         "Difference to `grpo` in points, of the seeds that are judged, each variant read in its own way, paired by "
-        "problem, with its 95 % interval over problems:\n\n"
+        "seed, with its 95 % interval over seeds:\n\n"
         f"{tables.markdown(('variant', *(f'Pass@{k}' for k in KS)), lines)}"
     )
     tried = [(f"{r['task']}, {r['family']}", f"{r['rate']:g}", percent(r["right"])) for r in data["rates"]]
@@ -105,7 +105,7 @@ def _ratio(value: float | None) -> str:
 
 
 def pass_1(data: Data) -> Finding | None:
-    found = {name: difference(data, f"{A}-{name}", f"{A}-grpo", 1) for name in SOFT}
+    found = {name: gain(data, f"{A}-{name}", f"{A}-grpo", 1) for name in SOFT}
     return _judged(found, -1.0)
 
 
@@ -116,12 +116,12 @@ def pass_32(data: Data) -> Finding | None:
     if len(rivals) < 2 or "32" not in rows[rivals[0]]["passes"]["hard"]:
         return None
     better = max(rivals, key=lambda name: statistics.fmean(rows[name]["passes"]["hard"]["32"]))
-    found = {name: difference(data, f"{A}-{name}", better, 32) for name in SOFT}
+    found = {name: gain(data, f"{A}-{name}", better, 32) for name in SOFT}
     return _judged(found, 1.0, f" against {better.removeprefix(f'{A}-')}")
 
 
 def truncation(data: Data) -> Finding | None:
-    found = {name: difference(data, f"{A}-{name}", f"{A}-grpo-truncated", 32) for name in SOFT}
+    found = {name: gain(data, f"{A}-{name}", f"{A}-grpo-truncated", 32) for name in SOFT}
     return _judged(found, 1.0)
 
 
@@ -138,7 +138,7 @@ def noisier(data: Data) -> Finding | None:
     )
     cases = [None if share is None else share < NOISIER for share in shares]
     verdict = HOLDS if all(cases) else FAILS if not any(cases) and None not in cases else UNDECIDED
-    return _by_number(Finding(ours=ours, verdict=verdict, seeds=(len(found),)))
+    return Finding(ours=ours, verdict=verdict, seeds=(len(found),))
 
 
 def _share(paper: float | None, categorical: float | None) -> float | None:
@@ -147,8 +147,8 @@ def _share(paper: float | None, categorical: float | None) -> float | None:
 
 
 def tau(data: Data) -> Finding | None:
-    on_a = {f"{A} {name}": difference(data, f"{A}-{name}", f"{A}-soft-paper", 1) for name in LARGER}
-    on_b = {f"{B} {LARGER[1]}": difference(data, f"{B}-{LARGER[1]}", f"{B}-soft-paper", 1)}
+    on_a = {f"{A} {name}": gain(data, f"{A}-{name}", f"{A}-soft-paper", 1) for name in LARGER}
+    on_b = {f"{B} {LARGER[1]}": gain(data, f"{B}-{LARGER[1]}", f"{B}-soft-paper", 1)}
     if any(one is None for one in (*on_a.values(), *on_b.values())):
         return None
     cases = [one.is_at_least(2.0) for one in on_a.values() if one is not None]
@@ -168,28 +168,21 @@ def collapse(data: Data) -> Finding | None:
         cases.append(True if all(down) else None if any(down) else False)
     ours = "; ".join(f"{name} keeps {', '.join(percent(share) for share in kept)}" for name, kept in found.items())
     seeds = tuple(len(kept) for kept in found.values())
-    return _by_number(Finding(ours=ours, verdict=verdict_of(cases), seeds=seeds))
+    return Finding(ours=ours, verdict=verdict_of(cases), seeds=seeds)
 
 
-def _judged(found: dict[str, Difference | None], bound: float, words: str = "") -> Finding | None:
+def _judged(found: dict[str, Gain | None], bound: float, words: str = "") -> Finding | None:
     if any(one is None for one in found.values()):
         return None
     cases = [one.is_at_least(bound) for one in found.values() if one is not None]
     return _finding(found, cases, words)
 
 
-def _finding(found: dict[str, Difference | None], cases: Sequence[bool | None], words: str = "") -> Finding:
+def _finding(found: dict[str, Gain | None], cases: Sequence[bool | None], words: str = "") -> Finding:
     known = {name: one for name, one in found.items() if one is not None}
     ours = "; ".join(f"{name} {one}" for name, one in known.items()) + words
-    seeds = tuple(len(one.by_seed) for one in known.values())
-    return _by_number(Finding(ours=ours, verdict=verdict_of(cases), seeds=seeds))
-
-
-def _by_number(finding: Finding) -> Finding:
-    """Fewer than three seeds decide nothing."""
-    if min(finding.seeds) >= LEAST_SEEDS:
-        return finding
-    return Finding(ours=f"{finding.ours} ({LEAST_SEEDS} seeds decide)", verdict=NOT_RUN, seeds=finding.seeds)
+    seeds = tuple(one.over_seeds.seeds for one in known.values())
+    return Finding(ours=ours, verdict=verdict_of(cases), seeds=seeds)
 
 
 def _of_judged(judge: Callable[[Data], Finding | None]) -> Callable[[Data], Finding | None]:
@@ -245,7 +238,10 @@ def _smoothed(values: Sequence[float]) -> list[float]:
     return [statistics.fmean(values[max(0, i - SMOOTHED + 1) : i + 1]) for i in range(len(values))]
 
 
-_SIDE = "every seed and the 95 % interval over problems must lie on one side of the bound, else it is undecided"
+_SIDE = (
+    "every seed and the 95 % intervals over problems and over seeds must lie on one side of the bound, else it is "
+    "undecided"
+)
 _BOTH = "holds if for both forms (the code's and the paper's), partly if for one"
 EXPERIMENT = Experiment(
     name=NAME,

@@ -1,8 +1,7 @@
-"""The data of `soft-thinking`: what every model solves, and the differences of two variants, paired by problem."""
+"""The data of `soft-thinking`: what every model solves, and how much more than another, by seed and by problem."""
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.engine import measures
+from experiments.engine.evidence import Difference, Interval, interval, paired
 from experiments.engine.measures import Row
 from experiments.engine.records import Data
 from experiments.soft_thinking.cell import SIZES, counted
@@ -148,23 +148,21 @@ def kept_share(rewards: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True)
-class Difference:
+class Gain:
     """How much more one variant solves than another, in points of Pass@k."""
 
-    by_seed: tuple[float, ...]
-    mean: float
-    low: float
-    high: float
-    """The 95 % interval of the mean over problems, each problem's difference being the mean over seeds."""
+    over_seeds: Difference
+    over_problems: Interval
+    """Each problem's difference is the mean over seeds."""
 
     def is_at_least(self, bound: float) -> bool | None:
-        """True or False if every seed and the whole interval lie on that side of the bound; None if they do not."""
-        if self.low >= bound and min(self.by_seed) >= bound:
-            return True
-        return False if self.high < bound and max(self.by_seed) < bound else None
+        """True or False if every seed and both intervals lie on that side of the bound; None if they do not."""
+        cases = [self.over_seeds.is_at_least(bound), self.over_problems.is_at_least(bound)]
+        cases += [value >= bound for value in self.over_seeds.values]
+        return cases[0] if len(set(cases)) == 1 else None
 
     def __str__(self) -> str:
-        return f"{self.mean:+.1f} ({self.low:+.1f} to {self.high:+.1f})"
+        return f"{self.over_seeds.mean:+.1f} ({self.over_seeds.low:+.1f} to {self.over_seeds.high:+.1f})"
 
 
 def own_reading(method: str) -> str:
@@ -172,20 +170,18 @@ def own_reading(method: str) -> str:
     return "soft" if IS_SOFT.get(method) else "hard"
 
 
-def difference(data: Data, mine: str, theirs: str, k: int) -> Difference | None:
+def gain(data: Data, mine: str, theirs: str, k: int) -> Gain | None:
     """Of two variants, each read in its own way, on the same problems; None where one has not run."""
     rows = measures.by_name(data)
     if mine not in rows or theirs not in rows or k > data["samples"]:
         return None
     first, second = (_by_seed(rows[name], data["samples"], k) for name in (mine, theirs))
-    seeds = sorted(first.keys() & second.keys())
-    if not seeds:
+    means = ({seed: 100 * statistics.fmean(shares) for seed, shares in of.items()} for of in (first, second))
+    if (over_seeds := paired(*means)) is None:
         return None
-    pairs = {s: [100 * (a - b) for a, b in zip(first[s], second[s], strict=True)] for s in seeds}
-    problems = [statistics.fmean(values) for values in zip(*pairs.values(), strict=True)]
-    mean, error = statistics.fmean(problems), statistics.stdev(problems) / math.sqrt(len(problems))
-    by_seed = tuple(statistics.fmean(values) for values in pairs.values())
-    return Difference(by_seed=by_seed, mean=mean, low=mean - 1.96 * error, high=mean + 1.96 * error)
+    pairs = [zip(first[seed], second[seed], strict=True) for seed in sorted(first.keys() & second.keys())]
+    problems = zip(*([100 * (a - b) for a, b in pair] for pair in pairs), strict=True)
+    return Gain(over_seeds, interval([statistics.fmean(values) for values in problems]))
 
 
 def _by_seed(row: Row, samples: int, k: int) -> dict[int, list[float]]:

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from experiments import las_books, las_gain, las_sweep, load
-from experiments.engine.records import FAILS, HOLDS, PARTLY
+from experiments.engine.evidence import FAILS, HOLDS, PARTLY, UNDECIDED
 
 from .made_up import made_up_sweep, planned
 
@@ -34,7 +34,7 @@ def test_the_task_of_pixels_is_pathfinder_unless_there_are_files(tmp_path):
 def accuracies(**tasks):
     """Data of the sweep with these grids."""
     rows = [
-        {"task": task, "decay": decay, "width": width, "accuracy": share, "seeds": [0, 1]}
+        {"task": task, "decay": decay, "width": width, "accuracy": share, "accuracies": [share] * 2, "seeds": [0, 1]}
         for task, cells in tasks.items()
         for (decay, width), share in cells.items()
     ]
@@ -110,8 +110,11 @@ def gained(by_cell, kind="las"):
     """What las-gain finds where plain heads have 40 % and `kind` so much more."""
     rows = []
     for (length, examples), gain in by_cell.items():
-        place = {"length": length, "examples": examples, "seeds": [0, 1]}
-        rows += [place | {"kind": "none", "accuracy": 0.4}, place | {"kind": kind, "accuracy": 0.4 + gain}]
+        place = {"length": length, "examples": examples, "seeds": [0, 1, 2]}
+        rows += [
+            place | {"kind": name, "accuracy": share, "accuracies": [share + 0.1 * seed for seed in range(3)]}
+            for name, share in (("none", 0.4), (kind, 0.4 + gain))
+        ]
     return load("las-gain").findings({"rows": rows})
 
 
@@ -171,29 +174,44 @@ def decided(**losses):
     return load("las-books").findings({"rows": rows})
 
 
-BASE = {"plain": [4.0, 4.1], "decay_only": [4.0, 4.1], "ls": [3.9, 4.0]}
+BASE = {"plain": [4.0, 4.1, 4.2], "decay_only": [4.0, 4.1, 4.2], "ls": [3.9, 4.0, 4.1]}
+
+
+def above(name, *nats):
+    """Losses so far above another's."""
+    return [loss + more for loss, more in zip(BASE[name], nats, strict=True)]
 
 
 def test_smoothing_that_costs_more_than_the_margin_everywhere_hurts_and_decay_does_not():
-    findings = decided(**BASE, smoothing_only=[4.05, 4.15], las=[4.03, 4.13], ls_smooth=[3.92, 4.02])
+    smooth = {
+        "smoothing_only": above("plain", 0.05, 0.051, 0.049),
+        "las": above("plain", 0.03, 0.031, 0.029),
+        "ls_smooth": above("ls", 0.02, 0.021, 0.019),
+    }
+    findings = decided(**BASE, **smooth)
     assert verdicts(findings) == {"smoothing": HOLDS, "decay": HOLDS}
     assert findings["smoothing"].ours == "+0.0500 nats on plain, +0.0300 nats on decay-only, +0.0200 nats on ls"
 
 
-def test_a_difference_whose_sign_changes_with_the_seed_is_not_counted():
-    findings = decided(**BASE, smoothing_only=[4.2, 4.09], las=[4.03, 4.13], ls_smooth=[3.95, 4.05])
-    assert verdicts(findings) == {"smoothing": PARTLY, "decay": HOLDS}
+def test_a_difference_whose_sign_changes_with_the_seed_is_undecided():
+    unsure = {"smoothing_only": above("plain", 0.2, -0.01, 0.1), "las": above("plain", 0.03, 0.03, 0.03)}
+    assert verdicts(decided(**BASE, **unsure, ls_smooth=above("ls", 0.05, 0.05, 0.06))) == {
+        "smoothing": PARTLY,
+        "decay": PARTLY,  # decay-only is not worse than plain; of las nothing is known
+    }
+    unsure |= {"las": above("plain", -0.1, 0.1, 0.0)}
+    assert verdicts(decided(**BASE, **unsure, ls_smooth=above("ls", 0.05, -0.05, 0.06)))["smoothing"] == UNDECIDED
 
 
 def test_decay_that_costs_more_than_the_margin_hurts():
-    findings = decided(plain=[4.0] * 2, decay_only=[4.02] * 2, smoothing_only=[4.1] * 2, las=[4.12] * 2)
+    findings = decided(plain=[4.0] * 3, decay_only=[4.02] * 3, smoothing_only=[4.1] * 3, las=[4.12] * 3)
     assert verdicts(findings) == {"decay": FAILS}
 
 
 def test_wider_smoothing_is_judged_over_the_seeds_that_all_widths_have():
-    ladder = {"ls": [3.9, 3.9, 9.0], "ls_smooth_2": [3.92] * 2, "ls_smooth_3": [3.94] * 2, "ls_smooth": [3.97] * 2}
+    ladder = {"ls": [3.9] * 3 + [9.0], "ls_smooth_2": [3.92] * 3, "ls_smooth_3": [3.94] * 3, "ls_smooth": [3.97] * 3}
     assert verdicts(decided(**ladder)) == {"width": HOLDS}
-    findings = decided(**ladder | {"ls_smooth_3": [3.925] * 2})  # a step of less than the margin counts as none
+    findings = decided(**ladder | {"ls_smooth_3": [3.925] * 3})  # a step of less than the margin counts as none
     assert verdicts(findings) == {"width": PARTLY}
     assert findings["width"].ours == "3.9000 at 1, 3.9200 at 2, 3.9250 at 3, 3.9700 at 5"
 

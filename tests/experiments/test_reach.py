@@ -7,8 +7,9 @@ import pytest
 
 from experiments import load, reach
 from experiments.engine import child
-from experiments.engine.comparison import paired
-from experiments.engine.records import FAILS, HOLDS, NOT_RUN, PARTLY, UNDECIDED, Options
+from experiments.engine.comparison import difference
+from experiments.engine.evidence import FAILS, HOLDS, ONCE, PARTLY, TWICE, UNDECIDED
+from experiments.engine.records import Options
 from experiments.engine.sweep import plan_sweep
 
 from .made_up import planned
@@ -49,19 +50,20 @@ def test_a_plan_is_ahead_where_the_interval_of_its_differences_excludes_zero():
     assert decided(ls1_w64=-0.05)["head-wise"].verdict == FAILS
 
 
-def test_two_seeds_decide_nothing():
-    findings = decided(seeds=2, ladder=0.05)
-    assert {found.verdict for found in findings.values()} == {NOT_RUN}
-    assert all(found.ours.endswith("(3 seeds decide)") for found in findings.values())
-    assert decided(seeds=1) == {}
+@pytest.mark.parametrize(("seeds", "names"), [(1, ONCE), (2, TWICE)])
+def test_fewer_than_three_seeds_show_something_and_decide_nothing(seeds, names):
+    findings = decided(seeds=seeds, ladder=0.05)
+    assert findings["ladder"].verdict == names[HOLDS] and findings["mixed"].verdict == names[PARTLY]
+    assert findings["head-wise"].verdict == UNDECIDED
 
 
 def test_an_interval_is_students():
     mine = {"seeds": [0, 1, 2], "final_losses": [1.0, 2.0, 3.0]}
     theirs = {"seeds": [2, 1, 0, 5], "final_losses": [2.0, 1.5, 1.0, 9.0]}
-    found = paired(mine, theirs)
-    assert found["differences"] == [0.0, 0.5, 1.0]
-    assert found["interval"] == pytest.approx((0.5 - 4.303 * 0.5 / 3**0.5, 0.5 + 4.303 * 0.5 / 3**0.5))
+    found = difference(mine, theirs)
+    assert found.values == (0.0, 0.5, 1.0)
+    half = 4.302653 * 0.5 / 3**0.5
+    assert (found.low, found.high) == pytest.approx((0.5 - half, 0.5 + half))
 
 
 def test_a_run_is_also_judged_by_the_whole_validation_text(corpus, tmp_path):

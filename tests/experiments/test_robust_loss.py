@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from experiments import corrupted_tokens, descent, load
 from experiments.__main__ import app
 from experiments.engine import child
-from experiments.engine.records import FAILS, HOLDS, PARTLY, Options
+from experiments.engine.evidence import FAILS, HOLDS, ONCE, PARTLY, UNDECIDED
+from experiments.engine.records import Options
 from experiments.engine.sweep import plan_sweep
 from experiments.label_noise.losses import LOSSES
 from experiments.label_noise.measurement import CONDITIONS
@@ -54,9 +55,9 @@ def test_claims_on_label_noise_follow_their_rules(tmp_path):
 
     findings = found()
     assert findings["noise"].verdict == findings["outliers"].verdict == findings["rivals"].verdict == HOLDS
-    assert findings["stopping"].verdict == FAILS and "worse in 0 of 2" in findings["stopping"].ours
+    assert findings["stopping"].verdict == UNDECIDED and "worse in 0 of 2" in findings["stopping"].ours
     assert found(gain=-0.05)["noise"].verdict == FAILS
-    assert found(seeds=1) == {}
+    assert found(seeds=1)["noise"].verdict == ONCE[HOLDS]
 
 
 def test_results_of_label_noise_are_shown_with_mean_and_spread(tmp_path):
@@ -147,7 +148,7 @@ def made_up_corrupted(folder, gain):
     return folder
 
 
-@pytest.mark.parametrize(("gain", "verdict"), [(0.2, HOLDS), (0.0, FAILS), (-0.2, FAILS)])
+@pytest.mark.parametrize(("gain", "verdict"), [(0.2, HOLDS), (0.0, UNDECIDED), (-0.2, FAILS)])
 def test_the_claim_on_corrupted_tokens_follows_its_rule(tmp_path, gain, verdict):
     data = load("corrupted-tokens").collect(made_up_corrupted(tmp_path, gain))
     assert corrupted_tokens.clean_text(data).verdict == verdict != PARTLY

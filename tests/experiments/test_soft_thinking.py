@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from experiments import load
-from experiments.engine.records import FAILS, HOLDS, NOT_RUN, PARTLY, UNDECIDED, Options
+from experiments.engine.evidence import FAILS, HOLDS, PARTLY, TWICE, UNDECIDED
+from experiments.engine.records import Options
 from experiments.soft_thinking import cell, cells
 from experiments.soft_thinking.cell import UntilGoal, written
 from experiments.soft_thinking.cells import Plan
-from experiments.soft_thinking.results import difference, kept_share
+from experiments.soft_thinking.results import gain, kept_share
 from experiments.soft_thinking.settings import FAMILIES, FULL, RATE_SEED, TASKS, VARIANTS, family_of, variant_config
 from longshort import GPT, GPTConfig
 from longshort.data.problems import Chains
@@ -151,10 +152,11 @@ def verdict(key, data):
 @pytest.mark.parametrize(
     "code, paper, expected",
     [
-        ((10, 10, 10), (11, 12, 10), HOLDS),
+        ((10, 10, 10), (11, 11, 11), HOLDS),
         ((10, 10, 10), (9, 9, 9), PARTLY),
-        ((9, 9, 9), (9, 8, 7), FAILS),
+        ((9, 9, 9), (8, 8, 8), FAILS),
         ((9, 10, 9), (9, 10, 9), UNDECIDED),
+        ((9, 9, 9), (9, 8, 7), UNDECIDED),  # the seeds of the second are too far apart
     ],
 )
 def test_pass_at_1_may_not_fall_by_more_than_a_point(code, paper, expected):
@@ -163,9 +165,9 @@ def test_pass_at_1_may_not_fall_by_more_than_a_point(code, paper, expected):
     assert verdict("pass@1", data) == expected
 
 
-def test_fewer_than_three_seeds_decide_nothing():
+def test_two_seeds_are_said_to_be_two():
     data = made_up(frontiers_grpo=(10, 10), frontiers_soft_code=(12, 12), frontiers_soft_paper=(12, 12))
-    assert verdict("pass@1", data) == NOT_RUN
+    assert verdict("pass@1", data) == TWICE[HOLDS]
 
 
 def test_a_variant_that_has_not_run_leaves_a_claim_open():
@@ -221,24 +223,32 @@ def test_differences_are_paired_by_problem_and_seed():
     )
     for row, text in zip(data["rows"], halves, strict=True):
         row["counts"]["hard"] = [text] * 3
-    found = difference(data, "frontiers-grpo", "frontiers-grpo-truncated", 1)
-    assert found.mean == 0 and found.low == pytest.approx(-13.9, abs=0.1) and found.is_at_least(0.0) is None
-    same = difference(data, "frontiers-grpo", "frontiers-grpo", 1)
-    assert same.low == same.high == 0 and same.by_seed == (0, 0, 0)
+    found = gain(data, "frontiers-grpo", "frontiers-grpo-truncated", 1)
+    problems = found.over_problems
+    assert problems.mean == 0 and problems.low == pytest.approx(-14.2, abs=0.3) and found.is_at_least(0.0) is None
+    same = gain(data, "frontiers-grpo", "frontiers-grpo", 1)
+    assert same.over_problems.low == same.over_problems.high == 0 and same.over_seeds.values == (0, 0, 0)
 
 
 def test_a_single_seed_below_the_bound_keeps_a_claim_open():
     """The mean is 3 points ahead, and problems agree, but one of the seeds is behind."""
     data = made_up(frontiers_grpo=(10, 10, 10), frontiers_grpo_truncated=(12, 12, 9))
-    found = difference(data, "frontiers-grpo-truncated", "frontiers-grpo", 1)
-    assert found.low > 1 and found.is_at_least(1.0) is None
+    found = gain(data, "frontiers-grpo-truncated", "frontiers-grpo", 1)
+    assert found.over_problems.low > 1 and found.is_at_least(1.0) is None
+
+
+def test_seeds_that_differ_too_much_keep_a_claim_open():
+    """Every seed is ahead, and problems agree, but by 3, 3 and 30 points."""
+    data = made_up(frontiers_grpo=(10, 10, 10), frontiers_grpo_truncated=(11, 11, 20))
+    found = gain(data, "frontiers-grpo-truncated", "frontiers-grpo", 1)
+    assert found.over_problems.low > 1 and min(found.over_seeds.values) > 1 and found.is_at_least(1.0) is None
 
 
 def test_a_variant_is_read_as_it_was_trained():
     data = made_up(frontiers_grpo=(10, 10, 10), frontiers_soft_paper=(10, 10, 10))
     for row in data["rows"]:
         row["counts"] = {"soft": [written([32] * PROBLEMS)] * 3, "hard": [written([0] * PROBLEMS)] * 3}
-    assert difference(data, "frontiers-soft-paper", "frontiers-grpo", 1).mean == 100
+    assert gain(data, "frontiers-soft-paper", "frontiers-grpo", 1).over_seeds.mean == 100
 
 
 def test_the_learning_rate_that_solves_most_is_chosen_and_one_that_diverged_is_not(tmp_path):
@@ -254,8 +264,8 @@ def test_the_learning_rate_that_solves_most_is_chosen_and_one_that_diverged_is_n
 def test_a_run_that_diverged_solves_nothing():
     data = made_up(frontiers_grpo=(10, 10, 10), frontiers_grpo_truncated=(31, 31, 31))
     data["rows"][0]["counts"]["hard"][1] = None
-    found = difference(data, "frontiers-grpo-truncated", "frontiers-grpo", 1)
-    assert found.by_seed[1] == pytest.approx(100 * 31.5 / 32)
+    found = gain(data, "frontiers-grpo-truncated", "frontiers-grpo", 1)
+    assert found.over_seeds.values[1] == pytest.approx(100 * 31.5 / 32)
 
 
 def test_kept_reward_compares_tenths_of_the_steps():

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from experiments import classifiers, load, long_range, recall
 from experiments.__main__ import app
 from experiments.engine import child, sweep
-from experiments.engine.records import FAILS, HOLDS, NOT_RUN, PARTLY
+from experiments.engine.evidence import FAILS, HOLDS, NOT_RUN, PARTLY
 from longshort.train.config import ConfigError, TaskConfig
 
 from .made_up import made_up_sweep, planned, rewrite
@@ -137,7 +137,7 @@ def test_the_quick_version_trains_and_tests(name, variants, tmp_path, monkeypatc
 
 def test_what_recall_decides(tmp_path):
     experiment = load("recall")
-    data = experiment.collect(made_up_sweep(experiment, tmp_path, steps=20, seeds=(0, 1)))
+    data = experiment.collect(made_up_sweep(experiment, tmp_path, steps=20, seeds=(0, 1, 2)))
     findings = experiment.findings(data)
     # Made up: five points more with each global head.
     assert findings["enough"].verdict == FAILS and findings["needed"].verdict == HOLDS
@@ -146,11 +146,11 @@ def test_what_recall_decides(tmp_path):
 
 
 def accuracies(tasks):
-    """Data of long-range: a share for two seeds, or shares by seed, for each task and kind."""
+    """Data of long-range: a share for three seeds, or shares by seed, for each task and kind."""
     rows = []
     for task, kinds in tasks.items():
         for kind, shares in kinds.items():
-            by_seed = shares if isinstance(shares, dict) else {0: shares, 1: shares}
+            by_seed = shares if isinstance(shares, dict) else dict.fromkeys(range(3), shares)
             values = list(by_seed.values())
             row = {"task": task, "kind": kind, "accuracy": sum(values) / len(values)}
             rows.append(row | {"seeds": list(by_seed), "accuracies": values})
@@ -199,10 +199,13 @@ def test_variants_are_compared_over_the_seeds_that_all_of_them_have():
 def test_tasks_that_no_variant_has_learned_decide_nothing():
     guessed = {"none": 0.51, "alibi": 0.5, "decay": 0.5, "ls": 0.5, "rotary": 0.5, "ls-rotary": 0.5}
     assert decided({"pathfinder": guessed}) == {}
-    rows = [{"task": "recall", "accuracy": 0.9, "n_global": n, "seeds": [0]} for n in (0, 1, 8)]
-    guesses = [{"task": "passkey", "n_global": n, "accuracy": 0.12, "seeds": [0]} for n in (0, 1, 8)]
-    assert recall.enough({"rows": rows + guesses}) is None
-    assert recall.enough({"rows": rows + [row | {"accuracy": 0.9} for row in guesses]}).verdict == HOLDS
+
+    def rows(task, share):
+        place = {"task": task, "accuracy": share, "accuracies": [share], "seeds": [0]}
+        return [place | {"n_global": n} for n in (0, 1, 8)]
+
+    assert recall.enough({"rows": rows("recall", 0.9) + rows("passkey", 0.12)}) is None
+    assert recall.enough({"rows": rows("recall", 0.9) + rows("passkey", 0.9)}).verdict == HOLDS
 
 
 def test_published_accuracies_stand_below_the_best_of_ours():

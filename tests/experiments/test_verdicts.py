@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from experiments import endurance, explosion, heads_and_window, load, positions, scale, stabilizers
 from experiments.engine import measures
-from experiments.engine.records import FAILS, HOLDS, NOT_RUN, PARTLY
+from experiments.engine.evidence import FAILS, HOLDS, NOT_RUN, PARTLY
 from experiments.lr_sensitivity import edge
 
 from .made_up import made_up_sweep, planned, rewrite
@@ -260,7 +260,7 @@ def test_explosion_says_nothing_of_a_claim_before_all_rates_have_run(tmp_path):
     experiment = load("explosion")
     part = tuple(name for name in explosion.NAMES if not name.endswith("-9.6e-3"))
     assert experiment.findings(experiment.collect(made_up_sweep(experiment, tmp_path, variants=part))) == {}
-    data = experiment.collect(made_up_sweep(experiment, tmp_path, seeds=(0, 1)))
+    data = experiment.collect(made_up_sweep(experiment, tmp_path, seeds=(0, 1, 2)))
     findings = experiment.findings(data)
     assert {key: found.verdict for key, found in findings.items()} == {
         "calm": HOLDS,  # the made-up logits stay below 10

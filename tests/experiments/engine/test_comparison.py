@@ -5,7 +5,7 @@ import math
 import pytest
 
 from experiments.engine import comparison, measures
-from experiments.engine.records import FAILS, HOLDS, NOT_RUN, ONCE, PARTLY, UNDECIDED, Finding, verdict_of
+from experiments.engine.evidence import FAILS, HOLDS, PARTLY, UNDECIDED, by_bounds
 
 
 def row(*losses, variant="a", **more):
@@ -27,7 +27,10 @@ def row(*losses, variant="a", **more):
         (row(3.0, 3.1, 3.2), row(3.1, 3.2, 3.3001), True),
         (row(3.0, 3.1, 3.2), row(3.1, 3.1, 3.1), None),  # the seeds disagree
         (row(3.1, 3.2, 3.3001), row(3.0, 3.1, 3.2), False),
-        (row(3.0, 3.1), row(3.1, None), True),  # not finite is larger than anything
+        (row(3.0), row(None), True),  # not finite is larger than anything
+        (row(3.0, 3.1), row(None, None), True),
+        (row(3.0, 3.1), row(3.1, None), None),  # one seed of two diverged
+        (row(3.0, 3.1, 3.2), {**row(3.1), "seeds": [5]}, None),  # no seed is common
         (row(None), row(None), False),
     ],
 )
@@ -39,26 +42,12 @@ def test_a_ratio_is_judged_by_its_whole_interval():
     def verdict(*ratios):
         theirs = row(*(4.0 for _ in ratios))
         mine = row(*(4.0 + math.log(ratio) for ratio in ratios))
-        return comparison.by_ratio(mine, theirs, holds=0.5, partly=0.98)
+        return by_bounds(comparison.difference(mine, theirs), holds=math.log(0.5), partly=math.log(0.98))
 
     assert verdict(0.4, 0.41, 0.42) == HOLDS
     assert verdict(0.7, 0.71, 0.72) == PARTLY
     assert verdict(1.1, 1.11, 1.12) == FAILS
     assert verdict(0.7, 0.9, 1.3) == UNDECIDED
-
-
-@pytest.mark.parametrize("verdict", [HOLDS, PARTLY, FAILS])
-def test_one_seed_on_either_side_is_seen_once(verdict):
-    for seeds in ((1, 1), (3, 1), (1, 3)):
-        assert Finding(ours="", verdict=verdict, seeds=seeds).by_seeds().verdict == ONCE[verdict]
-    for seeds in ((2, 2), (3, 5), ()):
-        assert Finding(ours="", verdict=verdict, seeds=seeds).by_seeds().verdict == verdict
-    assert Finding(ours="", verdict=NOT_RUN, seeds=(1, 1)).by_seeds().verdict == NOT_RUN
-
-
-def test_cases_that_no_seed_decides_leave_a_claim_open_but_not_one_that_holds_partly():
-    assert verdict_of([None, None]) == verdict_of([False, None]) == UNDECIDED
-    assert verdict_of([True, None]) == verdict_of([True, False, None]) == PARTLY
 
 
 def test_logits_explode_only_if_those_of_every_seed_do():
@@ -69,6 +58,15 @@ def test_logits_explode_only_if_those_of_every_seed_do():
     assert comparison.has_exploded(logits(300.0, 201.0)) and comparison.has_exploded(logits(300.0, None, lost=1))
     assert not comparison.has_exploded(logits(300.0, 199.0))
     assert comparison.is_calm(logits(49.0, 30.0)) and not comparison.is_calm(logits(30.0, 51.0))
+
+
+def test_largest_logits_are_compared_seed_by_seed():
+    def logits(*largest):
+        return row(*(4.0 for _ in largest), max_logits=list(largest), max_logit=1.0, logits_lost=0)
+
+    assert comparison.has_lower_peak(logits(10.0, 11.0, 12.0), logits(100.0, 130.0, 110.0)) is True
+    assert comparison.has_lower_peak(logits(10.0, 11.0, 400.0), logits(100.0, 130.0, 110.0)) is None
+    assert comparison.has_lower_peak(logits(10.0, 11.0, 12.0), logits(None, None, None)) is True
 
 
 def test_losses_and_logits_of_earlier_data_are_read_from_their_curves():

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from experiments import NAMES, load
 from experiments.__main__ import app
 from experiments.engine import pages
-from experiments.engine.records import FAILS, HOLDS, NOT_RUN, ONCE, PARTLY
+from experiments.engine.evidence import FAILS, HOLDS, NOT_RUN, ONCE, PARTLY
 from longshort.report import ReportError
 from longshort.report.figures import drawn_from, fingerprint, picture, specification
 from longshort.runs import RunError
