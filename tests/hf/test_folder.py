@@ -193,9 +193,17 @@ def test_transformers_serve_finds_the_class_in_the_package_whatever_was_imported
 
 
 def test_the_module_runs_the_command_line_of_transformers(monkeypatch, capsys):
-    cli = pytest.importorskip("transformers.cli.transformers", exc_type=ImportError)  # needs requests in older versions
-    monkeypatch.setattr(cli, "check_cli_update", lambda name: None)
+    pytest.importorskip("transformers.cli.transformers", exc_type=ImportError)  # needs requests in older versions
     monkeypatch.setattr(sys, "argv", ["longshort.hf", "version"])
     with pytest.raises(SystemExit):
         runpy.run_module("longshort.hf", run_name="__main__")
     assert capsys.readouterr().out.strip() == transformers.__version__
+
+
+@pytest.mark.parametrize("arguments", [[], pytest.param(["serve"], marks=pytest.mark.slow), ["reach"]])
+def test_help_of_the_module_shows_the_command_to_type(arguments):
+    if arguments != ["reach"]:
+        pytest.importorskip("transformers.cli.transformers", exc_type=ImportError)
+    command = [sys.executable, "-m", "longshort.hf", *arguments, "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True).stdout
+    assert f"Usage: {' '.join(['python -m longshort.hf', *arguments])} " in shown
