@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,24 @@ def test_a_model_that_transformers_changed_and_saved_comes_home(exported, tmp_pa
     home, tokens = load_model(tmp_path / "run")[0], torch.randint(257, (1, 20))
     with torch.no_grad():
         torch.testing.assert_close(home(tokens).logits, model.float()(tokens).logits)
+
+
+@pytest.mark.parametrize("written", ["as a file", "in the configuration", "by name"])
+def test_a_chat_template_travels_through_import_and_export(exported, tmp_path, written):
+    template = "{% for message in messages %}[{{ message.content }}]{% endfor %}"
+    shutil.copytree(exported, tmp_path / "theirs")
+    if written == "as a file":
+        (tmp_path / "theirs" / "chat_template.jinja").write_text(template)
+    else:
+        listed = [{"name": "tools", "template": "no"}, {"name": "default", "template": template}]
+        file = tmp_path / "theirs" / "tokenizer_config.json"
+        values = {"chat_template": template if written == "in the configuration" else listed}
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+    run("import", tmp_path / "theirs", "--out", tmp_path / "run")
+    run("export", tmp_path / "run", tmp_path / "ours")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    assert tokenizer.apply_chat_template(chat, tokenize=False) == "[hi][yes]"
 
 
 def test_the_pipeline_takes_the_folder(exported):
