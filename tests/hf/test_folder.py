@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,24 @@ def test_a_model_that_transformers_changed_and_saved_comes_home(exported, tmp_pa
     home, tokens = load_model(tmp_path / "run")[0], torch.randint(257, (1, 20))
     with torch.no_grad():
         torch.testing.assert_close(home(tokens).logits, model.float()(tokens).logits)
+
+
+@pytest.mark.parametrize("written", ["as a file", "in the configuration", "by name"])
+def test_a_chat_template_travels_through_import_and_export(exported, tmp_path, written):
+    template = "{% for message in messages %}[{{ message.content }}]{% endfor %}"
+    shutil.copytree(exported, tmp_path / "theirs")
+    if written == "as a file":
+        (tmp_path / "theirs" / "chat_template.jinja").write_text(template)
+    else:
+        listed = [{"name": "tools", "template": "no"}, {"name": "default", "template": template}]
+        file = tmp_path / "theirs" / "tokenizer_config.json"
+        values = {"chat_template": template if written == "in the configuration" else listed}
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+    run("import", tmp_path / "theirs", "--out", tmp_path / "run")
+    run("export", tmp_path / "run", tmp_path / "ours")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    assert tokenizer.apply_chat_template(chat, tokenize=False) == "[hi][yes]"
 
 
 def test_the_pipeline_takes_the_folder(exported):
@@ -193,9 +212,17 @@ def test_transformers_serve_finds_the_class_in_the_package_whatever_was_imported
 
 
 def test_the_module_runs_the_command_line_of_transformers(monkeypatch, capsys):
-    cli = pytest.importorskip("transformers.cli.transformers", exc_type=ImportError)  # needs requests in older versions
-    monkeypatch.setattr(cli, "check_cli_update", lambda name: None)
+    pytest.importorskip("transformers.cli.transformers", exc_type=ImportError)  # needs requests in older versions
     monkeypatch.setattr(sys, "argv", ["longshort.hf", "version"])
     with pytest.raises(SystemExit):
         runpy.run_module("longshort.hf", run_name="__main__")
     assert capsys.readouterr().out.strip() == transformers.__version__
+
+
+@pytest.mark.parametrize("arguments", [[], pytest.param(["serve"], marks=pytest.mark.slow), ["reach"]])
+def test_help_of_the_module_shows_the_command_to_type(arguments):
+    if arguments != ["reach"]:
+        pytest.importorskip("transformers.cli.transformers", exc_type=ImportError)
+    command = [sys.executable, "-m", "longshort.hf", *arguments, "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True).stdout
+    assert f"Usage: {' '.join(['python -m longshort.hf', *arguments])} " in shown

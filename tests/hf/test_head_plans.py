@@ -267,7 +267,13 @@ def test_models_with_attention_of_their_own_are_refused(model):
 def test_what_the_op_does_not_have_is_refused():
     encoder = BertModel(BertConfig(**SIZES))
     dropped = LlamaForCausalLM(LlamaConfig(**SIZES, attention_dropout=0.1)).train()
-    for model, words in ((encoder, "no other masks"), (dropped, "attention_dropout must be 0.0")):
+    gpt2 = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4)).train()
+    refused = [
+        (encoder, "no other masks"),
+        (dropped, "attention_dropout must be 0.0"),
+        (gpt2, "attn_pdrop must be 0.0"),
+    ]
+    for model, words in refused:
         use_head_plan(model, HeadPlan.full(4))
         with pytest.raises(ValueError, match=words):
             model(tokens())

@@ -4,15 +4,17 @@ import sys
 
 from longshort.hf import LongShortForCausalLM  # noqa: F401 (registers, or says that transformers is missing)
 
+_NAME = "python -m longshort.hf"
+
 if __name__ == "__main__" and sys.argv[1:2] == ["reach"]:
     import typer
 
     from longshort.hf.measure_reach import command
 
-    sys.argv = ["python -m longshort.hf reach", *sys.argv[2:]]
-    typer.run(command)
+    reach = typer.Typer(add_completion=False)
+    reach.command()(command)
+    reach(sys.argv[2:], prog_name=f"{_NAME} reach")
 elif __name__ == "__main__":
-    from transformers.cli.transformers import main
+    from transformers.cli.transformers import app
 
-    sys.argv[0] = "transformers"
-    main()
+    app(prog_name=_NAME)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from longshort.generation.sample import checkpoint_tokenizer
+from longshort.generation.sample import checkpoint_tokenizer, tokenizer_folder
+from longshort.hf.chat_template import read_chat_template
 from longshort.train import TrainConfig, load_model
 from longshort.train.vocabulary import open_problems
 
@@ -23,4 +24,5 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, format: str = "hf") -> 
     rl = TrainConfig.from_dict(loaded.state["config"]).rl
     if rl.task is not None:  # its tokens are not text
         return write_folder(model, None, folder, end=open_problems(rl.task, rl.task_options).stop)
-    return write_folder(model, checkpoint_tokenizer(loaded), folder)
+    template = read_chat_template(tokenizer_folder(loaded.path))
+    return write_folder(model, checkpoint_tokenizer(loaded), folder, chat_template=template)

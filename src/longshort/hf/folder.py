@@ -28,10 +28,17 @@ def _no_progress_bar() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def write_folder(model: GPT, tokenizer: Tokenizer | None, folder: Path | str, *, end: int | None = None) -> Path:
+def write_folder(
+    model: GPT,
+    tokenizer: Tokenizer | None,
+    folder: Path | str,
+    *,
+    end: int | None = None,
+    chat_template: str | None = None,
+) -> Path:
     """Write what `AutoModelForCausalLM` and `AutoTokenizer` load; a folder that exists is an error.
 
-    Without a tokenizer, `end` is the token that ends a sequence.
+    Without a tokenizer, `end` is the token that ends a sequence; `chat_template` goes with a tokenizer.
     """
     if tokenizer is not None and tokenizer.vocab_size > model.config.vocab_size:
         raise ValueError(
@@ -44,7 +51,9 @@ def write_folder(model: GPT, tokenizer: Tokenizer | None, folder: Path | str, *,
             with _no_progress_bar():
                 shell.save_pretrained(draft)
                 if tokenizer is not None:
-                    fast_tokenizer(tokenizer, max_length=model.config.context).save_pretrained(draft)
+                    fast = fast_tokenizer(tokenizer, max_length=model.config.context)
+                    fast.chat_template = chat_template
+                    fast.save_pretrained(draft)
         except Exception as error:  # on a full disk safetensors raises its own, tokenizers a bare Exception
             if type(error) not in (SafetensorError, Exception):
                 raise

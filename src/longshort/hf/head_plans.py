@@ -132,7 +132,8 @@ def head_plan_attention(
     `s_aux` is transformers' name of the sinks (H,), as in GPT-OSS.
     """
     if dropout:
-        raise ValueError(f"attention_dropout must be 0.0 with {ATTENTION_NAME} attention, got {dropout}")
+        name = _dropout_field(module.config)
+        raise ValueError(f"{name} must be 0.0 with {ATTENTION_NAME} attention, got {dropout}")
     if unknown := [name for name in _UNKNOWN if others.get(name) is not None]:
         raise ValueError(f"{ATTENTION_NAME} attention does not support {', '.join(unknown)}, which this model uses")
     segments, window = _segments_and_window(attention_mask)
@@ -224,6 +225,12 @@ def _layer(module: nn.Module) -> int:
     if not isinstance(layer, int):
         raise ValueError(f"{type(module).__name__} must have a layer_idx, which head plans need, got none")
     return layer
+
+
+def _dropout_field(config: Any) -> str:
+    """What the model's configuration calls the dropout of attention probabilities: GPT-2's is attn_pdrop."""
+    names = (name for name in ("attn_pdrop", "attention_probs_dropout_prob", "attn_dropout") if hasattr(config, name))
+    return next(names, "attention_dropout")
 
 
 def _plan_of(module: nn.Module, n_heads: int, sliding_window: int | None) -> HeadPlan:

@@ -12,6 +12,7 @@ import yaml
 
 from longshort.data.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from longshort.files import new_folder, write_atomically, write_json
+from longshort.hf.chat_template import CHAT_TEMPLATE, read_chat_template
 from longshort.hf.importers.any_model import from_transformers
 from longshort.hf.importers.author import from_author
 from longshort.model import GPT
@@ -45,7 +46,8 @@ def import_as_run(
 ) -> ImportedRun:
     """Read a model of transformers or a file of the paper's author (.pt) and write it as a run.
 
-    The tokenizer is the one beside the source if none is named. The other options give what an author's file does not.
+    The tokenizer, with its chat template, is the one beside the source if none is named. The other options give what
+    an author's file does not.
     """
     reach = {"n_heads": n_heads, "n_global": n_global, "window": window, "span": span}
     if source.suffix in (".pt", ".pth", ".ckpt"):
@@ -55,14 +57,22 @@ def import_as_run(
         if given:
             raise ValueError(f"{', '.join(given)} must be left out unless source is an author's .pt file, got {source}")
         model = from_transformers(source)
-    beside = (source if source.is_dir() else source.parent) / TOKENIZER_FILE
-    if tokenizer is None and beside.is_file():
-        tokenizer = str(beside)
+    folder, template = source if source.is_dir() else source.parent, None
+    if tokenizer is None and (folder / TOKENIZER_FILE).is_file():
+        tokenizer, template = str(folder), read_chat_template(folder)
     found = None if tokenizer is None else load_tokenizer(tokenizer)
-    return ImportedRun(model, save_as_run(model, out, tokenizer=found, source=source.name), out / CONFIG, found)
+    saved = save_as_run(model, out, tokenizer=found, chat_template=template, source=source.name)
+    return ImportedRun(model, saved, out / CONFIG, found)
 
 
-def save_as_run(model: GPT, out: Path, *, tokenizer: Tokenizer | None = None, source: str = "") -> Path:
+def save_as_run(
+    model: GPT,
+    out: Path,
+    *,
+    tokenizer: Tokenizer | None = None,
+    chat_template: str | None = None,
+    source: str = "",
+) -> Path:
     """Write the model as a run's checkpoint at step 0, with a config.yaml to continue training; return the checkpoint.
 
     The folder is written completely or not at all; one that is not empty is an error.
@@ -83,6 +93,8 @@ def save_as_run(model: GPT, out: Path, *, tokenizer: Tokenizer | None = None, so
     with new_folder(out) as draft:
         if tokenizer is not None:
             write_json(draft / TOKENIZER_FILE, tokenizer.to_dict())
+        if chat_template is not None:
+            write_atomically(draft / CHAT_TEMPLATE, chat_template)
         write_atomically(draft / CONFIG, yaml.safe_dump({"model": given, "run": {"out": str(out)}}, sort_keys=False))
         saved = save_checkpoint(draft / CHECKPOINTS, step=0, model=model.state_dict(), trainer={}, state=state)
     return out / saved.relative_to(draft)
