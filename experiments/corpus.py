@@ -26,7 +26,8 @@ from longshort.cli import one_line_errors
 from longshort.files import alone_in, write_atomically
 
 LIST = Path(__file__).parent / "books.tsv"
-SEPARATOR = b"<|endoftext|>"
+SEPARATOR = b"<|endoftext|>\n"
+"""On a line of its own, as `longshort data` reads it."""
 SPLITS = {"train": ("train", "train-mini"), "train-mini": ("train-mini",), "validation": ("validation",)}
 """The files that are written, and the splits of the list whose books each holds."""
 SOURCES = "sources"

@@ -56,7 +56,7 @@ def out(tmp_path):
 def test_books_are_cut_cleaned_and_joined_by_split(folder, out):
     paths = build(out, BOOKS, mirror=folder.as_uri(), say=lambda line: None)
     assert [path.name for path in paths] == ["books-train.txt", "books-train-mini.txt", "books-validation.txt"]
-    assert paths[0].read_bytes() == book_of("One") + b"<|endoftext|>" + book_of("Two")
+    assert paths[0].read_bytes() == book_of("One") + b"<|endoftext|>\n" + book_of("Two")
     assert paths[1].read_bytes() == book_of("One") and paths[2].read_bytes() == book_of("Three")
 
 
