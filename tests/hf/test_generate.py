@@ -116,6 +116,15 @@ def test_caches_that_know_no_heads_are_refused(model, kind):
         text(model, cache_implementation=kind)
 
 
+def test_continuous_batching_is_refused_by_name(model):
+    for write in (
+        lambda: model.generate(torch.ones(1, 5, dtype=torch.long), max_new_tokens=2, cache_implementation="paged"),
+        lambda: model.generate_batch([[1, 2, 3]], max_new_tokens=2),
+    ):
+        with pytest.raises(ValueError, match="does not run with continuous batching"):
+            write()
+
+
 def test_a_plain_cache_is_refused_before_anything_runs(model):
     with pytest.raises(ValueError, match="LongShortCache, got DynamicCache"):
         text(model, past_key_values=DynamicCache())

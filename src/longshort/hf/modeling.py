@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -169,6 +169,13 @@ class LongShortForCausalLM(LongShortPreTrainedModel, GenerationMixin):
 
         generator.get_candidates = within_reach
         return generator
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: transformers would note the failure in its log and return the prompts."""
+        raise ValueError(
+            "this model does not run with continuous batching (generate_batch, cache_implementation='paged'), which "
+            "needs attention over a paged cache: call generate"
+        )
 
     def _prepare_cache_for_generation(  # type: ignore[override]
         self,
