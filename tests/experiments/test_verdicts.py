@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import endurance, explosion, heads_and_window, load, positions, scale, stabilizers
+from experiments import endurance, explosion, heads_and_window, load, lr_sensitivity, positions, scale, stabilizers
 from experiments.engine import measures
-from experiments.engine.evidence import FAILS, HOLDS, NOT_RUN, PARTLY
+from experiments.engine.evidence import FAILS, HOLDS, NOT_RUN, PARTLY, UNDECIDED
 from experiments.lr_sensitivity import edge
 
 from .made_up import made_up_sweep, planned, rewrite
@@ -292,6 +292,39 @@ def test_equal_time_counts_steps_times_the_time_of_a_step_alone(tmp_path):
     assert data["time_budget_seconds"] == pytest.approx(5.0)
     assert stabilizers.at_equal_time(data, ls) == pytest.approx([ls["final_loss"]], abs=1e-4)
     assert stabilizers.at_equal_time(data, plain)[0] > plain["final_loss"]  # half its steps
+
+
+def edges_found(*best, seeds=3):
+    """What lr-sensitivity finds where LS's edge is at the rate of this index, seed by seed, and plain's at 1e-2."""
+    rows = []
+    for kind, lasts in (("ls", best), ("plain", (3,) * seeds)):
+        for place, rate in enumerate(lr_sensitivity.RATES):
+            losses = [4.0 if place <= last else 6.0 for last in lasts]
+            name = lr_sensitivity.at_rate(kind, rate)
+            mean = sum(losses) / seeds
+            rows.append(
+                {"variant": name, "seeds": list(range(seeds)), "steps": [9], "final_losses": losses, "final_loss": mean}
+            )
+    every = {f"{rate:g}": 4.0 for rate in lr_sensitivity.RATES}
+    kinds = [{"kind": kind, "losses": every, "edge": 0.01, "best": 4.0} for kind in ("ls", "plain")]
+    return load("lr-sensitivity").findings({"rows": rows, "kinds": kinds})["edge"].verdict
+
+
+def test_an_edge_is_larger_only_where_the_seeds_agree():
+    assert edges_found(4, 4, 4) == HOLDS
+    assert edges_found(3, 3, 3) == edges_found(2, 2, 2) == FAILS  # equal edges are not larger
+    assert edges_found(4, 3, 2) == UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("ls", "verdict"), [((5.0, 5.1, 4.9), HOLDS), ((5.0, 5.1, 30.0), UNDECIDED), ((11.0, 11.1, 10.9), FAILS)]
+)
+def test_a_pass_is_faster_only_where_the_rounds_agree(ls, verdict):
+    place = {"model": "paper-6m", "n": 512}
+    times = {"ls": list(ls), "plain-flash": [10.0, 10.1, 9.9]}
+    row = place | {"timing": "eager", "saved": {"plain-flash": 0.5}}
+    measured = [place | {"variant": name, "milliseconds": rounds} for name, rounds in times.items()]
+    assert load("latency").findings({"rows": [row], "measured": measured})["latency"].verdict == verdict
 
 
 def test_the_edge_ends_at_the_first_rate_that_is_worse():
