@@ -153,7 +153,7 @@ def tables(results: Results) -> str:
 PAGE = Page(
     name="sharded",
     title="Ranks that share a sequence",
-    command="python -m benchmarks attention --sharded --device cuda --out benchmarks/results/sharded.json",
+    command="python -m benchmarks attention --device cuda --sharded --out benchmarks/results/sharded.json",
     about=lambda results: (
         f"{results['heads']} heads of {results['head_dim']}, window {results['window']}, {results['length']:,} "
         f"positions over {results['size']} ranks, whose work ran one after another on one device: nothing was sent."

@@ -22,6 +22,7 @@ from experiments.engine.sweep import remember_command
 from experiments.engine.tables import shown
 from longshort.files import write_json
 from longshort.train.distributed import choose_device
+from longshort.train.identity import git_revision
 
 NAME = "latency"
 PRESETS = ("paper-6m", "paper-12l-768")
@@ -54,7 +55,7 @@ def measure(options: Options, message: Message) -> None:
                 rows += [row | {"timing": timing} for row in measured]
                 times = [f"{row['variant']} {statistics.median(row['milliseconds']):.2f} ms" for row in measured]
                 message(f"{preset}, n {length}, {timing}: {', '.join(times)}")
-    write_json(options.out / RESULTS, {"machine": machine(device.type), "rows": rows})
+    write_json(options.out / RESULTS, {"commit": git_revision(), "machine": machine(device.type), "rows": rows})
 
 
 def collect(folder: Path) -> Data:
@@ -68,7 +69,8 @@ def collect(folder: Path) -> Data:
         {"model": model, "n": n, "timing": timing, "milliseconds": times, "saved": _saved(times)}
         for (model, n, timing), times in cells.items()
     ]
-    made = {"machine": results["machine"], "commands": measures.commands(folder)}
+    known = {name: results[name] for name in ("commit", "machine") if name in results}
+    made = known | {"commands": measures.commands(folder)}
     return {"provenance": made, "rows": rows, "measured": results["rows"]}
 
 
