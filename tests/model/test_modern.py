@@ -256,3 +256,22 @@ def test_a_modern_model_learns() -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[0] == pytest.approx(4.16, abs=0.2) and losses[-1] < 0.5
+
+
+def test_compiled_layers_share_one_table_of_angles():
+    """Inductor would compute cosines and sines again in each kernel that turns queries or keys."""
+    from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+    from torch._dynamo.backends.common import aot_autograd
+
+    found = []
+
+    def kept(graph, inputs):
+        found.extend(str(node.target) for node in graph.graph.nodes)
+        return make_boxed_func(graph.forward)
+
+    config = GPTConfig.preset("modern-10m", n_layers=2, context=32, vocab_size=64, width=32, n_heads=2, ff_width=32)
+    model, tokens = GPT(config), torch.arange(32)[None]
+    parts = {"fw_compiler": kept, "bw_compiler": kept, "partition_fn": min_cut_rematerialization_partition}
+    torch.compile(model, backend=aot_autograd(**parts))(tokens, tokens).loss.backward()
+    assert found.count("longshort.cos_sin.default") == 1
+    assert not {"aten.cos.default", "aten.sin.default"} & {*found}

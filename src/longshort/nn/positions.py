@@ -201,9 +201,19 @@ def _table(
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines (..., T, 1, features / 2) of the rotary angles, for heads of this dtype."""
     angles = _angles(positions, features, theta, torch.promote_types(dtype, torch.float32), scaling).unsqueeze(-2)
+    cos, sin = torch.ops.longshort.cos_sin(angles) if torch.compiler.is_compiling() else (angles.cos(), angles.sin())
     if scaling is None or scaling.amplitude == 1:
-        return angles.cos(), angles.sin()
-    return angles.cos() * scaling.amplitude, angles.sin() * scaling.amplitude
+        return cos, sin
+    return cos * scaling.amplitude, sin * scaling.amplitude
+
+
+# An op of its own, so that torch.compile computes the table once, and not again in every kernel and for every feature.
+_library = torch.library.Library("longshort", "FRAGMENT")
+_library.define("cos_sin(Tensor angles) -> (Tensor, Tensor)")
+_library.impl("cos_sin", lambda angles: (angles.cos(), angles.sin()), "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "longshort::cos_sin", lambda angles: (torch.empty_like(angles), torch.empty_like(angles)), lib=_library
+)
 
 
 def _turned(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
