@@ -88,20 +88,22 @@ def start_of(config: TrainConfig) -> Path:
 
 
 def asked(config: TrainConfig, out: Path) -> dict[str, Any]:
-    """The retrieval suite at half the length, the length and twice the length of the fine-tuning."""
-    model, loaded = load_model(out, choose_device(config.run.device))
-    length = config.length
-    found = evaluate_retrieval(
-        model,
-        checkpoint_tokenizer(loaded),
-        books=None if config.task.path is None else Path(config.task.path),
-        lengths=(length // 2, length, 2 * length),
-        past_context=True,
-        examples=config.task.test or 1,
-        seed=config.task.seed,
-        precision=config.run.precision,
-    )
-    return {"retrieval": found}
+    """The retrieval suite at half the length, the length and twice the length of the fine-tuning; and recall as the
+    pretrained model has it."""
+    length, device = config.length, choose_device(config.run.device)
+    model, loaded = load_model(out, device)
+    options: dict[str, Any] = {
+        "books": None if config.task.path is None else Path(config.task.path),
+        "examples": config.task.test or 1,
+        "seed": config.task.seed,
+        "precision": config.run.precision,
+        "past_context": True,
+    }
+    tokenizer, lengths = checkpoint_tokenizer(loaded), (length // 2, length, 2 * length)
+    found = evaluate_retrieval(model, tokenizer, lengths=lengths, **options)
+    first, _ = load_model(Path(config.task.start or ""), device)
+    before = evaluate_retrieval(first, tokenizer, kinds=(RECALL,), lengths=(length,), **options)
+    return {"retrieval": found, "before": before}
 
 
 def main() -> None:
@@ -122,11 +124,15 @@ def _row(variant: str, runs: Sequence[Outcome]) -> Row:
     peaks = [peak for outcome in runs if (peak := outcome.largest_logit) is not None]
     shares: dict[str, dict[str, list[float]]] = {}
     distances: dict[str, list[float]] = {}
+    before: dict[str, list[float]] = {}
     for outcome in answered:
         for row in outcome.after["retrieval"]["rows"]:
             shares.setdefault(row["kind"], {}).setdefault(str(row["length"]), []).append(row["accuracy"])
             for part in row.get("by_distance", ()) if row["length"] == length else ():
                 distances.setdefault(part["distance"], []).append(part["accuracy"])
+        for row in outcome.after.get("before", {}).get("rows", ()):
+            for part in row["by_distance"]:
+                before.setdefault(part["distance"], []).append(part["accuracy"])
     return {
         "variant": variant,
         "seeds": [outcome.run.seed for outcome in answered],
@@ -134,6 +140,7 @@ def _row(variant: str, runs: Sequence[Outcome]) -> Row:
         "length": length,
         "shares": shares,
         "distances": distances,
+        "distances_before": before,
         "half_at": {kind: [_half_at(outcome, kind) for outcome in answered] for kind in shares},
         "max_logit": max(peaks, default=None),
         "diverged": sum(outcome.diverged for outcome in runs),
@@ -187,8 +194,11 @@ def table(data: Data) -> str:
 def more(data: Data) -> str:
     rows = data["rows"]
     names = sorted({name for row in rows for name in row["distances"]}, key=_near)
-    near = [(row["variant"], *(_mean(row["distances"].get(name, ())) for name in names)) for row in rows]
-    parts = [f"Recall by the distance back to the pair, in tokens:\n\n{tables.markdown(('plan', *names), near)}"]
+    parts = []
+    for key, words in (("distances", "Recall"), ("distances_before", "Recall before the fine-tuning,")):
+        near = [(row["variant"], *(_mean(row.get(key, {}).get(name, ())) for name in names)) for row in rows]
+        text = f"{words} by the distance back to the pair, in tokens"
+        parts.append(f"{text}:\n\n{tables.markdown(('plan', *names), near)}")
     for times, words in ((0.5, "At half the length"), (2, "At twice the length, past the context of the training")):
         lines = [(row["variant"], *(_mean(_at_length(row, kind, times)) for kind in KINDS)) for row in rows]
         parts.append(f"{words}:\n\n{tables.markdown(('plan', *KINDS), lines)}")

@@ -49,7 +49,9 @@ def test_a_pretrained_model_is_fine_tuned_asked_and_shown(corpus, tmp_path):
     data = load("retrieval").collect(tmp_path / "out")
     (row,) = data["rows"]
     assert row["half_at"]["recall"] == [2] and set(row["distances"]) >= {"4-7", "64-127"} and row["seeds"] == [0]
+    assert row["distances_before"].keys() == row["distances"].keys()
     assert "| full | 1 |" in load("retrieval").table(data) and "| full |" in load("retrieval").more(data)
+    assert "before the fine-tuning" in load("retrieval").more(data)
     load("retrieval").figure(data).to_dict()
 
 
