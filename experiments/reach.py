@@ -75,11 +75,11 @@ QUICK_BASE: dict[str, Any] = {
 
 
 def variants(base: TrainConfig) -> Variants:
-    """Every plan; equal layers share one object, which `as_planned` restores in the process of the run."""
+    """Every plan."""
     found = {}
     for name, layers in PLANS.items():
-        plans = {windows: HeadPlan(windows=windows) for windows in dict.fromkeys(layers)}
-        model = replace(base.model, plans=tuple(plans[windows] for windows in layers), n_global=None, window=None)
+        plans = tuple(HeadPlan(windows=windows) for windows in layers)
+        model = replace(base.model, plans=plans, n_global=None, window=None)
         found[name] = replace(base, model=model)
     return found
 
@@ -95,10 +95,7 @@ def whole_validation(config: TrainConfig, out: Path) -> dict[str, Any]:
 def as_planned() -> TrainConfig:
     """The configuration of this process; blocks are compiled once per distinct layer, which `ramp` has many of."""
     torch._dynamo.config.recompile_limit = 64
-    config = named_config()
-    known: dict[HeadPlan, HeadPlan] = {}
-    plans = tuple(known.setdefault(plan, plan) for plan in config.model.layer_plans)
-    return replace(config, model=replace(config.model, plans=plans))
+    return named_config()
 
 
 def main() -> None:
@@ -108,10 +105,10 @@ def main() -> None:
 
 def collect(folder: Path) -> Data:
     """Rows by plan: the loss on the whole validation text, seed by seed, where it was measured."""
-    return measures.data_of(measures.outcomes(folder), folder, tuple(PLANS), parts=_parts)
+    return measures.data_of(measures.outcomes(folder), folder, tuple(PLANS), parts=parts)
 
 
-def _parts(variant: str, runs: Sequence[Outcome]) -> Row:
+def parts(variant: str, runs: Sequence[Outcome]) -> Row:
     context, layers = runs[0].run.config["model"]["context"], runs[0].run.header.plans
     keys = [_keys(window, context) for layer in layers for window in layer]
     reach = {
@@ -170,13 +167,13 @@ def table(data: Data) -> str:
                 f"{100 * row['keys']:.1f}",
                 *(f"{losses[seed]:.4f}" if seed in losses else "" for seed in seeds),
                 "not finite" if row["final_loss"] is None else f"{row['final_loss']:.4f}",
-                *(("", "") if found is None else (f"{found.mean:+.4f}", _interval(found))),
+                *(("", "") if found is None else (f"{found.mean:+.4f}", interval_of(found))),
             )
         )
     return tables.markdown((*header, "mean minus full's", "95 % interval"), lines)
 
 
-def _interval(found: Difference) -> str:
+def interval_of(found: Difference) -> str:
     return f"{found.low:+.3f} to {found.high:+.3f}" if found.seeds > 1 else ""
 
 
@@ -195,14 +192,14 @@ def more(data: Data) -> str:
     return f"Losses by position, seed by seed:\n\n{tables.markdown(header, lines)}"
 
 
-def _against(data: Data, name: str, others: Sequence[str]) -> dict[str, Difference]:
+def against(data: Data, name: str, others: Sequence[str]) -> dict[str, Difference]:
     """The difference of `name` to each of the others, where both have run with the same seeds."""
     rows = measures.by_name(data)
     found = {other: comparison.difference(rows[name], rows[other]) for other in others if {name, other} <= rows.keys()}
     return {other: pair for other, pair in found.items() if pair is not None}
 
 
-def _judged(pairs: Mapping[str, Difference], expected: int, words: str, *, lower: bool) -> Finding | None:
+def judged(pairs: Mapping[str, Difference], expected: int, words: str, *, lower: bool) -> Finding | None:
     """In how many comparisons the first plan has the lower loss (or the higher one)."""
     if len(pairs) < expected:
         return None
@@ -216,23 +213,28 @@ def _judged(pairs: Mapping[str, Difference], expected: int, words: str, *, lower
 
 
 def mixed(data: Data) -> Finding | None:
-    return _judged(_against(data, "full", MIXED), len(MIXED), "full is behind", lower=False)
+    return judged(against(data, "full", MIXED), len(MIXED), "full is behind", lower=False)
 
 
 def head_wise(data: Data) -> Finding | None:
-    return _judged(_against(data, "full", ("ls1-w64",)), 1, "full is behind", lower=False)
+    return judged(against(data, "full", ("ls1-w64",)), 1, "full is behind", lower=False)
 
 
 def ladder(data: Data) -> Finding | None:
     others = tuple(name for name in OF_EIGHT if name != "ladder")
-    return _judged(_against(data, "ladder", others), len(others), "the ladder is ahead of", lower=True)
+    return judged(against(data, "ladder", others), len(others), "the ladder is ahead of", lower=True)
 
 
 def needs_global(data: Data) -> Finding | None:
-    return _judged(_against(data, "full", ("all-local-w64",)), 1, "full is ahead of", lower=True)
+    return judged(against(data, "full", ("all-local-w64",)), 1, "full is ahead of", lower=True)
 
 
 def figure(data: Data) -> Any:
+    return losses_and_curves(data, STRONG)
+
+
+def losses_and_curves(data: Data, strong: Sequence[str]) -> Any:
+    """The final loss of every plan, and the losses over the steps, some plans in colours."""
     from longshort.report.charts import drawing
     from longshort.report.figures import frame
 
@@ -250,18 +252,18 @@ def figure(data: Data) -> Any:
     ticks = frame(means).mark_tick(thickness=2, size=16).encode(x=x, y=y)
     losses = [
         {
-            "series": curve["variant"] if curve["variant"] in STRONG else figures.OTHERS,
+            "series": curve["variant"] if curve["variant"] in strong else figures.OTHERS,
             "detail": f"{curve['variant']} {curve['seed']}",
             "step": step,
             "loss": loss,
         }
         for curve in data["curves"]
-        if curve["variant"] in STRONG or curve["seed"] == min(data["provenance"]["seeds"])
+        if curve["variant"] in strong or curve["seed"] == min(data["provenance"]["seeds"])
         for step, loss in curve["validation"]
         if step > 400
     ]
     axes: dict[str, Any] = {"x": "step", "x_title": "step", "y": "loss", "y_title": "validation loss, part of the text"}
-    over_steps = figures.lines(losses, names=[*STRONG, figures.OTHERS], width=340, height=270, **axes)
+    over_steps = figures.lines(losses, names=[*strong, figures.OTHERS], width=340, height=270, **axes)
     return alt.hconcat((ticks + dots).properties(width=300, height=270), over_steps).resolve_scale(
         color="independent", strokeDash="independent"
     )

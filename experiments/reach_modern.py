@@ -1,0 +1,229 @@
+"""Which plan of reaches should a modern transformer have, and at what cost?
+
+`reach` compares places of global heads in a small model of LayerNorm and GELU. Here the block is that of today
+(RMSNorm, SwiGLU, rotary positions, QK-norm), and beside the plans stand what published models add to them: learned
+sinks, no positions on global heads, whole layers that are global in turn. `ls1-w145` sees as many keys as the ladder.
+
+`python -m experiments.reach_modern RUN/config.json` runs one training; see `reach`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from experiments import reach
+from experiments.engine import child, comparison, measures, tables
+from experiments.engine.base import PAPER, QUICK
+from experiments.engine.evidence import Difference
+from experiments.engine.measures import Outcome, Row
+from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
+from longshort.model import GPTConfig
+from longshort.reach.costs import costs
+from longshort.train import TrainConfig
+
+Spec = str | dict[str, Any]
+LONG = 32_768
+"""Context at which caches are compared."""
+
+
+def _layers(letters: str, **options: Any) -> Spec:
+    return {"pattern": "interleave", "layers": letters, "window": 64, **options}
+
+
+def _short(n_global: int, window: int, **options: Any) -> Spec:
+    return {"pattern": "long_short", "n_global": n_global, "window": window, **options}
+
+
+def _ladder(**options: Any) -> Spec:
+    return {"pattern": "ladder", **options}
+
+
+PLANS: dict[str, Spec] = {
+    "full": "full",
+    "ls1-w64": _short(1, 64),
+    "ls1-w145": _short(1, 145),
+    "ls2-w64": _short(2, 64),
+    "one-full-6": _layers("LLLLLGLL"),
+    "one-full-8": _layers("LLLLLLLG"),
+    "interleave-5-1": _layers("LLLLLG", last_global=True),
+    "interleave-3-1": _layers("LLLG"),
+    "interleave-1-1": _layers("LG"),
+    "ladder": _ladder(),
+    **{
+        f"{name}-sinks": {**({"pattern": spec} if isinstance(spec, str) else spec), "sinks": True}
+        for name, spec in {
+            "full": "full",
+            "ls1-w64": _short(1, 64),
+            "one-full-8": _layers("LLLLLLLG"),
+            "ladder": _ladder(),
+        }.items()
+    },
+    "one-full-8-nope": _layers("LLLLLLLG", nope=True),
+    "interleave-3-1-nope": _layers("LLLG", nope=True),
+    "ladder-nope": _ladder(nope=True),
+}
+"""As `model.reach` has them; layers are counted from 1."""
+OF_EIGHT = ("ls1-w64", "ls1-w145", "one-full-6", "one-full-8", "ladder")
+"""Plans with 8 global heads of 64, rotated and without sinks."""
+MIXED = tuple(name for name in PLANS if not name.startswith("full") and not name.endswith(("-sinks", "-nope")))
+SUNK = tuple(name for name in PLANS if name.endswith("-sinks"))
+UNTURNED = tuple(name for name in PLANS if name.endswith("-nope"))
+STRONG = ("ls1-w64", "full", "ladder", "one-full-8", "interleave-3-1")
+
+BASE: dict[str, Any] = {
+    "model": {"preset": "modern-10m"},
+    "data": {"batch_size": 32},
+    "optimizer": {"lr": 2e-3, "betas": [0.9, 0.95], "weight_decay": 0.1},
+    "schedule": {"kind": "cosine", "warmup": 200, "floor": 0.05},
+    "run": {**PAPER["run"], "eval_batches": 8, "precision": "bf16"},
+    "telemetry": {"logits_every": 10},
+}
+QUICK_BASE: dict[str, Any] = {
+    **QUICK,
+    "model": {"preset": "modern-10m", "context": 256, "width": 64, "ff_width": 64, "vocab_size": 257},
+}
+
+
+def variants(base: TrainConfig) -> Variants:
+    """Every plan of the model; windows longer than a quick model's context are those of the context."""
+    found = {}
+    for name, spec in PLANS.items():
+        if base.model.context < 512 and "ladder" in name and isinstance(spec, dict):
+            spec = {**spec, "largest": base.model.context // 2, "smallest": 2}
+        model = replace(base.model, reach=spec, n_global=None, window=None)
+        found[name] = replace(base, model=model)
+    return found
+
+
+def main() -> None:
+    """Train one plan."""
+    child.train_and_look(reach.as_planned(), also=reach.whole_validation)
+
+
+def collect(folder: Any) -> Data:
+    """Rows by plan, as in `reach`, and what the plan costs."""
+    return measures.data_of(measures.outcomes(folder), folder, tuple(PLANS), parts=_parts)
+
+
+def _parts(variant: str, runs: Sequence[Outcome]) -> Row:
+    model = GPTConfig.from_dict(runs[0].run.config["model"])
+    head_dim = model.head_dim or model.width // model.n_heads
+    spent = costs(model.layer_reaches, context=LONG, n_kv_heads=model.n_kv_heads, head_dim=head_dim)
+    return reach.parts(variant, runs) | {
+        "n_heads": model.n_layers * model.n_heads,
+        "cache_bytes": spent.cache_bytes * LONG,
+        "flops_share": spent.share,
+    }
+
+
+def table(data: Data) -> str:
+    rows = measures.by_name(data)
+    lines = []
+    for row in reach.ordered(data):
+        found = comparison.difference(row, rows["full"]) if "full" in rows and row["variant"] != "full" else None
+        lines.append(
+            (
+                row["variant"],
+                len(row["seeds"]),
+                f"{row['n_global']} of {row['n_heads']}",
+                f"{row['cache_bytes'] / 2**20:.1f}",
+                f"{100 * row['flops_share']:.1f}",
+                "not finite" if row["final_loss"] is None else f"{row['final_loss']:.4f}",
+                *(("", "") if found is None else (f"{found.mean:+.4f}", reach.interval_of(found))),
+                tables.shown(row["max_logit"], 3),
+            )
+        )
+    header = ("plan", "seeds", "global heads", "cache at 32k, MiB", "keys at 32k, % of full", "loss", "minus full's")
+    return tables.markdown((*header, "95 % interval", "max abs logit"), lines)
+
+
+def mixed(data: Data) -> Finding | None:
+    return reach.judged(reach.against(data, "full", MIXED), len(MIXED), "full is behind", lower=False)
+
+
+def ladder(data: Data) -> Finding | None:
+    others = tuple(name for name in OF_EIGHT if name != "ladder")
+    return reach.judged(reach.against(data, "ladder", others), len(others), "the ladder is ahead of", lower=True)
+
+
+def _with_and_without(data: Data, names: Sequence[str], words: str) -> Finding | None:
+    """Plans with an option against the same plans without it."""
+    pairs: Mapping[str, Difference] = {
+        name: pair for name in names for pair in reach.against(data, name, (name.rpartition("-")[0],)).values()
+    }
+    return reach.judged(pairs, len(names), words, lower=True)
+
+
+def sinks(data: Data) -> Finding | None:
+    return _with_and_without(data, SUNK, "ahead with sinks")
+
+
+def nope(data: Data) -> Finding | None:
+    return _with_and_without(data, UNTURNED, "ahead without positions on global heads")
+
+
+def figure(data: Data) -> Any:
+    return reach.losses_and_curves(data, STRONG)
+
+
+_RULE = (
+    "ahead if the paired 95 % interval of the difference over at least three seeds excludes 0, undecided if it does not"
+)
+EXPERIMENT = Experiment(
+    name="reach-modern",
+    question="Which plan of reaches should a modern transformer have, and at what cost?",
+    method=(
+        "modern-10m: 8 layers of 8 heads of width 32, RMSNorm, SwiGLU, rotary positions, QK-norm per head, a BPE of "
+        "8,192; AdamW at 2e-3 with a warm-up of 200 steps and a cosine to 5 %; 3,050 steps of 32 sequences of 2,048 "
+        "tokens: 200M tokens, four epochs of 409 books. The loss is that of the whole validation text (26 books, 3.9M "
+        "tokens) with the weights of the last step. Windows of local heads are 64 unless the name says another; "
+        "interleave-5-1 has five local layers before a global one, and the last layer global; -sinks has a learned "
+        "sink in every head, -nope does not rotate global heads. Cache and visible keys are computed, in bf16. The "
+        "plans, the claims and their rules were written before any of these runs."
+    ),
+    cost="H200: about 20 minutes per seed, nine at a time under MPS; CPU --quick: two minutes",
+    caption=(
+        "Final loss of each plan, with a dot for each seed and a bar at their mean (left); validation loss over steps "
+        "(right): the mean and range over seeds for five plans, the first seed of the others in grey."
+    ),
+    claims={
+        "mixed": Claim(
+            text="in a modern block too, every plan that mixes reaches is ahead of full attention",
+            paper="`reach`: seven of ten plans, in a block of LayerNorm and GELU",
+            rule=f"{_RULE}: holds if for all {len(MIXED)} plans, partly if for some",
+            judge=mixed,
+        ),
+        "ladder": Claim(
+            text="in a modern block too, the ladder is ahead of every other plan with 8 global heads",
+            paper="`reach`: see its table",
+            rule=f"{_RULE}: holds if against all, partly if against some",
+            judge=ladder,
+        ),
+        "sinks": Claim(
+            text="learned sinks lower the loss",
+            paper="MiMo-V2-Flash: windows of 128 need them",
+            rule=f"{_RULE}: holds if for all {len(SUNK)} plans, partly if for some",
+            judge=sinks,
+        ),
+        "nope": Claim(
+            text="global heads without positions lower the loss",
+            paper="Command A, Llama 4 and others have them",
+            rule=f"{_RULE}: holds if for all {len(UNTURNED)} plans, partly if for some",
+            judge=nope,
+        ),
+    },
+    collect=collect,
+    table=table,
+    more=reach.more,
+    figure=figure,
+    variants=variants,
+    base=BASE,
+    quick_base=QUICK_BASE,
+    steps=3050,
+    process="experiments.reach_modern",
+)
+
+if __name__ == "__main__":
+    main()

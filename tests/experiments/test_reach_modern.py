@@ -1,0 +1,64 @@
+"""Reach in a modern block: plans that differ in their reach alone, with and without sinks and positions."""
+
+from dataclasses import replace
+
+from experiments import load, reach
+from experiments import reach_modern as modern
+from experiments.engine import child
+from experiments.engine.evidence import FAILS, HOLDS, PARTLY, UNDECIDED
+from experiments.engine.records import Options
+from experiments.engine.sweep import plan_sweep
+from longshort.reach.costs import costs
+
+from .made_up import planned
+
+
+def test_plans_differ_in_their_reach_alone_and_have_the_global_heads_that_they_are_compared_at(tmp_path):
+    configs = planned(load("reach-modern"), tmp_path)
+    same = {
+        replace(config, model=replace(config.model, reach=None), run=replace(config.run, out="", variant=None))
+        for config in configs.values()
+    }
+    assert len(same) == 1
+    counts = {name: sum(plan.n_global for plan in config.model.layer_plans) for name, config in configs.items()}
+    few = {name for name, count in counts.items() if count == 8}
+    assert {name for name in few if not name.endswith(("-sinks", "-nope"))} == set(modern.OF_EIGHT)
+    assert [counts[name] for name in ("full", "interleave-5-1", "interleave-3-1", "interleave-1-1")] == [64, 16, 16, 32]
+    kept = {name: costs(configs[name].model.layer_reaches, context=2048).cache_bytes for name in ("ladder", "ls1-w145")}
+    assert abs(kept["ladder"] / kept["ls1-w145"] - 1) < 1e-3
+    for name, config in configs.items():
+        layers = config.model.layer_reaches
+        assert all((layer.sink == "learned") == (name in modern.SUNK) for layer in layers)
+        assert all((layer.global_share == 0) == (name in modern.UNTURNED) for layer in layers)
+
+
+def decided(**gains):
+    """What is found where a plan is so much below full, a little more or less from seed to seed."""
+    rows = []
+    for name in modern.PLANS:
+        gain = gains.get(name.replace("-", "_"), 0.0)
+        losses = [3.6 - gain + 0.001 * seed * (1 if name == "full" else 2) for seed in range(3)]
+        rows.append({"variant": name, "seeds": [0, 1, 2], "final_losses": losses})
+    return {key: found.verdict for key, found in load("reach-modern").findings({"rows": rows}).items()}
+
+
+def test_verdicts_follow_the_paired_intervals():
+    ahead = {name.replace("-", "_"): 0.05 for name in modern.MIXED} | {"ladder": 0.08}
+    with_options = {name.replace("-", "_"): 0.12 for name in (*modern.SUNK, *modern.UNTURNED)}
+    assert decided(**ahead | with_options) == dict.fromkeys(("mixed", "ladder", "sinks", "nope"), HOLDS)
+    assert decided(**ahead | with_options | {"full_sinks": 0.0})["sinks"] == PARTLY
+    assert decided() == {"mixed": UNDECIDED, "ladder": UNDECIDED, "sinks": UNDECIDED, "nope": UNDECIDED}
+    assert decided(**dict.fromkeys(ahead, -0.05))["mixed"] == FAILS
+
+
+def test_a_run_has_its_loss_and_its_costs_in_the_table(corpus, tmp_path):
+    options = Options(out=tmp_path, variants=("one-full-8-sinks",), quick=True, steps=1, device="cpu")
+    (trial,) = plan_sweep(load("reach-modern"), options, data=corpus)
+    child.train_and_look(trial.config, also=reach.whole_validation)
+    data = load("reach-modern").collect(tmp_path)
+    (row,) = data["rows"]
+    # 8 global heads of 8 features keep 32,768 positions, 56 local ones 64: keys and values in bf16
+    assert row["cache_bytes"] == 2 * 2 * 8 * (8 * 32768 + 56 * 64)
+    assert "| one-full-8-sinks | 1 | 8 of 64 | 8.1 |" in load("reach-modern").table(data)
+    assert "| one-full-8-sinks |" in load("reach-modern").more(data)
+    load("reach-modern").figure(data).to_dict()
