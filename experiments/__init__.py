@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 NAMES = (
     *("explosion", "stabilizers", "lr-sensitivity", "heads-and-window", "degrees-of-freedom", "positions", "latency"),
     *("endurance", "scale", "label-noise", "corrupted-tokens", "loss-landscape"),
-    *("long-range", "las-sweep", "las-gain", "las-books", "recall", "reach", "reach-modern", "retrieval"),
-    *("gumbel-score", "soft-thinking"),
+    *("long-range", "las-sweep", "las-gain", "las-books", "recall"),
+    *("reach", "reach-modern", "retrieval", "retrieval-modern", "gumbel-score", "soft-thinking"),
 )
 """Every experiment, in the order of the table of claims."""
 

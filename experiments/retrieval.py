@@ -75,14 +75,14 @@ def variants(base: TrainConfig) -> Variants:
     return reach.variants(base)
 
 
-def start_of(config: TrainConfig) -> Path:
-    """The pretrained run of the same plan and seed."""
+def start_of(config: TrainConfig, source: str = "reach") -> Path:
+    """The run of the same plan and seed by the experiment that pretrains."""
     name, seed = config.run.variant, config.run.seed
     found = Path(config.task.start or "") / f"{name}-seed{seed}"
     if not (found / CHECKPOINTS).is_dir():
         raise ConfigError(
-            f"{found}: holds no weights to start with; first run python -m experiments reach --variants {name} --seeds "
-            f"{seed}, with the same --data, or set task.start to the folder of its runs"
+            f"{found}: holds no weights to start with; first run python -m experiments {source} --variants {name} "
+            f"--seeds {seed}, with the same --data, or set task.start to the folder of its runs"
         )
     return found
 
@@ -106,16 +106,16 @@ def asked(config: TrainConfig, out: Path) -> dict[str, Any]:
     return {"retrieval": found, "before": before}
 
 
-def main() -> None:
+def main(source: str = "reach") -> None:
     """Fine-tune one pretrained model and ask it."""
     config = reach.as_planned()
-    task = replace(config.task, start=str(start_of(config)))
+    task = replace(config.task, start=str(start_of(config, source)))
     child.train_and_look(replace(config, task=task), also=asked)
 
 
-def collect(folder: Path) -> Data:
+def collect(folder: Path, plans: Sequence[str] = tuple(reach.PLANS)) -> Data:
     """Rows by plan: right answers by kind and length, recall by distance, and when each kind is half right."""
-    return measures.data_of(measures.outcomes(folder), folder, tuple(reach.PLANS), row=_row, curve=_curve)
+    return measures.data_of(measures.outcomes(folder), folder, plans, row=_row, curve=_curve)
 
 
 def _row(variant: str, runs: Sequence[Outcome]) -> Row:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments import load, reach, retrieval
+from experiments import load, reach, retrieval, retrieval_modern
 from experiments.engine import child
 from experiments.engine.evidence import FAILS, HOLDS, PARTLY, TWICE, UNDECIDED
 from experiments.engine.records import Options
@@ -29,6 +29,17 @@ def test_the_usual_plans_have_the_models_of_reach(tmp_path, corpus):
         assert replace(config.model, vocab_size=8192) == replace(base[name].model, vocab_size=8192)
         assert config.task.path == str(corpus.resolve()) and config.model.vocab_size == 257
     assert len({config.task for config in tuned.values()}) == 1
+
+
+def test_the_plans_of_a_modern_block_have_its_models(tmp_path, corpus):
+    tuned = planned(load("retrieval-modern"), tmp_path, data=corpus)
+    base = planned(load("reach-modern"), tmp_path)
+    assert set(tuned) == set(retrieval_modern.USUAL) and {"full", *retrieval.JUDGED} <= set(tuned)
+    for name, config in tuned.items():
+        assert replace(config.model, vocab_size=8192) == base[name].model and config.task.start == "runs/reach-modern"
+    assert "modern-10m" in load("retrieval-modern").method
+    with pytest.raises(ConfigError, match="experiments reach-modern --variants full --seeds 0"):
+        retrieval.start_of(tuned["full"], retrieval_modern.SOURCE)
 
 
 def test_a_pretrained_model_is_fine_tuned_asked_and_shown(corpus, tmp_path):

@@ -1,0 +1,52 @@
+"""Do the plans of `reach-modern` retrieve as well as full attention, and as soon?
+
+As `retrieval`, with the models of `reach-modern`:
+
+    python -m experiments reach-modern --data DATA --seeds 0,1,2 --variants NAMES
+    python -m experiments retrieval-modern --data DATA --seeds 0,1,2
+
+`python -m experiments.retrieval_modern RUN/config.json` fine-tunes and asks one model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from experiments import reach_modern, retrieval
+
+SOURCE = "reach-modern"
+USUAL = ("full", *retrieval.JUDGED, "ls1-w145", "ls2-w64", "interleave-3-1", "one-full-8-sinks", "one-full-8-nope")
+"""Run unless others are named."""
+BASE: dict[str, Any] = {
+    **retrieval.BASE,
+    "task": {**retrieval.BASE["task"], "start": f"runs/{SOURCE}"},
+    "model": {**reach_modern.BASE["model"], "vocab_size": None},
+}
+QUICK_BASE: dict[str, Any] = {
+    **retrieval.QUICK_BASE,
+    "task": {**retrieval.QUICK_BASE["task"], "start": f"runs/{SOURCE}"},
+    "model": {**reach_modern.QUICK_BASE["model"], "vocab_size": None},
+}
+_OLD = retrieval.EXPERIMENT
+EXPERIMENT = replace(
+    _OLD,
+    name="retrieval-modern",
+    question="Do plans of reaches in a modern block retrieve as well as full attention, and as soon?",
+    method=_OLD.method.replace(
+        "The models of `reach` (8 layers of 8 heads, 8.4M parameters, 144M tokens of books)",
+        f"The models of `{SOURCE}` (modern-10m, 200M tokens of books)",
+    ),
+    cost=_OLD.cost.replace("`reach`", f"`{SOURCE}`"),
+    claims={name: replace(claim, text=f"in a modern block, {claim.text}") for name, claim in _OLD.claims.items()},
+    collect=partial(retrieval.collect, plans=tuple(reach_modern.PLANS)),
+    variants=reach_modern.variants,
+    on_request=tuple(name for name in reach_modern.PLANS if name not in USUAL),
+    base=BASE,
+    quick_base=QUICK_BASE,
+    process="experiments.retrieval_modern",
+)
+
+if __name__ == "__main__":
+    retrieval.main(SOURCE)
