@@ -73,7 +73,7 @@ def test_our_own_models_are_measured_too(name, monkeypatch):
     torch.testing.assert_close(together, torch.ones_like(together), atol=1e-5, rtol=0)
     layers = model.config.num_hidden_layers
     largest = torch.stack(
-        [torch.maximum(a.stats.abs_max, b.stats.abs_max) for a, b in zip(seen[:layers], seen[layers:])]
+        [torch.maximum(a.stats.abs_max, b.stats.abs_max) for a, b in zip(seen[:layers], seen[layers:], strict=True)]
     )
     assert torch.equal(found.largest_logit.float(), largest)
     for layer, plan in enumerate(model.model.config.layer_plans):
@@ -115,5 +115,5 @@ def test_copying_is_the_attention_on_the_keys_that_should_be_found():
 def test_models_without_single_keys_are_refused():
     with pytest.raises(ValueError, match="got one with smoothing"):
         make_observable(shell(smoothing=3))
-    with pytest.raises(ValueError, match="sequences must be .* at least 16 tokens"):
+    with pytest.raises(ValueError, match=r"sequences must be .* at least 16 tokens"):
         measure(model_of("llama"), tokens(length=15))

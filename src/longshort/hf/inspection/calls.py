@@ -64,7 +64,7 @@ def _layers(model: nn.Module) -> list[LSAttention]:
 def _calling(observe: Observer, number: int) -> Any:
     def before(layer: LSAttention, args: tuple[Tensor, ...], given: dict[str, Any]) -> None:
         q, k, v = layer.heads(args[0], given.get("positions"))
-        options = {"scale": None, "softcap": layer.softcap, "segments": given.get("segments")}
+        options: dict[str, Any] = {"scale": None, "softcap": layer.softcap, "segments": given.get("segments")}
         options["sinks"] = layer.sinks_for(q)
         result = attention(q, k, v, layer.plan, stats=True, **options)
         observe(LayerCall(layer=number, q=q, k=k, v=v, plan=layer.plan, options=options, result=result))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -40,6 +41,13 @@ class Measured:
     """(L, H): the largest |scale * q . k| of a visible pair."""
     plans: tuple[HeadPlan, ...]
     """What each head could see while it was measured."""
+    n_kv_heads: int
+    head_dim: int
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence."""
+        return self.mass.shape[-1]
 
     @property
     def sink(self) -> Tensor:
@@ -83,6 +91,8 @@ def measure(model: PreTrainedModel, sequences: Tensor, done: Done = lambda seque
         entropy=torch.stack([sums.entropy for sums in layers]) / queries,
         largest_logit=torch.stack([sums.largest for sums in layers]),
         plans=tuple(sums.plan for sums in layers),
+        n_kv_heads=layers[0].n_kv_heads,
+        head_dim=layers[0].head_dim,
     )
 
 
@@ -91,7 +101,7 @@ class _Sums:
 
     def __init__(self, call: LayerCall) -> None:
         heads, length = call.q.shape[1:3]
-        self.plan = call.plan
+        self.plan, self.n_kv_heads, self.head_dim = call.plan, call.k.shape[1], call.k.shape[3]
         self.mass, self.first_mass = (torch.zeros(heads, length, dtype=torch.float64) for _ in range(2))
         self.learned_sink, self.entropy, self.largest = (torch.zeros(heads, dtype=torch.float64) for _ in range(3))
 
@@ -146,11 +156,11 @@ def copying(
     """
     found: dict[int, list[Tensor]] = {}
     for number, (tokens, queries, keys) in enumerate(asked, start=1):
-
-        def observe(call: LayerCall, at: Tensor = torch.tensor(queries), to: Tensor = torch.tensor(keys)) -> None:
-            found.setdefault(call.layer, []).append(weights_of_pairs(call, at, to).double().cpu())
-
-        with attention_calls(model, observe):
+        with attention_calls(model, partial(_note_pairs, found, torch.tensor(queries), torch.tensor(keys))):
             model(tokens[None].to(model.device), use_cache=False)
         done(number)
     return torch.stack([torch.cat(found[layer], dim=1).mean(1) for layer in sorted(found)])
+
+
+def _note_pairs(found: dict[int, list[Tensor]], queries: Tensor, keys: Tensor, call: LayerCall) -> None:
+    found.setdefault(call.layer, []).append(weights_of_pairs(call, queries, keys).double().cpu())
