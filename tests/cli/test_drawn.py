@@ -354,6 +354,10 @@ COMMANDS = {
         options(tokenizer=places, heads=numbers, global_heads=numbers, window=numbers, span=numbers, activation=texts),
         st.tuples(st.just("--out"), news),
     ),
+    "inspect": st.tuples(
+        st.one_of(st.just("gpt2"), places),
+        options(text=places, length=numbers, rows=SMALL, budget=numbers, device=DEVICES, out=news),
+    ),
     "demo": st.tuples(
         options(device=DEVICES, seed=numbers), st.just(["--steps"]), st.sampled_from(["0", "-1", "x", ""])
     ),

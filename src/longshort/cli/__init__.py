@@ -20,6 +20,7 @@ from longshort.cli import (
     export,
     generate,
     import_,
+    inspect,
     moved,
     plan,
     report,
@@ -76,6 +77,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "report": report.report,
     "export": export.export,
     "import": import_.import_,
+    "inspect": inspect.inspect,
 }
 _HELP = {"config": ConfigCommand, "compare": CompareCommand}
 for _name, _verb in VERBS.items():

@@ -19,6 +19,8 @@ from longshort.reach import budget as pattern_within
 from longshort.reach.budgets import SMALLEST, check_budget
 from longshort.reach.costs import mean_visible
 
+NEGLIGIBLE = 1e-6
+"""Attention that is not worth a wider window."""
 Fits = Callable[[Sequence[HeadPlan]], bool]
 WAYS = {
     "even": "every head loses at most the same share of its attention",
@@ -228,8 +230,8 @@ class _Menu:
             return None
         wider = [(g, option, now) for g, now in pick.items() for option in range(now + 1, len(g.windows))]
         for group, option, _ in sorted(wider, key=lambda one: -_saved_per_key(*one)):
-            tried = pick | {group: option}
-            if option > pick[group] and fits(self.plans(tried.__getitem__)):
+            tried, saved = pick | {group: option}, group.lost[pick[group]] - group.lost[option]
+            if saved > NEGLIGIBLE and fits(self.plans(tried.__getitem__)):
                 pick = tried
         return self.plans(pick.__getitem__)
 
