@@ -358,6 +358,21 @@ COMMANDS = {
         st.one_of(st.just("gpt2"), places),
         options(text=places, length=numbers, rows=SMALL, budget=numbers, device=DEVICES, out=news),
     ),
+    "convert": st.tuples(
+        st.one_of(st.just("gpt2"), places),
+        options(
+            plan=places,
+            budget=numbers,
+            text=places,
+            steps=SMALL,
+            batch=SMALL,
+            lr=numbers,
+            length=numbers,
+            rows=SMALL,
+            device=DEVICES,
+        ),
+        st.tuples(st.just("--out"), news),
+    ),
     "demo": st.tuples(
         options(device=DEVICES, seed=numbers), st.just(["--steps"]), st.sampled_from(["0", "-1", "x", ""])
     ),

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from longshort.cli import app
 from longshort.data import ByteTokenizer
 from longshort.hf import fast_tokenizer
+from longshort.report import heads
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -28,7 +29,8 @@ def run(*arguments):
     return CliRunner().invoke(app, ["inspect", *map(str, arguments)])
 
 
-def test_a_record_and_a_page_are_written(folder, tmp_path):
+def test_a_record_and_a_page_are_written(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(heads, "vega_script", lambda: "")  # bundling it takes seconds
     out = tmp_path / "found" / "llama.json"
     common = (folder, "--text", folder.parent / "text.txt", "--length", 200, "--rows", 4, "--out", out)
     shown = run(*common, "--budget", "0.3")

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from longshort.report import heads
 from longshort.report.heads import MEASURES, check_heads_page, summary, write_heads_page
 
 LAYERS, HEADS = 3, 4
@@ -16,9 +17,11 @@ def record(*, proposal=True, sinks=False):
     def rows(value):
         return [[value(layer, head) for head in range(HEADS)] for layer in range(LAYERS)]
 
-    heads = {name: rows(lambda layer, head: (layer + head) / 10) for name in MEASURES}
-    heads |= {name: rows(lambda layer, head: 1 + 100 * layer + head) for name in MEASURES if name.startswith("window")}
-    heads["learned_sink"] = rows(lambda layer, head: 0.5 * sinks)
+    measured = {name: rows(lambda layer, head: (layer + head) / 10) for name in MEASURES}
+    measured |= {
+        name: rows(lambda layer, head: 1 + 100 * layer + head) for name in MEASURES if name.startswith("window")
+    }
+    measured["learned_sink"] = rows(lambda layer, head: 0.5 * sinks)
     lost = [[[0.9, 0.5, 0.1]] * HEADS] * LAYERS
     found = {
         "version": "0.0.0",
@@ -26,7 +29,7 @@ def record(*, proposal=True, sinks=False):
         | {"kv_heads": 2, "head_dim": 8, "context": 2048, "dtype": "float32"},
         "text": {"source": "a <text>", "length": 512, "measured": 2, "held_out": 2},
         "sees": [{"windows": [None] * HEADS, "decays": None, "slopes": None}] * LAYERS,
-        "heads": heads,
+        "heads": measured,
         "beyond": {"windows": [1, 2, 4], "attention": lost, "attention_first": lost},
         "loss": 2.5,
     }
@@ -38,11 +41,17 @@ def record(*, proposal=True, sinks=False):
     return found
 
 
+@pytest.fixture
+def no_script(monkeypatch):
+    """Bundling the script that draws takes seconds."""
+    monkeypatch.setattr(heads, "vega_script", lambda: "")
+
+
 def payload(page):
     return json.loads(re.search(r'id="payload">(.*?)</script>', page.read_text(), re.S)[1])
 
 
-def test_the_page_holds_every_head_and_escapes_names(tmp_path):
+def test_the_page_holds_every_head_and_escapes_names(tmp_path, no_script):
     page = write_heads_page(record(), tmp_path / "p.html", command="longshort inspect mine")
     text = page.read_text()
     assert "&lt;b&gt;mine" in text and "<b>mine" not in text and "longshort inspect mine" in text
@@ -54,7 +63,7 @@ def test_the_page_holds_every_head_and_escapes_names(tmp_path):
     assert "4 + 8" in json.dumps(found["specs"]["plan"])
 
 
-def test_what_was_not_measured_or_proposed_is_left_out(tmp_path):
+def test_what_was_not_measured_or_proposed_is_left_out(tmp_path, no_script):
     bare = record(proposal=False, sinks=True)
     bare["heads"]["retrieval"] = None
     page = write_heads_page(bare, tmp_path / "p.html", command="x")
@@ -71,7 +80,7 @@ def test_the_summary_says_what_the_plan_costs():
     )
 
 
-def test_a_file_that_is_no_such_page_is_not_overwritten(tmp_path):
+def test_a_file_that_is_no_such_page_is_not_overwritten(tmp_path, no_script):
     (tmp_path / "p.html").write_text("precious")
     with pytest.raises(ValueError, match="not one of our files"):
         check_heads_page(tmp_path / "p.html")

@@ -14,6 +14,7 @@ from longshort.cli import (
     check,
     compare,
     config,
+    convert,
     data,
     demo,
     evaluate,
@@ -78,6 +79,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "export": export.export,
     "import": import_.import_,
     "inspect": inspect.inspect,
+    "convert": convert.convert,
 }
 _HELP = {"config": ConfigCommand, "compare": CompareCommand}
 for _name, _verb in VERBS.items():

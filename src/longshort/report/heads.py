@@ -103,9 +103,9 @@ def heat_map(record: Record, measure: str) -> dict[str, Any]:
     alt = drawing()
     values = [value for row in record["heads"][measure] for value in row]
     if measure.startswith("window"):
-        ends = [1, record["text"]["length"]]
-        scale = alt.Scale(type="log", domain=ends)
-        legend = alt.Legend(title="keys", orient="bottom", gradientLength=240, **log_axis(*ends, (1,)))
+        length = record["text"]["length"]
+        scale = alt.Scale(type="log", domain=[1, length])
+        legend = alt.Legend(title="keys", orient="bottom", gradientLength=240, **log_axis(1, length, (1,)))
     else:
         scale = alt.Scale(domain=[0, 1 if measure in _SHARES else max(values) or 1])
         legend = alt.Legend(title=MEASURES[measure][0], orient="bottom", gradientLength=240)

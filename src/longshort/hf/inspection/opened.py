@@ -31,15 +31,18 @@ class OpenedFolder(NamedTuple):
         return int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30)
 
 
-def open_folder(folder: Path, device: torch.device) -> OpenedFolder:
-    """Read a model and its tokenizer, as the hub's or `save_pretrained`'s files hold them; nothing is downloaded."""
+def open_folder(folder: Path, device: torch.device, *, trained: bool = False) -> OpenedFolder:
+    """Read a model and its tokenizer, as the hub's or `save_pretrained`'s files hold them; nothing is downloaded.
+
+    A model that is to be trained is in fp32 on a GPU too.
+    """
     if not is_of_transformers(folder):
         raise ValueError(
             f"MODEL must be a folder with a config.json that names a model_type, as on the Hugging Face hub, got "
             f"{str(folder)!r} (a run: longshort export it first)"
         )
     tokenizer = read_pretrained(AutoTokenizer, folder, "tokenizer")
-    dtype = torch.float32 if device.type == "cpu" else "auto"
+    dtype = torch.float32 if trained or device.type == "cpu" else "auto"
     model, info = read_pretrained(AutoModelForCausalLM, folder, "language model", dtype=dtype, output_loading_info=True)
     for what in ("missing_keys", "mismatched_keys"):
         if names := info[what]:
@@ -49,8 +52,7 @@ def open_folder(folder: Path, device: torch.device) -> OpenedFolder:
     rows, ids = model.get_input_embeddings().weight.shape[0], len(tokenizer)
     if ids > rows:
         raise ValueError(f"{folder}: the tokenizer must have no more tokens than the model, {rows}, got {ids}")
-    saved = model.config.dtype if device.type != "cpu" else _saved_dtype(folder)
-    return OpenedFolder(folder, model.to(device).eval(), tokenizer, saved or torch.float32)
+    return OpenedFolder(folder, model.to(device).eval(), tokenizer, _saved_dtype(folder) or torch.float32)
 
 
 def _saved_dtype(folder: Path) -> torch.dtype | None:

@@ -43,7 +43,7 @@ def inspect_model(
     The first half of the sequences is measured on, and chosen by; the other half gives the losses.
     """
     with quiet():
-        return _inspected(opened, text, _checked_length(opened, length), rows, budget, progress)
+        return _inspected(opened, text, checked_length(opened, length), rows, budget, progress)
 
 
 def _inspected(
@@ -54,13 +54,13 @@ def _inspected(
     tokens = tokens.to(opened.model.device)
     seen, held_out = tokens.tensor_split([(len(tokens) + 1) // 2])
     measured = measure(opened.model, seen, lambda done: progress("measuring", done, len(seen)))
-    _check_finite(measured)
+    check_finite(measured)
     scores = _scores(opened, length, progress)
     loss = loss_on(opened.model, held_out, lambda done: progress("loss", done, len(held_out)))
     record = {
         "longshort_inspection": 1,
         "version": __version__,
-        "model": _described(opened, measured),
+        "model": described(opened, measured),
         "text": {"source": source, "length": length, "measured": len(seen), "held_out": len(held_out)},
         "sees": [plan.to_dict() for plan in measured.plans],
         "heads": _numbers(measured) | scores,
@@ -112,7 +112,8 @@ def _costs(candidate: Candidate) -> dict[str, float]:
     return {"share": found.share, "cache_share": found.cache_share, "cache_bytes": found.cache_bytes}
 
 
-def _checked_length(opened: OpenedFolder, length: int | None) -> int:
+def checked_length(opened: OpenedFolder, length: int | None) -> int:
+    """Tokens per sequence, within the model's positions."""
     if length is None:
         return min(LENGTH, opened.context)
     if not 4 * FIRST <= length <= opened.context:
@@ -120,7 +121,8 @@ def _checked_length(opened: OpenedFolder, length: int | None) -> int:
     return length
 
 
-def _check_finite(measured: Measured) -> None:
+def check_finite(measured: Measured) -> None:
+    """Raise where the model gives NaN or infinities."""
     whole = measured.mass.sum(-1) + measured.largest_logit
     if not bool(whole.isfinite().all()):
         layer = int((~whole.isfinite()).any(1).nonzero()[0])
@@ -141,7 +143,8 @@ def _scores(opened: OpenedFolder, length: int, progress: Progress) -> dict[str, 
     return found
 
 
-def _described(opened: OpenedFolder, measured: Measured) -> dict[str, Any]:
+def described(opened: OpenedFolder, measured: Measured) -> dict[str, Any]:
+    """What a model is, in numbers."""
     config = opened.model.config
     return {
         "folder": opened.folder.name or str(opened.folder),
