@@ -29,6 +29,9 @@ def convert(
     rows: Annotated[
         int, typer.Option(min=2, max=65_536, help="Sequences at the start of the text to measure on, not to train.")
     ] = 16,
+    first: Annotated[
+        bool, typer.Option(help="Try plans whose local heads also see the first four keys of the sequence.")
+    ] = True,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Give a model's heads shorter reaches, and train it briefly to live with them.
@@ -66,6 +69,7 @@ def convert(
             out,
             plans=plans,
             budget=wanted,
+            first=first,
             text=text,
             length=length,
             rows=rows,

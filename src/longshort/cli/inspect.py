@@ -23,6 +23,9 @@ def inspect(
     ] = None,
     rows: Annotated[int, typer.Option(min=2, max=65_536, help="Sequences: half to measure, half for the loss.")] = 16,
     budget: Annotated[str | None, typer.Option(help=f"Propose a plan. {BUDGET_HELP}")] = None,
+    first: Annotated[
+        bool, typer.Option(help="Try plans whose local heads also see the first four keys of the sequence.")
+    ] = True,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path, typer.Option(help="The record; the page goes beside it, as .html.")] = Path("inspect.json"),
     page: Annotated[bool, typer.Option(help="Write the page.")] = True,
@@ -65,6 +68,7 @@ def inspect(
             length=length,
             rows=rows,
             budget=wanted,
+            first=first,
             progress=lambda what, done, total: status.update(f"{what}: {done} of {total}"),
         )
     typer.echo(summary(record))
@@ -72,5 +76,6 @@ def inspect(
     if page:
         given = {"--text": text, "--length": length, "--budget": budget}
         options = [str(part) for name, value in given.items() if value is not None for part in (name, value)]
+        options += [] if first else ["--no-first"]
         command = shlex.join(["longshort", "inspect", str(model), *options, "--rows", str(rows), "--out", str(out)])
         typer.echo(f"wrote {write_heads_page(record, html, command=command)}")

@@ -72,6 +72,7 @@ def test_first_keys_are_seen_where_they_hold_the_attention():
     assert lost[FIRST] == pytest.approx(0) and lost[0] == pytest.approx(0.5)
     (with_first,) = [c for c in made if c.first]
     assert with_first.plans[0].firsts == (FIRST,) * 4
+    assert not any(c.first for c in candidates(found, Budget.parse("0.15"), firsts=(0,)))
 
 
 def test_windows_that_a_model_has_are_not_widened():

@@ -36,6 +36,7 @@ def convert(
     *,
     plans: Sequence[HeadPlan] | None = None,
     budget: Budget | None = None,
+    first: bool = True,
     text: Path | None = None,
     length: int | None = None,
     rows: int = ROWS,
@@ -50,6 +51,7 @@ def convert(
     in the text, over and over if it is short.
 
     Args:
+        first: try plans in which local heads also see the first keys.
         steps: of AdamW with a linear decay, without dropout; 0 leaves the weights as they are.
         batch: sequences per step.
         rate: the learning rate at the start.
@@ -67,7 +69,7 @@ def convert(
         measured = measure(opened.model, seen, lambda done: progress("measuring", done, len(seen)))
         check_finite(measured)
         if budget is not None:
-            found = propose(opened, measured, seen, held_out, budget, progress)
+            found = propose(opened, measured, seen, held_out, budget, first, progress)
             plans = [HeadPlan.from_dict(plan) for plan in found["plans"]]
         plans = _checked(plans or (), measured)
         model = with_plans(opened.model, plans)

@@ -8,20 +8,21 @@ which is best, the loss must say.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from torch import Tensor
 
 from longshort.heads import HeadPlan
 from longshort.hf.inspection.measure import FIRST, Measured
 from longshort.reach import Costs, LayerReach, costs
 from longshort.reach import budget as pattern_within
 from longshort.reach.budgets import SMALLEST, check_budget
-from longshort.reach.costs import mean_visible
+from longshort.reach.costs import plan_visible
 
 NEGLIGIBLE = 1e-6
 """Attention that is not worth a wider window."""
-Fits = Callable[[Sequence[HeadPlan]], bool]
 WAYS = {
     "even": "every head loses at most the same share of its attention",
     "total": "all heads together lose the least attention",
@@ -88,24 +89,25 @@ def plan_costs(plans: Sequence[HeadPlan], measured: Measured, value_bytes: int) 
     return costs(layers, context=measured.length, value_bytes=value_bytes, **sizes)
 
 
-def candidates(measured: Measured, budget: Budget, *, value_bytes: int = 2) -> list[Candidate]:
-    """Plans within the budget; an error if no plan of windows of 8 keys or more fits."""
+def candidates(
+    measured: Measured, budget: Budget, *, value_bytes: int = 2, firsts: Sequence[int] = (0, FIRST)
+) -> list[Candidate]:
+    """Plans within the budget; an error if no plan of windows of 8 keys or more fits.
+
+    `firsts` are the numbers of first keys that local heads may see besides, each of which is tried.
+    """
     found: list[Candidate] = []
-
-    def fits(plans: Sequence[HeadPlan]) -> bool:
-        return budget.allows(plan_costs(plans, measured, value_bytes))
-
-    for first in (0, FIRST):
-        menu = _Menu(measured, first, cached=budget.share is None)
+    for first in firsts:
+        menu = _Menu(measured, budget, first, value_bytes)
         for way, search in (("even", menu.even), ("total", menu.total)):
-            plans = search(fits)
+            plans = search()
             if plans is not None and plans not in [other.plans for other in found]:
                 found.append(_candidate(way, first, plans, measured, value_bytes))
     plans = _pattern(measured, budget, value_bytes)
-    if plans is not None and fits(plans):
+    if plans is not None and budget.allows(plan_costs(plans, measured, value_bytes)):
         found.append(_candidate("pattern", 0, plans, measured, value_bytes))
     if not found:
-        narrowest = _Menu(measured, 0, cached=False).plans(lambda group: 0)
+        narrowest = _Menu(measured, budget, 0, value_bytes).plans(lambda group: 0)
         least = plan_costs(narrowest, measured, value_bytes)
         raise ValueError(
             f"the budget must allow windows of {SMALLEST} keys, which take {least.share:.1%} of full attention's keys "
@@ -156,27 +158,43 @@ def _narrower(one: int | None, other: int | None) -> int | None:
 
 
 class _Group:
-    """The query heads of one KV head: the windows that they may get, what each costs and loses."""
+    """The query heads of one KV head: the windows that they may get, from the narrowest to their own, what each loses
+    of their attention, and the keys that queries see and a cache holds with it."""
 
-    def __init__(self, measured: Measured, layer: int, group: int, first: int, *, cached: bool) -> None:
-        plan, size = measured.plans[layer], measured.plans[layer].n_heads // measured.n_kv_heads
+    def __init__(self, measured: Measured, beyond: Tensor, layer: int, group: int, first: int) -> None:
+        plan, length = measured.plans[layer], measured.length
+        size = plan.n_heads // measured.n_kv_heads
         self.heads = range(group * size, (group + 1) * size)
         own = plan.kv_windows(measured.n_kv_heads)[group]
-        whole = min(own or measured.length, measured.length)
-        beyond = measured.beyond(first=bool(first))[layer]
         self.windows: list[int | None] = []
         window = SMALLEST
-        while window < whole:
+        while window < min(own or length, length):
             self.windows.append(window)
             window *= 2
-        lost = [[float(beyond[head, w]) for head in self.heads] for w in self.windows if w is not None]
+        lost = [[float(beyond[layer, head, w]) for head in self.heads] for w in self.windows]
         self.lost = [sum(each) for each in lost] + [0.0]
         self.worst = [max(each) for each in lost] + [0.0]
         self.windows.append(own)
-        if cached:
-            self.keys = [float(min((w or whole) + first, whole)) for w in self.windows]
-        else:
-            self.keys = [size * mean_visible(w, measured.length, first) for w in self.windows]
+        self.seen, self.held = [], []
+        for sees in self.windows:
+            cut = narrowed(plan, dict.fromkeys(self.heads, sees), first).of_heads(self.heads)
+            self.seen.append(plan_visible(cut, length))
+            (reach,), (more,) = cut.kv_windows(1), cut.kv_firsts(1)
+            self.held.append(length if reach is None else min(reach + more, length))
+        self.keys: Sequence[float] = self.seen
+        """What counts as the price of a window."""
+
+
+def narrowed(plan: HeadPlan, windows: Mapping[int, int | None], first: int) -> HeadPlan:
+    """The plan with windows for some heads, no wider than they were; heads that lose keys see the `first` ones.
+
+    >>> narrowed(HeadPlan(windows=(None, 8, 32)), {0: 16, 1: 16}, 4)
+    HeadPlan(windows=(16, 8, 32), decays=None, slopes=None, firsts=(4, 0, 0))
+    """
+    new = tuple(_narrower(w, windows.get(head)) for head, w in enumerate(plan.windows))
+    firsts = plan.firsts or (0,) * plan.n_heads
+    seen = tuple(max(f, first) if w != old else f for f, w, old in zip(firsts, new, plan.windows, strict=True))
+    return replace(plan, windows=new, firsts=seen if any(seen) else None)
 
 
 Pick = dict[_Group, int]
@@ -184,59 +202,72 @@ Pick = dict[_Group, int]
 
 
 class _Menu:
-    """The windows that every KV head of a model may get; `cached`: their price is that of the cache."""
+    """The windows that every KV head of a model may get, and what the budget allows of them."""
 
-    def __init__(self, measured: Measured, first: int, *, cached: bool) -> None:
+    def __init__(self, measured: Measured, budget: Budget, first: int, value_bytes: int) -> None:
         self.measured, self.first = measured, first
-        kv_heads = range(measured.n_kv_heads)
-        self.groups = [
-            [_Group(measured, layer, g, first, cached=cached) for g in kv_heads] for layer in range(len(measured.plans))
+        beyond = measured.beyond(first=bool(first))
+        self.rows = [
+            [_Group(measured, beyond, layer, g, first) for g in range(measured.n_kv_heads)]
+            for layer in range(len(measured.plans))
         ]
+        self.groups = [group for row in self.rows for group in row]
+        full = plan_costs([HeadPlan.full(plan.n_heads) for plan in measured.plans], measured, value_bytes)
+        keys = sum(plan.n_heads for plan in measured.plans) * full.full_visible_keys
+        self.most_seen = keys * (budget.share or 1.0)
+        bytes_held = len(self.groups) * measured.length / full.full_cache_bytes
+        self.most_held = bytes_held * (budget.cache_bytes or float("inf"))
+        if budget.share is None:
+            for group in self.groups:
+                group.keys = group.held
 
     def plans(self, pick: Callable[[_Group], int]) -> tuple[HeadPlan, ...]:
         """The plans in which every group has the window of the number that `pick` gives."""
-        return tuple(self._layer(own, row, pick) for own, row in zip(self.measured.plans, self.groups, strict=True))
+        made = []
+        for own, row in zip(self.measured.plans, self.rows, strict=True):
+            windows = {head: group.windows[pick(group)] for group in row for head in group.heads}
+            made.append(narrowed(own, windows, self.first))
+        return tuple(made)
 
-    def _layer(self, own: HeadPlan, row: Sequence[_Group], pick: Callable[[_Group], int]) -> HeadPlan:
-        windows = list(own.windows)
-        for group in row:
-            for head in group.heads:
-                windows[head] = _narrower(own.windows[head], group.windows[pick(group)])
-        firsts = own.firsts or (0,) * own.n_heads
-        changed = [window != before for window, before in zip(windows, own.windows, strict=True)]
-        seen = tuple(max(f, self.first) if cut else f for f, cut in zip(firsts, changed, strict=True))
-        return replace(own, windows=tuple(windows), firsts=seen if any(seen) else None)
-
-    def even(self, fits: Fits) -> tuple[HeadPlan, ...] | None:
+    def even(self) -> tuple[HeadPlan, ...] | None:
         """The smallest loss of any head's attention that fits."""
-        limits = sorted({lost for group in self._all() for lost in group.worst})
-        picks = ({g: _narrowest_within(g, most) for g in self._all()} for most in limits)
-        return self._filled(self._first_that_fits(list(picks), fits), fits)
+        return self._filled(self._smallest({lost for group in self.groups for lost in group.worst}, _narrowest_within))
 
-    def total(self, fits: Fits) -> tuple[HeadPlan, ...] | None:
+    def total(self) -> tuple[HeadPlan, ...] | None:
         """The smallest sum of what heads lose that fits, at one price of a key for all."""
-        prices = sorted({price for group in self._all() for price in _prices(group)})
-        picks = ({g: _best(g, price) for g in self._all()} for price in prices)
-        return self._filled(self._first_that_fits(list(picks), fits), fits)
+        return self._filled(self._smallest({price for group in self.groups for price in _prices(group)}, _best))
 
-    def _first_that_fits(self, picks: list[Pick], fits: Fits) -> Pick | None:
-        """Of picks from the dearest to the cheapest, the first that fits."""
-        place = bisect_left(picks, True, key=lambda pick: fits(self.plans(pick.__getitem__)))
-        return picks[place] if place < len(picks) else None
+    def _smallest(self, limits: set[float], choice: Callable[[_Group, float], int]) -> Pick | None:
+        """What the groups choose at the smallest limit at which it fits; a higher limit makes a cheaper choice."""
 
-    def _filled(self, pick: Pick | None, fits: Fits) -> tuple[HeadPlan, ...] | None:
+        def pick(limit: float) -> Pick:
+            return {group: choice(group, limit) for group in self.groups}
+
+        ordered = sorted(limits)
+        place = bisect_left(ordered, True, key=lambda limit: self._fits(*_taken(pick(limit))))
+        return pick(ordered[place]) if place < len(ordered) else None
+
+    def _fits(self, seen: float, held: float) -> bool:
+        return seen <= self.most_seen * (1 + 1e-12) and held <= self.most_held * (1 + 1e-12)
+
+    def _filled(self, pick: Pick | None) -> tuple[HeadPlan, ...] | None:
         """What is left of the budget, spent where a key saves most: heads that are alike would all pass or all fail."""
         if pick is None:
             return None
+        seen, held = _taken(pick)
         wider = [(g, option, now) for g, now in pick.items() for option in range(now + 1, len(g.windows))]
         for group, option, _ in sorted(wider, key=lambda one: -_saved_per_key(*one)):
-            tried, saved = pick | {group: option}, group.lost[pick[group]] - group.lost[option]
-            if saved > NEGLIGIBLE and fits(self.plans(tried.__getitem__)):
-                pick = tried
+            now = pick[group]
+            more = seen + group.seen[option] - group.seen[now], held + group.held[option] - group.held[now]
+            if group.lost[now] - group.lost[option] > NEGLIGIBLE and self._fits(*more):
+                pick[group] = option
+                seen, held = more
         return self.plans(pick.__getitem__)
 
-    def _all(self) -> Iterator[_Group]:
-        return (group for row in self.groups for group in row)
+
+def _taken(pick: Pick) -> tuple[float, float]:
+    """Keys that queries see, and that a cache holds."""
+    return sum(g.seen[option] for g, option in pick.items()), sum(g.held[option] for g, option in pick.items())
 
 
 def _prices(group: _Group) -> list[float]:

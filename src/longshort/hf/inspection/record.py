@@ -36,18 +36,26 @@ def inspect_model(
     length: int | None = None,
     rows: int = ROWS,
     budget: Budget | None = None,
+    first: bool = True,
     progress: Progress = lambda what, done, total: None,
 ) -> dict[str, Any]:
     """Measure the heads of a model and, within a budget, propose a plan.
 
-    The first half of the sequences is measured on, and chosen by; the other half gives the losses.
+    The first half of the sequences is measured on, and chosen by; the other half gives the losses. With `first`, plans
+    are tried too in which local heads see the first keys of the sequence.
     """
     with quiet():
-        return _inspected(opened, text, checked_length(opened, length), rows, budget, progress)
+        return _inspected(opened, text, checked_length(opened, length), rows, budget, first, progress)
 
 
 def _inspected(
-    opened: OpenedFolder, text: Path | None, length: int, rows: int, budget: Budget | None, progress: Progress
+    opened: OpenedFolder,
+    text: Path | None,
+    length: int,
+    rows: int,
+    budget: Budget | None,
+    first: bool,
+    progress: Progress,
 ) -> dict[str, Any]:
     make_observable(opened.model)
     tokens, source = text_sequences(opened.tokenizer, text, rows=rows, length=length, least=2)
@@ -68,7 +76,7 @@ def _inspected(
         "loss": loss,
     }
     if budget is not None:
-        record["proposal"] = propose(opened, measured, seen, held_out, budget, progress)
+        record["proposal"] = propose(opened, measured, seen, held_out, budget, first, progress)
     return record
 
 
@@ -78,6 +86,7 @@ def propose(
     seen: Tensor,
     held_out: Tensor,
     budget: Budget,
+    first: bool = True,
     progress: Progress = lambda what, done, total: None,
 ) -> dict[str, Any]:
     """The plan of least loss on the sequences seen, of those within the budget, and its loss on the others.
@@ -85,7 +94,7 @@ def propose(
     Models other than ours keep the chosen plan.
     """
     value_bytes = opened.dtype.itemsize
-    found = candidates(measured, budget, value_bytes=value_bytes)
+    found = candidates(measured, budget, value_bytes=value_bytes, firsts=(0, FIRST) if first else (0,))
     losses = []
     for number, candidate in enumerate(found, start=1):
         losses.append(loss_on(with_plans(opened.model, candidate.plans), seen))
