@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from longshort import HeadPlan
 from longshort.hf import use_head_plan
@@ -117,3 +118,24 @@ def test_models_without_single_keys_are_refused():
         make_observable(shell(smoothing=3))
     with pytest.raises(ValueError, match=r"sequences must be .* at least 16 tokens"):
         measure(model_of("llama"), tokens(length=15))
+
+
+@pytest.mark.slow
+def test_heads_that_learned_to_repeat_are_found_by_their_induction_score():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98))
+    for _ in range(1000):
+        half = torch.randint(64, (16, int(torch.randint(12, 25, ()))))
+        rows = torch.cat((half, half), dim=1)
+        labels = torch.cat((torch.full_like(half, -100), half), dim=1)
+        model(rows, labels=labels).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    make_observable(model.eval())
+    half, queries = torch.randint(64, (8, 20)), list(range(20, 39))
+    asked = [(row, queries, [query - 19 for query in queries]) for row in torch.cat((half, half), dim=1)]
+    found = copying(model, asked)
+    assert found[1].max() > 0.7 and found[0].max() < 0.1
