@@ -42,8 +42,9 @@ def open_folder(folder: Path, device: torch.device, *, trained: bool = False) ->
             f"{str(folder)!r} (a run: longshort export it first)"
         )
     tokenizer = read_pretrained(AutoTokenizer, folder, "tokenizer")
-    dtype = torch.float32 if trained or device.type == "cpu" else "auto"
-    model, info = read_pretrained(AutoModelForCausalLM, folder, "language model", dtype=dtype, output_loading_info=True)
+    model, info = read_pretrained(
+        AutoModelForCausalLM, folder, "language model", dtype="auto", output_loading_info=True
+    )
     for what in ("missing_keys", "mismatched_keys"):
         if names := info[what]:
             raise ValueError(
@@ -52,14 +53,9 @@ def open_folder(folder: Path, device: torch.device, *, trained: bool = False) ->
     rows, ids = model.get_input_embeddings().weight.shape[0], len(tokenizer)
     if ids > rows:
         raise ValueError(f"{folder}: the tokenizer must have no more tokens than the model, {rows}, got {ids}")
-    return OpenedFolder(folder, model.to(device).eval(), tokenizer, _saved_dtype(folder) or torch.float32)
-
-
-def _saved_dtype(folder: Path) -> torch.dtype | None:
-    from transformers import AutoConfig
-
-    dtype = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config().dtype
-    return getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    saved = model.dtype
+    model = model.float() if trained or device.type == "cpu" else model
+    return OpenedFolder(folder, model.to(device).eval(), tokenizer, saved)
 
 
 def read_pretrained(kind: Any, folder: Path, what: str, **options: Any) -> Any:
