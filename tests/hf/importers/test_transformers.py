@@ -85,7 +85,7 @@ def test_head_plans_that_were_saved_come_along(name, tmp_path):
     theirs = build(name)
     without = logits(theirs)
     plans = [HeadPlan(windows=(None, None, 7, 9)), HeadPlan(windows=(5, 5, 30, 30), firsts=(3, 3, 0, 0))]
-    use_head_plan(theirs, [*plans, HeadPlan.full(4), HeadPlan(windows=(400, 400, 2, 2))])
+    use_head_plan(theirs, [HeadPlan.full(4), plans[1], plans[0], HeadPlan(windows=(400, 400, 2, 2))])
     theirs.save_pretrained(tmp_path)
     ours = from_transformers(tmp_path)
     torch.testing.assert_close(logits(ours), logits(theirs), atol=3e-5, rtol=1e-4)

@@ -92,6 +92,18 @@ def test_a_plan_that_a_model_has_is_kept():
     assert (found.windows(0.9999)[:, 2] <= 5).all() and (found.windows(0.9999)[:, 0] > 30).all()
 
 
+@torch.no_grad()
+def test_heads_that_see_the_first_keys_are_measured_with_them():
+    model, ids = model_of("llama"), tokens()
+    use_head_plan(model, HeadPlan.streaming(n_heads=4, first=2, recent=5))
+    make_observable(model)
+    found = measure(model, ids)
+    torch.testing.assert_close(found.mass[..., :5].sum(-1) + found.sink, torch.ones(2, 4).double(), atol=1e-5, rtol=0)
+    assert found.sink.min() > 0.05
+    pairs = copying(model, [(ids[0], [30, 30, 30], [1, 2, 26])])
+    assert pairs.min() > 0 and copying(model, [(ids[0], [30], [2])]).max() == 0
+
+
 def test_the_first_keys_are_not_lost_to_heads_that_see_them():
     model = model_of("llama")
     make_observable(model)

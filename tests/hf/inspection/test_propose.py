@@ -65,6 +65,18 @@ def test_the_two_ways_spend_too_small_a_budget_differently():
     assert (total, even) == ((None, 32, 16, 16), (128, 64, 16, 16))
 
 
+def test_a_budget_of_cache_is_spent_by_what_a_cache_holds():
+    """A query sees few more keys in the last half of a sequence, but a cache holds all of them."""
+    found = measured([(1,) * 5])
+    found.mass[:] = 0
+    found.mass[0, 0, 100], found.mass[0, 0, 200] = 0.8, 0.2
+    found.mass[0, 1:, 50], found.mass[0, 1:, 100] = 0.85, 0.15
+    bytes_per_key = 2 * 8 * 2 / LENGTH
+    made = candidates(found, Budget(cache_bytes=bytes_per_key * (128 + 4 * 64 + 4 * 64)), firsts=(0,))
+    (total,) = [c for c in made if c.plans[0].windows == (128,) * 5]
+    assert total.lost == pytest.approx(0.2 / 5)
+
+
 def test_first_keys_are_seen_where_they_hold_the_attention():
     found = measured([(8, 8, 8, 8)], sinks=0.5)
     made = candidates(found, Budget.parse("0.15"))

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from longshort import HeadPlan
 from longshort.files import write_json
 from longshort.hf import use_head_plan
+from longshort.hf.inspection import record as record_module
 from longshort.hf.inspection.opened import open_folder
 from longshort.hf.inspection.propose import Budget
 from longshort.hf.inspection.record import inspect_model
@@ -51,6 +52,16 @@ def test_losses_are_those_of_transformers_under_the_plan(llama, text):
     assert record["proposal"]["loss"] == pytest.approx(planned, abs=1e-5) and abs(planned - expected) > 1e-3
     chosen = record["proposal"]["candidates"][record["proposal"]["chosen"]]
     assert chosen["loss"] == min(row["loss"] for row in record["proposal"]["candidates"])
+
+
+def test_the_plan_of_least_loss_is_chosen_wherever_it_stands(llama, text, monkeypatch):
+    options = {"text": text, "length": 64, "rows": 4, "budget": Budget(share=0.3)}
+    first = inspect_model(open_folder(llama, CPU), **options)["proposal"]
+    inner = record_module.candidates
+    monkeypatch.setattr(record_module, "candidates", lambda *given, **more: inner(*given, **more)[::-1])
+    turned = inspect_model(open_folder(llama, CPU), **options)["proposal"]
+    assert turned["candidates"] == first["candidates"][::-1] and len(first["candidates"]) > 1
+    assert turned["plans"] == first["plans"] and turned["chosen"] == len(first["candidates"]) - 1 - first["chosen"]
 
 
 def test_our_own_folder_is_inspected_within_its_plan(tmp_path, text):
