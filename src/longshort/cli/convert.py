@@ -34,7 +34,7 @@ def convert(
     ] = True,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Give a model's heads shorter reaches, and train it briefly to live with them.
+    """Give a model's heads shorter reaches, and train it briefly.
 
     Writes a folder that transformers opens with the plan (after import longshort.hf), and generate, evaluate and import
     where the architecture is one that they read. Prints the loss before, with the plan, and after training.

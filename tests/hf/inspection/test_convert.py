@@ -30,6 +30,7 @@ def logits(model):
     return model(IDS).logits
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_converted_folder_opens_with_the_plan(name, tmp_path, text):
     source = folder_of(model_of(name), tmp_path / "source")

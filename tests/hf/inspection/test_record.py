@@ -22,6 +22,7 @@ from .models import CONFIGS, folder_of, model_of
 CPU = torch.device("cpu")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_folder_of_any_architecture_gives_a_record(name, tmp_path, text):
     folder = folder_of(model_of(name), tmp_path / name)
