@@ -88,11 +88,10 @@ def test_a_file_that_is_no_such_page_is_not_overwritten(tmp_path, no_script):
     write_heads_page(record(), page, command="y")
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_every_chart_is_drawn_and_nothing_is_loaded(browser, tmp_path, dark):
+def test_every_chart_is_drawn_and_nothing_is_loaded(browser, tmp_path):
     page = write_heads_page(record(sinks=True), tmp_path / "p.html", command="x")
     before = len(browser.requests)
-    browser.show(page, dark=dark)
+    browser.show(page, dark=True)
     loaded = [url for url in browser.requests[before:] if not url.startswith(("file:", "data:", "blob:"))]
     assert not loaded and not browser.complaints
     assert (
@@ -100,7 +99,7 @@ def test_every_chart_is_drawn_and_nothing_is_loaded(browser, tmp_path, dark):
         == LAYERS * HEADS
     )
     browser.evaluate("document.querySelector('[data-value=induction]').click()")
-    browser.wait_until_drawn(dark=dark)
+    browser.wait_until_drawn(dark=True)
     assert browser.evaluate("[...document.querySelectorAll('#heads .caption')].filter(c => !c.hidden).length") == 1
     assert "random tokens" in browser.evaluate(
         "[...document.querySelectorAll('#heads .caption')].find(c => !c.hidden).textContent"
