@@ -354,6 +354,26 @@ COMMANDS = {
         options(tokenizer=places, heads=numbers, global_heads=numbers, window=numbers, span=numbers, activation=texts),
         st.tuples(st.just("--out"), news),
     ),
+    "inspect": st.tuples(
+        st.one_of(st.just("gpt2"), places),
+        options(text=places, length=numbers, rows=SMALL, budget=numbers, device=DEVICES, out=news),
+        st.just(["--no-page"]),
+    ),
+    "convert": st.tuples(
+        st.one_of(st.just("gpt2"), places),
+        options(
+            plan=places,
+            budget=numbers,
+            text=places,
+            steps=SMALL,
+            batch=SMALL,
+            lr=numbers,
+            length=numbers,
+            rows=SMALL,
+            device=DEVICES,
+        ),
+        st.tuples(st.just("--out"), news),
+    ),
     "demo": st.tuples(
         options(device=DEVICES, seed=numbers), st.just(["--steps"]), st.sampled_from(["0", "-1", "x", ""])
     ),
@@ -372,7 +392,7 @@ def test_every_verb_is_drawn():
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_a_command_works_or_ends_in_one_line(verb, world, monkeypatch):
-    few = {"demo": 8, "check": 8, "compare": 4, "export": 2}.get(verb, 1)
+    few = {"demo": 8, "check": 8, "compare": 4, "export": 2, "inspect": 2, "convert": 2}.get(verb, 1)
 
     @settings(
         max_examples=max(1, EXAMPLES // few), deadline=None, suppress_health_check=list(HealthCheck), database=None

@@ -14,12 +14,14 @@ from longshort.cli import (
     check,
     compare,
     config,
+    convert,
     data,
     demo,
     evaluate,
     export,
     generate,
     import_,
+    inspect,
     moved,
     plan,
     report,
@@ -76,6 +78,8 @@ VERBS: dict[str, Callable[..., None]] = {
     "report": report.report,
     "export": export.export,
     "import": import_.import_,
+    "inspect": inspect.inspect,
+    "convert": convert.convert,
 }
 _HELP = {"config": ConfigCommand, "compare": CompareCommand}
 for _name, _verb in VERBS.items():

@@ -46,16 +46,21 @@ def write_folder(
         )
     folder, end = Path(folder), end if tokenizer is None else tokenizer.end_of_document
     shell = LongShortForCausalLM.from_gpt(model, bos_token_id=end, eos_token_id=end, pad_token_id=end)
-    with new_folder(folder) as draft:
-        try:
-            with _no_progress_bar():
-                shell.save_pretrained(draft)
-                if tokenizer is not None:
-                    fast = fast_tokenizer(tokenizer, max_length=model.config.context)
-                    fast.chat_template = chat_template
-                    fast.save_pretrained(draft)
-        except Exception as error:  # on a full disk safetensors raises its own, tokenizers a bare Exception
-            if type(error) not in (SafetensorError, Exception):
-                raise
-            raise OSError(f"cannot write {folder}: {error}") from None
+    with new_folder(folder) as draft, full_disk_as_oserror(folder), _no_progress_bar():
+        shell.save_pretrained(draft)
+        if tokenizer is not None:
+            fast = fast_tokenizer(tokenizer, max_length=model.config.context)
+            fast.chat_template = chat_template
+            fast.save_pretrained(draft)
     return folder
+
+
+@contextmanager
+def full_disk_as_oserror(folder: Path) -> Iterator[None]:
+    """On a full disk safetensors raises an error of its own, and tokenizers a bare Exception."""
+    try:
+        yield
+    except Exception as error:
+        if type(error) not in (SafetensorError, Exception):
+            raise
+        raise OSError(f"cannot write {folder}: {error}") from None

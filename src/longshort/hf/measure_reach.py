@@ -1,6 +1,7 @@
-"""How far the heads of a transformers model look, and what limiting them costs: `python -m longshort.hf reach`.
+"""How much attention the heads of a transformers model pay beyond one window: `python -m longshort.hf reach`.
 
-A head that pays almost no attention beyond a window can be made local; the model's loss shows what that costs.
+A head that pays almost none there can be made local; the model's loss shows what that costs. `longshort inspect`
+measures all windows at once, and more.
 
 Shapes: B batch, H query heads, T tokens.
 """
@@ -19,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from longshort.files import write_json
 from longshort.heads import HeadPlan
 from longshort.hf.head_plans import ATTENTION_NAME, LayerCall, observed_by, use_head_plan, with_windows_up_to
+from longshort.hf.inspection.opened import read_pretrained
 from longshort.ops import attention
 
 SHARES = (0.0, 0.01, 0.05, 0.1, 0.2, 0.35, 0.5, 1.0)
@@ -88,7 +90,10 @@ def command(
     rows: Annotated[int, typer.Option(min=1, help="Number of sequences, from the start of the text.")] = 16,
     out: Annotated[Path | None, typer.Option(help="JSON file for the result.")] = None,
 ) -> None:
-    """Show how much attention each head pays beyond a window, and the loss when heads with little become local."""
+    """Show how much attention each head pays beyond a window, and the loss when heads with little become local.
+
+    longshort inspect FOLDER measures all windows at once, and proposes plans.
+    """
     tokenizer = _loaded(AutoTokenizer, folder, "tokenizer")
     tokens = tokenizer(_text(text), return_tensors="pt", verbose=False).input_ids[0]
     if length <= window or len(tokens) < rows * length:
@@ -114,10 +119,9 @@ def command(
 
 def _loaded(kind: Any, folder: Path, what: str) -> Any:
     try:
-        return kind.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # transformers fails in many ways
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise _Refused(f"{folder} must hold a {what} that transformers can read, got: {reason}") from None
+        return read_pretrained(kind, folder, what)
+    except ValueError as error:
+        raise _Refused(str(error)) from None
 
 
 def _text(path: Path) -> str:

@@ -56,7 +56,7 @@ def budget(
     >>> [layer.plan.windows[0] for layer in choice.layers]
     [64, 64, 64, 64, 64, 64, 64, None]
     """
-    _check_budget(cache_bytes, share)
+    check_budget(cache_bytes, share)
     cheapest: Costs | None = None
     for layers, reason in _candidates(n_layers, n_heads, n_kv_heads, context):
         found = costs(layers, context=context, n_kv_heads=n_kv_heads, head_dim=head_dim, value_bytes=value_bytes)
@@ -116,7 +116,7 @@ def _given(cache_bytes: float | None, share: float | None) -> list[str]:
     return [f"{name}={value!r}" for name, value in given.items() if value is not None]
 
 
-def _check_budget(cache_bytes: float | None, share: float | None) -> None:
+def check_budget(cache_bytes: float | None, share: float | None) -> None:
     if cache_bytes is None and share is None:
         raise ValueError("a budget must have cache_bytes, share or both, got neither")
     for name, value, most in (("cache_bytes", cache_bytes, float("inf")), ("share", share, 1.0)):

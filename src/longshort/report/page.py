@@ -76,15 +76,7 @@ def write_pictures(runs: Sequence[Run], data: datasets.Datasets, folder: Path) -
 
 
 def render(runs: Sequence[Run], data: datasets.Datasets, title: str, out: Path, remark: str = "") -> str:
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("longshort.report", "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = page_environment()
     environment.filters |= {"number": comparison.number, "count": lambda value: f"{value:,}", "moment": _moment}
     variants = comparison.group(runs)
     names = [variant.name for variant in variants]
@@ -117,8 +109,21 @@ def render(runs: Sequence[Run], data: datasets.Datasets, title: str, out: Path, 
         themes=[(colors, theme.method_styles(names, colors)) for colors in (theme.LIGHT, theme.DARK)],
         not_finite=theme.NOT_FINITE,
         font=theme.FONT,
-        payload=_script_json(_payload(runs, data)),
-        vega=_vega_script().replace("</script", "<\\/script"),
+        payload=script_json(_payload(runs, data)),
+        vega=vega_script(),
+    )
+
+
+def page_environment() -> Any:
+    """Where pages are written: values are escaped, and one that is missing is an error."""
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("longshort.report", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
 
 
@@ -203,12 +208,13 @@ def _moment(text: str) -> str:
 
 
 @functools.cache
-def _vega_script() -> str:
+def vega_script() -> str:
     """Vega, Vega-Lite and vega-embed as one script that sets `vegaEmbed`."""
     import vl_convert
 
     # The stub asks for a snippet that the function does not need.
-    return vl_convert.javascript_bundle(vl_version=vegalite())  # type: ignore[call-arg]
+    script = vl_convert.javascript_bundle(vl_version=vegalite())  # type: ignore[call-arg]
+    return script.replace("</script", "<\\/script")
 
 
 def _yaml(config: dict[str, Any]) -> str:
@@ -217,7 +223,7 @@ def _yaml(config: dict[str, Any]) -> str:
     return yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=100)
 
 
-def _script_json(value: Any) -> str:
+def script_json(value: Any) -> str:
     """JSON in which no HTML parser finds the end of the script element."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

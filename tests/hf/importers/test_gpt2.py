@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from longshort import HeadPlan
+from longshort.hf import use_head_plan
 from longshort.hf.importers import from_gpt2
 
 transformers = pytest.importorskip("transformers")
@@ -134,3 +135,14 @@ def test_a_source_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "config.json").write_text("{nothing")
     with pytest.raises(ValueError, match=r"config.json must hold JSON, got: Expecting"):
         from_gpt2(tmp_path)
+
+
+@torch.no_grad()
+def test_head_plans_that_were_saved_come_along(tmp_path):
+    theirs, ids = gpt2(attn_pdrop=0.0), torch.randint(97, (2, 64))
+    plans = [HeadPlan(windows=(None, 3, 8, 90)), HeadPlan(windows=(2, 2, 4, None), firsts=(2, 0, 0, 0))]
+    use_head_plan(theirs, [*plans, HeadPlan.full(4)])
+    theirs.save_pretrained(tmp_path)
+    ours = from_gpt2(tmp_path)
+    assert ours.config.layer_plans[0].windows == (None, 3, 8, 64)
+    torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, **TIGHT)

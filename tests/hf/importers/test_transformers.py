@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from longshort import GPT
+from longshort import GPT, HeadPlan
 from longshort.cli import app
-from longshort.hf import LongShortForCausalLM, write_folder
+from longshort.hf import LongShortForCausalLM, use_head_plan, write_folder
 from longshort.hf.importers import from_transformers
 from longshort.train import load_model
 
@@ -78,6 +78,38 @@ def test_a_saved_model_gives_the_logits_of_transformers(name, tmp_path):
     theirs = build(name)
     theirs.save_pretrained(tmp_path)
     torch.testing.assert_close(logits(from_transformers(tmp_path)), logits(theirs), **TIGHT)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("gemma 3, scaled", "olmo 3, yarn")])
+def test_head_plans_that_were_saved_come_along(name, tmp_path):
+    theirs = build(name)
+    without = logits(theirs)
+    plans = [HeadPlan(windows=(None, None, 7, 9)), HeadPlan(windows=(5, 5, 30, 30), firsts=(3, 3, 0, 0))]
+    use_head_plan(theirs, [HeadPlan.full(4), plans[1], plans[0], HeadPlan(windows=(400, 400, 2, 2))])
+    theirs.save_pretrained(tmp_path)
+    ours = from_transformers(tmp_path)
+    torch.testing.assert_close(logits(ours), logits(theirs), atol=3e-5, rtol=1e-4)
+    assert (logits(ours) - without).abs().max() > 0.1
+    theirs.set_attn_implementation("eager")
+    theirs.save_pretrained(tmp_path / "off")
+    torch.testing.assert_close(logits(from_transformers(tmp_path / "off")), without, **TIGHT)
+
+
+def test_head_plans_that_do_not_fit_are_refused(tmp_path):
+    theirs = build("olmo 3, yarn")
+    use_head_plan(theirs, HeadPlan(windows=(None, None, 7, 7)))
+    with pytest.raises(ValueError, match=r"must leave every head of layer 3 global, got .* positions are scaled"):
+        from_transformers(theirs)
+    values = build("llama").config.to_dict() | {"attn_implementation": "longshort"}
+    for plans, words in (
+        ([{"windows": [4] * 4}], "must be 4 plans of 4 heads, got 1 of 4 heads"),
+        ([{"windows": [4] * 2}] * 4, "got 4 of 2 heads"),
+        ([{"window": 4}] * 4, "head_plans must be a plan per layer, got: plan must have the keys windows"),
+        (7, "head_plans must be a plan per layer"),
+        ([{"windows": [None, 4, 4, 4]}] * 4, "all global or all local in each 2 query heads"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            from_transformers(build("llama").state_dict(), values | {"head_plans": plans})
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from longshort.heads import HeadPlan
 from longshort.hf.importers.layout import Tensors, listed, loaded
+from longshort.hf.importers.plans import saved_plans
 from longshort.hf.importers.rope import Rope, rope_of
 from longshort.hf.importers.source import Source
 from longshort.model import GPT, GPTConfig
@@ -78,7 +80,9 @@ def from_dense(source: Source) -> GPT:
     _check_kind(kind, source.config, named)
     family, theirs = FAMILIES[kind], _their_config(kind, source.config, named)
     biased = _biased(family, theirs)
-    ours = _our_config(kind, family, theirs, bool(biased), named)
+    sizes = {"n_layers": theirs.num_hidden_layers, "n_heads": theirs.num_attention_heads}
+    plans = saved_plans(source.config, **sizes, named=named)
+    ours = _our_config(kind, family, theirs, bool(biased), plans, named)
     return loaded(ours, _our_tensors(source, family, ours, biased), source=named)
 
 
@@ -120,7 +124,9 @@ def _biased(family: Family, config: Any) -> set[str]:
     return found
 
 
-def _our_config(kind: str, family: Family, config: Any, bias: bool, named: str) -> GPTConfig:
+def _our_config(
+    kind: str, family: Family, config: Any, bias: bool, plans: list[HeadPlan] | None, named: str
+) -> GPTConfig:
     activation = config.hidden_activation if family.gemma else config.hidden_act
     if activation not in _ACTIVATIONS:
         choices = ", ".join(_ACTIVATIONS)
@@ -136,8 +142,9 @@ def _our_config(kind: str, family: Family, config: Any, bias: bool, named: str) 
         fields |= _gemmas(kind, config, head_dim, named)
     if family.qk_norm is not None:
         fields |= {"qk_norm": family.qk_norm, "qk_norm_eps": config.rms_norm_eps}
-    if any(window is not None for window in windows):
-        fields["reach"] = _reach(windows, rope, n_heads, config.max_position_embeddings)
+    if plans is not None or any(window is not None for window in windows):
+        plans = plans or [HeadPlan.full(n_heads)] * len(windows)
+        fields["reach"] = _reach(plans, windows, rope, config.max_position_embeddings, named)
     try:
         return GPTConfig(
             vocab_size=config.vocab_size,
@@ -194,10 +201,22 @@ def _windows(family: Family, config: Any, named: str) -> list[int | None]:
     return [window if kind == "sliding_attention" else None for kind in types]
 
 
-def _reach(windows: list[int | None], rope: Rope, n_heads: int, context: int) -> tuple[LayerReach, ...]:
-    """Each layer's window for all of its heads; one beyond the context sees all of it."""
-    plans = [HeadPlan(windows=(window if window is None else min(window, context),) * n_heads) for window in windows]
-    return tuple(LayerReach(plan=plan, local_base=rope.local_theta) for plan in plans)
+def _reach(
+    plans: list[HeadPlan], windows: list[int | None], rope: Rope, context: int, named: str
+) -> tuple[LayerReach, ...]:
+    """The layers' plans, cut to the window that the layer has; one beyond the context sees all of it."""
+    layers, scaled = [], rope.scaling is not None and rope.scaling.heads == "global"
+    for number, (plan, window) in enumerate(zip(plans, windows, strict=True)):
+        if scaled and window is None and plan.n_global < plan.n_heads:
+            raise ValueError(
+                f"{named}: head_plans must leave every head of layer {number} global, got {list(plan.windows)}: its "
+                "positions are scaled, and a GPT does not scale those of local heads beside them"
+            )
+        most = context if window is None else min(window, context)
+        cut = tuple(None if w is None and window is None else min(w or most, most) for w in plan.windows)
+        base = None if window is None else rope.local_theta
+        layers.append(LayerReach(plan=replace(plan, windows=cut), local_base=base))
+    return tuple(layers)
 
 
 def _our_tensors(source: Source, family: Family, ours: GPTConfig, biased: set[str]) -> Tensors:

@@ -1,11 +1,14 @@
-"""GPT-2 in the Hugging Face format, as a model in which every head is global."""
+"""GPT-2 in the Hugging Face format, as a model in which every head is global, or as its `head_plans` say."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from longshort.heads import HeadPlan
 from longshort.hf.importers.layout import Tensors, filled, sizes, weights
+from longshort.hf.importers.plans import saved_plans
 from longshort.hf.importers.source import Weights, open_source
 from longshort.model import GPT, GPTConfig
 
@@ -15,7 +18,9 @@ _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "m
 
 
 def from_gpt2(source: Weights, config: Mapping[str, Any] | None = None) -> GPT:
-    """A `GPT` with GPT-2's weights and plain heads; its logits equal transformers' up to fp32 rounding.
+    """A `GPT` with GPT-2's weights; its logits equal transformers' up to fp32 rounding.
+
+    Its heads are plain, unless head plans were saved with it.
 
     Args:
         source: a folder written by `save_pretrained`, a safetensors file, the state dict of a `GPT2LMHeadModel` or
@@ -44,6 +49,9 @@ def from_gpt2(source: Weights, config: Mapping[str, Any] | None = None) -> GPT:
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         choices = ", ".join(_ACTIVATIONS)
         raise ValueError(f"{named}: activation_function must be one of {choices}, got {activation!r}")
+    plans = saved_plans(config, n_layers=fields["n_layers"], n_heads=n_heads, named=named)
+    if plans is not None:
+        fields["plans"] = tuple(_within(plan, fields["context"]) for plan in plans)
     ours = GPTConfig(
         n_heads=n_heads,
         mlp=_ACTIVATIONS[activation],
@@ -51,6 +59,10 @@ def from_gpt2(source: Weights, config: Mapping[str, Any] | None = None) -> GPT:
         **fields,
     )
     return filled(ours, _with_our_scale(tensors, config, ours), source=named)
+
+
+def _within(plan: HeadPlan, context: int) -> HeadPlan:
+    return replace(plan, windows=tuple(w and min(w, context) for w in plan.windows))
 
 
 def _with_our_scale(tensors: Tensors, config: Mapping[str, Any], ours: GPTConfig) -> Tensors:

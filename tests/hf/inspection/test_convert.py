@@ -1,0 +1,160 @@
+"""Converted folders: transformers and our own programs open them with the plan."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from longshort import HeadPlan
+from longshort.cli import app
+from longshort.hf.head_plans import ATTENTION_NAME
+from longshort.hf.importers import from_transformers
+from longshort.hf.inspection.convert import convert, read_plans, train
+from longshort.hf.inspection.opened import open_folder
+from longshort.hf.inspection.planned import loss_on, with_plans
+from longshort.hf.inspection.propose import Budget
+from longshort.hf.inspection.texts import text_sequences
+
+from ..small import shell
+from .models import CONFIGS, folder_of, model_of
+
+CPU = torch.device("cpu")
+PLANS = [HeadPlan(windows=(None, None, 5, 5)), HeadPlan(windows=(9, 9, 3, 3))]
+IDS = torch.randint(1, 256, (2, 60), generator=torch.Generator().manual_seed(2))
+
+
+@torch.no_grad()
+def logits(model):
+    return model(IDS).logits
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_converted_folder_opens_with_the_plan(name, tmp_path, text):
+    source = folder_of(model_of(name), tmp_path / "source")
+    record = convert(open_folder(source, CPU), tmp_path / "out", plans=PLANS, text=text, length=64, rows=4)
+    expected = with_plans(model_of(name), PLANS)
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert found.config._attn_implementation == ATTENTION_NAME
+    torch.testing.assert_close(logits(found), logits(expected), atol=1e-6, rtol=1e-5)
+    assert (logits(found) - logits(model_of(name))).abs().max() > 1e-4
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")("né").input_ids == [110, 195, 169]
+    assert json.loads((tmp_path / "out" / "conversion.json").read_text()) == record
+    assert record["loss"]["after"] == record["loss"]["planned"] != record["loss"]["before"]
+    if name in ("llama", "qwen3", "gemma3", "gpt2"):
+        torch.testing.assert_close(logits(from_transformers(tmp_path / "out")), logits(found), atol=2e-5, rtol=1e-4)
+
+
+def test_our_own_folder_converts_and_comes_home(tmp_path, text):
+    source = folder_of(shell(positions="rotary"), tmp_path / "source")
+    plans = [HeadPlan(windows=(None, 8, 4, 2)), HeadPlan(windows=(16, 8, 8, 8))]
+    record = convert(open_folder(source, CPU), tmp_path / "out", plans=plans, text=text, length=64, rows=4)
+    found = from_transformers(tmp_path / "out")
+    assert list(found.config.layer_plans) == plans and record["costs"]["share"] < 0.4
+    torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), logits(found))
+
+
+def test_training_lowers_the_loss_and_is_written(llama, tmp_path, text):
+    options = {"budget": Budget(share=0.3), "text": text, "length": 64, "rows": 4}
+    steps = []
+    record = convert(
+        open_folder(llama, CPU, trained=True),
+        tmp_path / "out",
+        **options,
+        steps=12,
+        batch=2,
+        rate=3e-3,
+        progress=lambda *step: steps.append(step),
+    )
+    loss = record["loss"]
+    assert loss["after"] < loss["planned"] - 0.3 and len(record["training"]["losses"]) == 12
+    assert record["text"] | {"source": ""} == {"source": "", "length": 64, "held_out": 2, "training": 24}
+    assert steps[-1][1:] == (12, 12) and steps[-1][0].startswith("training, loss ")
+    opened = open_folder(tmp_path / "out", CPU)
+    tokens, _ = text_sequences(opened.tokenizer, text, rows=4, length=64)
+    assert loss_on(opened.model, tokens[2:]) == pytest.approx(loss["after"], abs=1e-5)
+    assert record["costs"]["share"] <= 0.3
+
+
+def test_weights_keep_the_precision_they_had(tmp_path, text):
+    source = folder_of(model_of("llama").to(torch.bfloat16), tmp_path / "source")
+    opened = open_folder(source, CPU)
+    assert opened.model.dtype == torch.float32 and opened.dtype == torch.bfloat16
+    convert(opened, tmp_path / "out", plans=PLANS, text=text, length=64, rows=2, steps=1)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    assert saved.dtype == torch.bfloat16
+
+
+def test_nothing_is_left_where_it_fails(llama, tmp_path, text):
+    opened = open_folder(llama, CPU)
+    common = {"text": text, "length": 64, "rows": 4}
+    with pytest.raises(ValueError, match="--plan must have 2 layers of 4 heads, got 1 of 4"):
+        convert(opened, tmp_path / "out", plans=PLANS[:1], **common)
+    with pytest.raises(ValueError, match="the loss must stay finite, got nan at step"):
+        convert(opened, tmp_path / "out", plans=PLANS, **common, steps=20, rate=1e30)
+    with pytest.raises(ValueError, match="either plans or a budget"):
+        convert(opened, tmp_path / "out", **common)
+    (tmp_path / "short.txt").write_text("x" * 140)
+    with pytest.raises(ValueError, match="--text must have at least 3 sequences of 64 tokens, got 141 tokens"):
+        convert(opened, tmp_path / "out", plans=PLANS, **common | {"text": tmp_path / "short.txt"}, steps=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["short.txt"]
+
+
+def test_training_goes_over_short_texts_again():
+    model = model_of("llama", "sdpa")
+    losses = train(model, IDS[:1], steps=6, batch=2, rate=1e-2)
+    assert losses[-1] < losses[0] - 0.5 and not model.training
+
+
+def test_positions_that_depend_on_the_reach_are_kept(tmp_path):
+    model = shell(positions="rotary", reach={"pattern": "interleave", "layers": "LG", "window": 8, "dual_rope": True})
+    kept = with_plans(model, [HeadPlan(windows=(4,) * 4), HeadPlan.full(4)])
+    assert kept.model.config.layer_plans[0].windows == (4,) * 4
+    with pytest.raises(ValueError, match="global heads must stay global in layer 1"):
+        with_plans(model, [HeadPlan(windows=(8,) * 4)] * 2)
+
+
+@pytest.mark.parametrize("wrong", ["", "7", "[1]", "{}", '{"proposal": {}}', '[{"windows": [0]}]', "[" * 100_000])
+def test_a_file_without_plans_is_named(wrong, tmp_path):
+    (tmp_path / "p.json").write_text(wrong)
+    with pytest.raises(ValueError, match="--plan must be a record of longshort inspect"):
+        read_plans(tmp_path / "p.json")
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_from_inspect_to_a_run_that_generates(llama, tmp_path, text):
+    common = ("--text", text, "--length", 64, "--rows", 4)
+    assert run("inspect", llama, *common, "--budget", 0.3, "--no-page", "--out", tmp_path / "r.json").exit_code == 0
+    shown = run("convert", llama, *common, "--plan", tmp_path / "r.json", "--steps", 2, "--out", tmp_path / "out")
+    assert shown.exit_code == 0, shown.output
+    record = json.loads((tmp_path / "r.json").read_text())
+    assert f"loss {record['loss']:.4f} before, {record['proposal']['loss']:.4f} with the plan, " in shown.stdout
+    assert shown.stdout.endswith(f"wrote {tmp_path / 'out'} (the numbers: {tmp_path / 'out' / 'conversion.json'})\n")
+    assert read_plans(tmp_path / "out" / "conversion.json") == read_plans(tmp_path / "r.json")
+    assert run("generate", tmp_path / "out", "--tokens", 3).exit_code == 0
+    assert run("import", tmp_path / "out", "--out", tmp_path / "run").exit_code == 0
+    assert run("export", tmp_path / "run", tmp_path / "ours").exit_code == 0
+    home, theirs = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("ours", "out"))
+    torch.testing.assert_close(logits(home), logits(theirs), atol=2e-5, rtol=1e-4)
+    again = run("convert", llama, *common, "--plan", tmp_path / "r.json", "--out", tmp_path / "out")
+    assert again.exit_code == 1 and again.stderr.startswith("error: ") and "already exists" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "either --plan or --budget, got neither"),
+        (("--budget", "0.3", "--plan", "x.json"), "either --plan or --budget, got both"),
+        (("--budget", "0.3", "--lr", "nan"), "--lr must be a number above 0"),
+        (("--plan", "nowhere.json"), "nowhere.json: No such file"),
+    ],
+)
+def test_wrong_options_are_said_in_one_line(options, words, llama, tmp_path):
+    shown = run("convert", llama, "--out", tmp_path / "out", *options)
+    (line,) = shown.stderr.splitlines()
+    assert shown.exit_code == 1 and words in line
