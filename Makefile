@@ -21,7 +21,7 @@ TORCH_CPU_HOST := download.pytorch.org
 REACHABLE := import socket; socket.create_connection(("$(TORCH_CPU_HOST)", 443), 5)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-eco soak fuzz lint types layers docs pytest format bench clean compiler
+.PHONY: help demo test test-all test-eco test-release soak fuzz lint types layers docs pytest format bench clean compiler
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ test-eco: ## TRL's trainers on our models, sweeps through submitit, in .venv-eco
 	@$(MAKE) --no-print-directory $(ECO) .venv-eco/.installed
 	@echo "== tests: pytest tests/eco"
 	@.venv-eco/bin/python -m pytest -q tests/eco
+
+test-release: $(INSTALLED) ## wheel, sdist and each extra, installed in fresh environments; INTERPRETERS="python3.12 ..." adds others
+	@$(BIN)/python -m tests.release --python $(INTERPRETERS)
 
 soak: compiler $(INSTALLED) ## kills, lost processes, damaged files, full disks, drawn command lines; an hour; writes docs/notes/soak.md
 	@$(BIN)/python -m tests.soak --jobs $(JOBS)

@@ -1,8 +1,8 @@
 """`python -m tests.release`, which `make test-release` runs: builds the packages and installs them as users would.
 
-Wheel and sdist are built and checked by twine; then each extra is installed alone in an environment of its own and what
-it is for is imported. Without extras, what comes beside torch is listed, and nothing heavy may be among it. `--python` repeats the
-install without extras for other interpreters. Each environment takes a minute or two and is removed afterwards.
+Wheel and sdist are built and checked by twine; then each extra is installed alone in an environment of its own, and
+what it is for is imported. Without extras, what comes beside torch is listed, and nothing heavy may be among it.
+`--python` repeats the install without extras for other interpreters. An environment takes a minute or two.
 """
 
 from __future__ import annotations

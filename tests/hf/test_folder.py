@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+import yaml
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, pipeline
 from typer.testing import CliRunner
@@ -52,6 +53,19 @@ def test_the_exported_model_writes_what_the_checkpoint_writes(trained, exported)
     expected = torch.cat(list(generate(ours, prompt["input_ids"], max_new_tokens=20, temperature=0.0, stop=256)))
     assert out == expected.tolist()
     assert model.generation_config.eos_token_id == model.generation_config.pad_token_id == 256
+
+
+def test_the_card_says_what_the_model_is_and_how_it_was_trained(trained, exported, tmp_path):
+    card = (exported / "README.md").read_text()
+    head, facts = yaml.safe_load(card.split("---")[1]), dict(re.findall(r"^\| (.+?) \| (.+) \|$", card, re.MULTILINE))
+    model, loaded = load_model(trained)
+    assert head["library_name"] == "transformers" and head["pipeline_tag"] == "text-generation"
+    assert facts["parameters"] == f"{model.n_parameters():,}" and facts["steps"] == "2"
+    batch, length = loaded.state["config"]["data"]["batch_size"], model.config.context
+    assert facts["tokens seen"] == f"{2 * batch * length:,}, in sequences of {length:,}"
+    assert "global head" in facts["reach"] and str(trained) not in card
+    write_folder(model, None, tmp_path / "plain")
+    assert "## Training" not in (tmp_path / "plain" / "README.md").read_text()
 
 
 def run(*arguments):

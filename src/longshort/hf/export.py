@@ -7,6 +7,7 @@ from pathlib import Path
 from longshort.generation.sample import checkpoint_tokenizer, tokenizer_folder
 from longshort.hf.chat_template import read_chat_template
 from longshort.train import TrainConfig, load_model
+from longshort.train.checkpoint import Checkpoint
 from longshort.train.vocabulary import open_problems
 
 FORMATS = ("hf",)
@@ -21,8 +22,22 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, format: str = "hf") -> 
     except ImportError as error:
         raise ValueError(str(error)) from None
     model, loaded = load_model(checkpoint)
-    rl = TrainConfig.from_dict(loaded.state["config"]).rl
+    config = TrainConfig.from_dict(loaded.state["config"])
+    trained, rl = facts_of(config, loaded), config.rl
     if rl.task is not None:  # its tokens are not text
-        return write_folder(model, None, folder, end=open_problems(rl.task, rl.task_options).stop)
+        end = open_problems(rl.task, rl.task_options).stop
+        return write_folder(model, None, folder, end=end, trained=trained)
     template = read_chat_template(tokenizer_folder(loaded.path))
-    return write_folder(model, checkpoint_tokenizer(loaded), folder, chat_template=template)
+    return write_folder(model, checkpoint_tokenizer(loaded), folder, chat_template=template, trained=trained)
+
+
+def facts_of(config: TrainConfig, loaded: Checkpoint) -> dict[str, str]:
+    """What the checkpoint knows of its training, for the model card; nothing if it was imported and not trained."""
+    if not loaded.step:
+        return {}
+    facts = {"steps": f"{loaded.step:,}"}
+    if config.rl.task is None:
+        sequences = config.data.batch_size * loaded.step
+        facts |= {"tokens seen": f"{sequences * config.length:,}, in sequences of {config.length:,}"}
+    kind, rate = config.optimizer.kind, config.optimizer.lr
+    return facts | {"optimizer": f"{kind}, learning rate {rate:g}, {config.schedule.kind} schedule"}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from transformers.utils import logging
 
 from longshort.data.tokenizer import Tokenizer
 from longshort.files import new_folder
+from longshort.hf.card import model_card
 from longshort.hf.modeling import LongShortForCausalLM
 from longshort.hf.tokenizer import fast_tokenizer
 from longshort.model import GPT
@@ -35,10 +37,12 @@ def write_folder(
     *,
     end: int | None = None,
     chat_template: str | None = None,
+    trained: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write what `AutoModelForCausalLM` and `AutoTokenizer` load; a folder that exists is an error.
+    """Write what `AutoModelForCausalLM` and `AutoTokenizer` load, and a model card; a folder that exists is an error.
 
-    Without a tokenizer, `end` is the token that ends a sequence; `chat_template` goes with a tokenizer.
+    Without a tokenizer, `end` is the token that ends a sequence; `chat_template` goes with a tokenizer. `trained` are
+    facts of the training for the card.
     """
     if tokenizer is not None and tokenizer.vocab_size > model.config.vocab_size:
         raise ValueError(
@@ -48,6 +52,8 @@ def write_folder(
     shell = LongShortForCausalLM.from_gpt(model, bos_token_id=end, eos_token_id=end, pad_token_id=end)
     with new_folder(folder) as draft, full_disk_as_oserror(folder), _no_progress_bar():
         shell.save_pretrained(draft)
+        card = model_card(model.config, model.n_parameters(), trained=trained)
+        (draft / "README.md").write_text(card, encoding="utf-8")
         if tokenizer is not None:
             fast = fast_tokenizer(tokenizer, max_length=model.config.context)
             fast.chat_template = chat_template
