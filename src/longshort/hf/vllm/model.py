@@ -25,7 +25,7 @@ class PagedAttention(nn.Module):
     def __init__(self, layer: LSAttention, sublayers: tuple[Sublayer, ...], cache: CacheConfig, prefix: str) -> None:
         super().__init__()
         self.layer, self.sublayers = layer, sublayers
-        self.attend = nn.ModuleList([self._attention(sub, cache, f"{prefix}.{sub.name}") for sub in sublayers])
+        self.attend = nn.ModuleList([self._attention(sub, cache, prefix) for sub in sublayers])
         order = [head for sub in sublayers for head in sub.heads]
         self.order = None if order == sorted(order) else [order.index(head) for head in range(len(order))]
 
@@ -43,7 +43,8 @@ class PagedAttention(nn.Module):
             cache_config=cache,
             logits_soft_cap=layer.softcap,
             per_layer_sliding_window=sub.window,
-            prefix=prefix,
+            prefix=f"{prefix}.{sub.name}",
+            kv_sharing_target_layer_name=None if sub.reads is None else f"{prefix}.{sub.reads}",
             **more,
         )
 
