@@ -4,12 +4,17 @@
 """
 
 ARCHITECTURE = "LongShortForCausalLM"
+"""What the config.json of an exported folder names."""
 
 
 def register() -> None:
     """Make the configuration and the model known to vLLM, in each of its processes."""
-    import longshort.hf  # noqa: F401 (registers the configuration with transformers)
     from vllm import ModelRegistry
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
+    import longshort.hf  # noqa: F401 (registers the configuration with transformers)
+    from longshort.hf.vllm.settings import SettingsCheck
+
+    MODELS_CONFIG_MAP[ARCHITECTURE] = SettingsCheck
     if ARCHITECTURE not in ModelRegistry.get_supported_archs():
         ModelRegistry.register_model(ARCHITECTURE, "longshort.hf.vllm.model:ServedModel")

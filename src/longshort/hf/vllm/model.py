@@ -34,7 +34,7 @@ class PagedAttention(nn.Module):
         more: dict[str, Any] = {}
         if layer.sinks is not None:
             more["sinks"] = torch.empty(len(sub.heads))
-        return Attention(
+        attention = Attention(
             len(sub.heads),
             layer.head_dim,
             layer.head_dim**-0.5,
@@ -47,6 +47,10 @@ class PagedAttention(nn.Module):
             kv_sharing_target_layer_name=None if sub.reads is None else f"{prefix}.{sub.reads}",
             **more,
         )
+        if not attention.attn_backend.supports_head_size(layer.head_dim):
+            right = ", ".join(map(str, attention.attn_backend.get_supported_head_sizes()))
+            raise ValueError(f"head_dim must be one of {right} for vLLM's attention here, got {layer.head_dim}")
+        return attention
 
     def fill_sinks(self) -> None:
         """Give vLLM's attention layers their part of the learned sinks."""
@@ -94,7 +98,6 @@ class ServedModel(nn.Module):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
-        _refuse_settings(vllm_config)
         self.stack = Stack(vllm_config=vllm_config, prefix=prefix or "model")
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
@@ -130,14 +133,6 @@ class ServedModel(nn.Module):
                 if isinstance(child, SigmaLinear):
                     setattr(module, name, _plain(child))
         return filled
-
-
-def _refuse_settings(vllm_config: VllmConfig) -> None:
-    ranks = vllm_config.parallel_config.tensor_parallel_size
-    if ranks > 1:
-        raise ValueError(f"tensor_parallel_size must be 1 for this model, got {ranks}: use --data-parallel-size")
-    if vllm_config.quant_config is not None:
-        raise ValueError(f"quantization must be None for this model, got {vllm_config.model_config.quantization}")
 
 
 def _of_heads(x: Tensor, heads: tuple[int, ...]) -> Tensor:
