@@ -3,6 +3,7 @@
 import torch
 
 from longshort import GPT, GPTConfig, HeadPlan
+from longshort.reach import LayerReach
 
 SIZES = {"vocab_size": 257, "context": 1024, "n_layers": 2, "width": 96, "head_dim": 32, "init_std": 0.2}
 LLAMA = {"positions": "rotary", "norm": "rms", "mlp": "swiglu"}
@@ -45,11 +46,17 @@ PLANS = {
         "sigma_reparam": True,
         "bias": True,
     },
-    "mixed_group": {"n_heads": 6, "n_kv_heads": 2, "plan": HeadPlan(windows=(64, 16, 64, 8, 32, 8)), **LLAMA},
+    "mixed_group": {
+        "n_heads": 6,
+        "n_kv_heads": 2,
+        "plan": HeadPlan(windows=(64, 16, 64, 8, 32, 8)),
+        "positions": "none",
+        "norm": "rms",
+        "mlp": "swiglu",
+    },
     "scaled": {
         "n_heads": 4,
-        "n_global": 1,
-        "window": 1,
+        "reach": (LayerReach(plan=HeadPlan.long_short(4, 1, 1), local_share=0.5, global_base=5e4),) * 2,
         "rope_scaling": {"kind": "yarn", "factor": 4.0, "original_context": 256, "heads": "global"},
         "attention_scale": 0.3,
         "loss": {"exponent": 0.5},

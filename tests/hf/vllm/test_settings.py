@@ -1,5 +1,8 @@
 """What is asked of vLLM is checked before it starts; vLLM itself is not needed."""
 
+import tomllib
+from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -34,3 +37,9 @@ def test_a_plan_is_refused_by_its_configuration():
     with pytest.raises(ValueError, match="layer 0 has decays"):
         SettingsCheck.verify_and_update_model_config(SimpleNamespace(hf_config=LongShortConfig(head_decays=decays)))
     SettingsCheck.verify_and_update_model_config(SimpleNamespace(hf_config=LongShortConfig()))
+
+
+def test_the_entry_point_names_a_function():
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    module, name = project["entry-points"]["vllm.general_plugins"]["longshort"].split(":")
+    assert callable(getattr(import_module(module), name))

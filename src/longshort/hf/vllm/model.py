@@ -56,7 +56,7 @@ class PagedAttention(nn.Module):
         """Give vLLM's attention layers their part of the learned sinks."""
         if self.layer.sinks is not None:
             for attention, sub in zip(self.attend, self.sublayers, strict=True):
-                attention.impl.sinks.copy_(self.layer.sinks[list(sub.heads)])
+                attention.impl.sinks.copy_(self.layer.sinks[list(sub.heads)])  # type: ignore[union-attr,operator]
 
     def forward(self, x: Tensor, *, positions: Tensor, **_: Any) -> Tensor:
         """Attend within x (1, tokens, width), and to what vLLM's cache holds."""
@@ -84,7 +84,8 @@ class Stack(nn.Module):
         self.gpt.to_empty(device=vllm_config.device_config.device)
         for i, (block, sublayers) in enumerate(zip(self.gpt.blocks, layers, strict=True)):
             name = f"{prefix}.blocks.{i}.attention"
-            block.attention = PagedAttention(block.attention, sublayers, vllm_config.cache_config, name)
+            layer: Any = block.attention
+            block.attention = PagedAttention(layer, sublayers, vllm_config.cache_config, name)
 
     def forward(self, input_ids: Tensor | None, positions: Tensor, inputs_embeds: Tensor | None) -> Tensor:
         tokens = None if input_ids is None else input_ids[None]
@@ -124,6 +125,8 @@ class ServedModel(nn.Module):
         filled = set()
         for name, weight in weights:
             mine = "stack.gpt." + name.removeprefix("model.").replace(".attention.", ".attention.layer.")
+            if mine not in own:
+                raise ValueError(f"weights must be those of the model in config.json, got {name!r}, which it lacks")
             own[mine].copy_(weight)
             filled.add(mine)
         for module in list(self.modules()):

@@ -20,6 +20,6 @@ class SettingsCheck:
         """Refuse what the model cannot do."""
         ranks = vllm_config.parallel_config.tensor_parallel_size
         if ranks > 1:
-            raise ValueError(f"tensor_parallel_size must be 1 for this model, got {ranks}: use data_parallel_size")
+            raise ValueError(f"tensor_parallel_size must be 1 for this model, got {ranks}: its heads are not split")
         if (method := vllm_config.model_config.quantization) is not None:
             raise ValueError(f"quantization must be None for this model, got {method!r}")
