@@ -44,7 +44,7 @@ PLANS = {
         "plan": HeadPlan(windows=(16, None, 48, 16)),
         "positions": "sinusoidal",
         "sigma_reparam": True,
-        "bias": True,
+        "init_std": 1.0,
     },
     "mixed_group": {
         "n_heads": 6,
