@@ -1,5 +1,8 @@
 """The division of heads into vLLM's layers, and what is refused; vLLM itself is not needed."""
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,3 +72,10 @@ def test_every_head_is_in_one_sublayer_and_no_block_is_padded(layers, group):
 def test_what_vllm_cannot_compute_is_refused_by_name(options, said):
     with pytest.raises(ValueError, match=said):
         divide(config(**options))
+
+
+def test_the_example_of_the_page_prints_what_it_says(capsys):
+    page = Path(__file__).parents[3] / "docs" / "howto" / "vllm.md"
+    (block,) = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)
+    exec(compile(block, str(page), "exec"), {})
+    assert capsys.readouterr().out.strip() == block.splitlines()[-1].removeprefix("# ")
