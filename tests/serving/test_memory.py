@@ -47,5 +47,4 @@ def test_near_groups_hold_their_window_and_all_groups_no_more_than_our_cache(ser
         most = LENGTH + 1 if window is None else window
         assert blocks <= math.ceil(most / size) + (window is not None)
     own = gpt.new_cache(max_length=LENGTH + 1).nbytes
-    print(name, held, own, held.nbytes / own)
     assert held.nbytes < 1.1 * own

@@ -68,7 +68,7 @@ def test_the_server_answers_completions_and_chats(tmp_path):
     template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     folder = write_folder(gpt, tokenizer, tmp_path / "exported", chat_template=template)
     text = "Heads have reaches of their own. " * 4
-    prompt = torch.tensor([tokenizer.encode(text)])
+    prompt = torch.tensor(tokenizer.encode(text))[None]
     own = [int(token) for token in generate(gpt, prompt, max_new_tokens=12, temperature=0, stop=256)]
     with serving(folder, tmp_path / "log") as address:
         completed = ask(f"{address}/v1/completions", prompt=text, return_token_ids=True)
