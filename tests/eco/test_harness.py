@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -155,6 +156,16 @@ def test_a_run_has_the_table_of_its_export(tasks, tmp_path):
     assert saved["n-samples"]["own_answers"]["effective"] == 3
     assert CliRunner().invoke(app, ["export", str(run), str(tmp_path / "exported")]).exit_code == 0
     assert table == tables(tmp_path / "exported", *options)
+
+
+def test_the_task_of_the_page_runs(ran, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "hugging-face.md").read_text(encoding="utf-8")
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "capitals.yaml").write_text(re.search(r"```yaml\n(.*?)```", page, re.S)[1], encoding="utf-8")
+    line = re.search(r'`(\{"country".*?\})`', page)[1]
+    (tmp_path / "tasks" / "capitals.json").write_text(line + "\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert "|capitals|" in tables(ran[1].parents[1] / "exported", "--harness", "capitals", "--include", "tasks")[2]
 
 
 @pytest.mark.parametrize(
