@@ -36,9 +36,9 @@ test: compiler $(INSTALLED) ## everything CI runs: lint, types, layers, docs, py
 test-all: ## the same with the slow tests
 	@$(MAKE) --no-print-directory test SELECTED=
 
-# TRL brings datasets, pandas and pyarrow, which nothing else here needs: an environment of its own.
-ECO := VENV=.venv-eco EXTRAS=trl,slurm ALSO='hypothesis peft pytest pytest-timeout' CONSTRAINTS=constraints-eco.txt
-test-eco: ## TRL's trainers on our models, sweeps through submitit, in .venv-eco; not part of test
+# TRL and lm-evaluation-harness bring much that nothing else here needs: an environment of its own.
+ECO := VENV=.venv-eco EXTRAS=trl,eval,slurm ALSO='hypothesis peft pytest pytest-timeout' CONSTRAINTS=constraints-eco.txt
+test-eco: ## TRL, PEFT and lm-evaluation-harness on our models, sweeps through submitit, in .venv-eco; not part of test
 	@$(MAKE) --no-print-directory $(ECO) .venv-eco/.installed
 	@echo "== tests: pytest tests/eco"
 	@.venv-eco/bin/python -m pytest -q tests/eco

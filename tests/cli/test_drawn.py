@@ -326,6 +326,8 @@ COMMANDS = {
             bucket=numbers,
             device=DEVICES,
             out=news,
+            harness=st.sampled_from(["x", ",", "\udcff"]),
+            include=places,
         ),
     ),
     "generate": st.tuples(

@@ -3,12 +3,15 @@
 import os
 
 import pytest
+import torch
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is first imported
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
 from longshort.data.tokenizer import ByteTokenizer
 from longshort.hf import fast_tokenizer
+
+torch.set_num_threads(1)  # as jobs of a sweep have: their runs are compared with runs in this process, bit for bit
 
 
 @pytest.fixture

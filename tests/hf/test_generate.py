@@ -110,6 +110,19 @@ def test_the_cache_of_generate_is_ours_and_static_is_allocated_at_once(model):
     assert static.inner.layers[0].pools[0].k.shape[2] == 49
 
 
+@pytest.mark.parametrize("kind", ["dynamic", pytest.param("static", marks=pytest.mark.slow)])
+def test_a_compiled_forward_pass_writes_the_same_and_is_not_compiled_for_every_token(kind):
+    model = shell()
+    expected = text(model)
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    model.forward = torch.compile(model.forward, backend="eager")
+    text(model, cache_implementation=kind, max_new_tokens=4)
+    frames = torch._dynamo.utils.counters["frames"]["total"]
+    assert text(model, cache_implementation=kind) == expected
+    assert frames == torch._dynamo.utils.counters["frames"]["total"] > 0
+
+
 @pytest.mark.parametrize("kind", ["offloaded", "quantized", "offloaded_static"])
 def test_caches_that_know_no_heads_are_refused(model, kind):
     with pytest.raises(ValueError, match=f"cache_implementation must be None, dynamic or static .* got '{kind}'"):

@@ -13,6 +13,7 @@ from transformers import (
     BloomConfig,
     BloomForCausalLM,
     CLIPVisionConfig,
+    DynamicCache,
     Gemma2Config,
     GPT2Config,
     GptOssConfig,
@@ -22,6 +23,7 @@ from transformers import (
     LlavaForConditionalGeneration,
     MistralConfig,
     PhimoeConfig,
+    PreTrainedConfig,
     Qwen3Config,
 )
 
@@ -291,3 +293,12 @@ def test_caches_and_masks_that_do_not_fit_are_refused(options, words):
         else:
             model.generate(ids, max_new_tokens=2, pad_token_id=0, **options)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_models_without_a_plan_are_as_they_were(name):
+    config = CONFIGS[name]
+    assert config.to_dict() == PreTrainedConfig.to_dict.__wrapped__(config)
+    cache, before = DynamicCache(config=config), DynamicCache.__new__(DynamicCache)
+    DynamicCache.__init__.__wrapped__(before, config=config)
+    assert [type(layer) for layer in cache.layers] == [type(layer) for layer in before.layers]

@@ -122,6 +122,16 @@ def test_gradient_checkpointing_gives_the_same_gradients(monkeypatch):
     assert not checkpointed.model.gradient_checkpointing
 
 
+def test_without_a_cache_it_compiles_to_one_graph(model):
+    tokens = torch.randint(257, (2, 12), generator=torch.Generator().manual_seed(4))
+    mask = torch.ones_like(tokens)
+    mask[1, :5] = 0
+    inputs = {"attention_mask": mask, "labels": tokens, "use_cache": False}
+    compiled, plain = torch.compile(model, backend="eager", fullgraph=True)(tokens, **inputs), model(tokens, **inputs)
+    torch.testing.assert_close(compiled.loss, plain.loss)
+    torch.testing.assert_close(compiled.logits[mask > 0], plain.logits[mask > 0])
+
+
 def test_logits_can_be_had_of_some_positions_or_not_at_all(model):
     whole = model(TOKENS).logits
     close(model(TOKENS, logits_to_keep=3).logits, whole[:, -3:])

@@ -18,6 +18,13 @@ def evaluate(
     suite: Annotated[
         str | None, typer.Option(help="retrieval: needles, variables and recall in long sequences.")
     ] = None,
+    harness: Annotated[
+        str | None,
+        typer.Option(metavar="TASKS", help="Tasks of lm-evaluation-harness, separated by commas."),
+    ] = None,
+    include: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="With --harness: a folder with YAML files of further tasks.")
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="Prepared data folder; the run's own if not given.")] = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "validation",
     length: Annotated[
@@ -30,7 +37,7 @@ def evaluate(
     limit: Annotated[
         int | None,
         typer.Option(
-            min=1, help="At most this many windows; of a run of longshort rl, problems; of a suite, examples."
+            min=1, help="At most this many windows; of a run of longshort rl, problems; of suite and task, examples."
         ),
     ] = None,
     samples: Annotated[
@@ -48,6 +55,8 @@ def evaluate(
     Example: longshort evaluate runs/mine --split validation
 
     Retrieval by length and distance: longshort evaluate runs/mine --suite retrieval
+
+    Public benchmarks: longshort evaluate runs/mine --harness lambada_openai,piqa
     """
     from rich.console import Console
 
@@ -55,12 +64,20 @@ def evaluate(
     from longshort.rl.evaluation import evaluate_rewards, is_of_rl
     from longshort.train.checkpoint_scores import evaluate_checkpoint, evaluation_table
 
+    given = {"--data": data, "--length": length, "--stride": stride}
+    if harness is not None:
+        others = given | {"--suite": suite, "--samples": samples}
+        if (wrong := next((name for name, value in others.items() if value is not None), None)) is not None:
+            raise ValueError(f"{wrong} must not be given with --harness")
+        _evaluate_harness(checkpoint, harness, out, include=include, limit=limit, device=device)
+        return
+    if include is not None:
+        raise ValueError(f"--include must be given with --harness, got {include} alone")
     if suite is not None:
         if stride is not None or samples is not None:
             raise ValueError(f"{'--stride' if samples is None else '--samples'} must not be given with --suite")
         _evaluate_suite(checkpoint, suite, out, data=data, length=length, examples=limit, split=split, device=device)
         return
-    given = {"--data": data, "--length": length, "--stride": stride}
     exported = is_of_transformers(checkpoint)
     rewarded = not exported and is_of_rl(checkpoint)
     if rewarded and (wrong := next((name for name, value in given.items() if value is not None), None)):
@@ -120,3 +137,16 @@ def _evaluate_suite(checkpoint: Path, suite: str, out: Path | None, **options: A
         typer.echo(line)
     if out is not None:
         typer.echo(f"wrote {write_json(out, result)}")
+
+
+def _evaluate_harness(checkpoint: Path, tasks: str, out: Path | None, **options: Any) -> None:
+    from longshort.files import check_replaceable, write_json
+    from longshort.hf.harness import evaluate_harness, harness_numbers, harness_tables
+
+    if out is not None:
+        check_replaceable(out, '"checkpoint":')
+    results = evaluate_harness(checkpoint, tasks, **options)
+    for table in harness_tables(results):
+        typer.echo(table)
+    if out is not None:
+        typer.echo(f"wrote {write_json(out, {'checkpoint': str(checkpoint), **harness_numbers(results)})}")

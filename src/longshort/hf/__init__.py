@@ -50,3 +50,6 @@ else:
         # `transformers serve` does not use the Auto classes: it looks up the class that a config.json names in the
         # package itself, which another object replaces when processing_utils, needed by many models, is first imported.
         vars(sys.modules["transformers"])[_name] = globals()[_name]
+    # Nor does lm-evaluation-harness: it warns of a type of model that this table lacks.
+    _names = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    _names.setdefault(LongShortConfig.model_type, "LongShortForCausalLM")

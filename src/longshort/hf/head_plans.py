@@ -285,6 +285,11 @@ def _named_for(config: PreTrainedConfig) -> str | dict[str, str]:
     return dict.fromkeys(text, ATTENTION_NAME) if text else ATTENTION_NAME
 
 
+# Changed for every model, though only a configuration with `head_plans` in use gets anything else than before: nothing
+# of ours is called when such a model is loaded, saved or makes its cache. `from_pretrained` builds transformers' own
+# configuration and model, which save themselves by `to_dict`, and both `generate` and a forward pass make the cache by
+# `DynamicCache(config=...)`, whose kinds of layer come from `layer_types`, by which models also choose their masks. An
+# attention function, the only thing transformers lets one register, first runs when that cache is already filled.
 PreTrainedConfig.to_dict = _naming_the_attention(PreTrainedConfig.to_dict)  # type: ignore[method-assign]
 DynamicCache.__init__ = _with_planned_layers(DynamicCache.__init__)  # type: ignore[method-assign]
 AttentionInterface.register(ATTENTION_NAME, head_plan_attention)

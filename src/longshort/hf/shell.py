@@ -103,11 +103,29 @@ class LongShortPreTrainedModel(PreTrainedModel):
         The first arguments are those of `forward`, `options` those of `GPT`.
         """
         self._refuse(output_attentions, past_key_values)
-        given = given_input(input_ids, inputs_embeds)
-        batch_size, length = given.shape[:2]
         cache = past_key_values
         if cache is None and self._wants_cache(use_cache, targets):
             cache = LongShortCache(self.config)
+        compiled = torch.compiler.is_compiling()
+        run = self._run_eagerly if compiled and cache is not None else self._run_inner
+        inputs = (input_ids, attention_mask, position_ids, cache, inputs_embeds, targets)
+        output, states = run(*inputs, watched=watched, **options)
+        return output, states, cache
+
+    def _run_inner(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        cache: LongShortCache | None,
+        inputs_embeds: Tensor | None,
+        targets: Tensor | None,
+        *,
+        watched: Iterable[nn.Module],
+        **options: Any,
+    ) -> tuple[GPTOutput, list[Tensor]]:
+        given = given_input(input_ids, inputs_embeds)
+        batch_size, length = given.shape[:2]
         past = 0 if cache is None else cache.get_seq_length()
         positions, segments = layout(attention_mask, position_ids, batch_size=batch_size, past=past, new=length)
         self._check_length(past + length, positions)
@@ -121,7 +139,11 @@ class LongShortPreTrainedModel(PreTrainedModel):
                 cache=None if cache is None else cache.opened(self.model, batch_size, given.device),
                 **options,
             )
-        return output, states, cache
+        return output, states
+
+    _run_eagerly = torch.compiler.disable(
+        _run_inner, reason="a cache counts its tokens in Python: each new token would be compiled anew"
+    )
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.embedding
