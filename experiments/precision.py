@@ -1,0 +1,104 @@
+"""Does plain attention diverge because it is computed in bf16?
+
+Rounding in attention's backward pass has been named as the cause of such divergence (arXiv 2510.04212). Then a run that
+diverges in bf16 should not diverge with the same seed where all products are computed in TF32 or fp32. The recipe is
+that of `endurance`, in which plain attention left its best loss by step 10,000 with one of two seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from experiments.endurance import runs_table
+from experiments.engine import comparison, figures, measures, tables
+from experiments.engine.evidence import FAILS, HOLDS, PARTLY
+from experiments.engine.measures import Outcome, Row
+from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
+from longshort.train import TrainConfig
+from longshort.train.variants import VARIANTS
+
+BF16, TF32, FP32 = "plain", "plain-tf32", "plain-fp32"
+SETTINGS = {BF16: ("bf16", "highest"), TF32: ("fp32", "high"), FP32: ("fp32", "highest")}
+"""`run.precision` and `run.matmul`; in fp32 the attention kernels follow the latter as well."""
+
+
+def variants(base: TrainConfig) -> Variants:
+    """Plain attention in three precisions."""
+    plain = VARIANTS["plain"](base)
+    return {
+        name: replace(plain, run=replace(plain.run, precision=precision, matmul=matmul))
+        for name, (precision, matmul) in SETTINGS.items()
+    }
+
+
+def collect(folder: Path) -> Data:
+    return measures.data_of(measures.outcomes(folder), folder, tuple(SETTINGS), parts=_parts)
+
+
+def _parts(variant: str, runs: Sequence[Outcome]) -> Row:
+    return {"diverged_seeds": [outcome.run.seed for outcome in runs if outcome.diverged]}
+
+
+def table(data: Data) -> str:
+    return tables.losses(data)
+
+
+def exact(data: Data) -> Finding | None:
+    """Only seeds with which bf16 diverged, and that ran in another precision as far, say anything."""
+    rows = measures.by_name(data)
+    exacter = [rows[name] for name in (TF32, FP32) if name in rows]
+    if BF16 not in rows or not exacter:
+        return None
+    lost, same, words = set(rows[BF16]["diverged_seeds"]), [], []
+    for row in exacter:
+        far = {
+            seed for seed, steps in zip(row["seeds"], row["steps"], strict=True) if steps >= max(rows[BF16]["steps"])
+        }
+        asked = lost & (far | set(row["diverged_seeds"]))
+        same += [seed in row["diverged_seeds"] for seed in sorted(asked)]
+        words.append(f"{row['variant']}: {len(asked & set(row['diverged_seeds']))} of {len(asked)}")
+    if not same:
+        return None
+    verdict = HOLDS if all(same) else PARTLY if any(same) else FAILS
+    ours = f"of the seeds with which bf16 diverged, {'; '.join(words)}"
+    return Finding(ours=ours, verdict=verdict, seeds=comparison.seeds_of(rows[BF16], *exacter))
+
+
+def figure(data: Data) -> Any:
+    from longshort.report.charts import drawing
+
+    names = [row["variant"] for row in data["rows"]]
+    return drawing().hconcat(*figures.over_steps(data, names, width=340, height=230, each_seed=True))
+
+
+EXPERIMENT = Experiment(
+    name="precision",
+    question="Does plain attention diverge because it is computed in bf16?",
+    method=(
+        "Plain attention as in `endurance`: the author's model, learning rate, warm-up of 2,000 steps and sequences of "
+        "2,048 tokens, 16 per step. bf16 is autocast, as everywhere here; in the others weights, activations and "
+        "attention are fp32, and products are rounded to TF32 or not at all. Runs with one seed see the same batches "
+        "and start with the same weights. The rule was written before any of these runs."
+    ),
+    cost="H200: 1.5 minutes per seed for bf16, about 4 for TF32, 12 for fp32; CPU --quick: seconds",
+    caption="Validation perplexity and largest |logit| over steps, with one line per seed.",
+    claims={
+        "precision": Claim(
+            text="plain attention diverges in TF32 or fp32 too, with the seeds with which it diverges in bf16",
+            paper="arXiv 2510.04212: rounding in bf16 is the cause",
+            rule="holds if with every such seed that ran as far, partly if with some",
+            judge=exact,
+        ),
+    },
+    collect=collect,
+    table=table,
+    more=runs_table,
+    figure=figure,
+    variants=variants,
+    on_request=(FP32,),
+    settings={"schedule.warmup": 2000, "telemetry.logits_every": 10},
+    steps=12_000,
+)
