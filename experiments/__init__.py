@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 NAMES = (
     *("explosion", "stabilizers", "lr-sensitivity", "heads-and-window", "degrees-of-freedom", "positions", "latency"),
-    *("endurance", "precision", "scale", "label-noise", "corrupted-tokens", "loss-landscape"),
+    *("endurance", "endurance-others", "precision", "scale", "label-noise", "corrupted-tokens", "loss-landscape"),
     *("long-range", "las-sweep", "las-gain", "las-books", "recall"),
     *("reach", "reach-modern", "retrieval", "retrieval-modern", "gumbel-score", "soft-thinking"),
 )

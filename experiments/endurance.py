@@ -30,7 +30,7 @@ def variants(base: TrainConfig) -> Variants:
     return {kind: VARIANTS[kind](base) for kind in KINDS}
 
 
-def collect(folder: Path) -> Data:
+def collect(folder: Path, kinds: Sequence[str] = KINDS) -> Data:
     """Rows and curves, and how fast each variant is alone on the device, where that was timed."""
     seconds = measures.step_seconds(folder)
 
@@ -42,7 +42,7 @@ def collect(folder: Path) -> Data:
             "tokens_per_second_alone": tokens / seconds[variant] if variant in seconds else None,
         }
 
-    return measures.data_of(measures.outcomes(folder), folder, KINDS, parts=parts)
+    return measures.data_of(measures.outcomes(folder), folder, kinds, parts=parts)
 
 
 def table(data: Data) -> str:

@@ -112,6 +112,20 @@ def test_plain_attention_must_diverge_in_every_seed_and_ls_in_none(found, verdic
     assert found.verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("diverged", "steps", "verdict"),
+    [((0, 0), 40_000, HOLDS), ((1, 0), 40_000, PARTLY), ((1, 1), 9_000, FAILS), ((0, 0), 9_000, UNDECIDED)],
+)
+def test_other_remedies_must_not_diverge(diverged, steps, verdict):
+    names = ("layer-wise", "qk-norm-head")
+    rows = [
+        {"variant": name, "seeds": [0, 1, 2], "diverged": lost, "steps": [steps] * 3}
+        for name, lost in zip(names, diverged, strict=True)
+    ]
+    judge = load("endurance-others").claims["stays"].judge
+    assert judge({"rows": rows}).verdict == verdict and judge({"rows": rows[:1]}) is None
+
+
 @given(rows("plain"), rows("ls"))
 def test_scale_needs_equal_steps_and_counts_what_is_lower(plain, ls):
     found = scale.larger({"rows": [plain, ls]})
