@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from experiments import reach
@@ -28,11 +29,13 @@ LONG = 32_768
 """Context at which caches are compared."""
 
 
-def _layers(letters: str, **options: Any) -> Spec:
-    return {"pattern": "interleave", "layers": letters, "window": 64, **options}
+def layers(letters: str, window: int = 64, **options: Any) -> Spec:
+    """Whole layers, local (L) or global (G)."""
+    return {"pattern": "interleave", "layers": letters, "window": window, **options}
 
 
-def _short(n_global: int, window: int, **options: Any) -> Spec:
+def short(n_global: int, window: int, **options: Any) -> Spec:
+    """LS-attention."""
     return {"pattern": "long_short", "n_global": n_global, "window": window, **options}
 
 
@@ -42,26 +45,26 @@ def _ladder(**options: Any) -> Spec:
 
 PLANS: dict[str, Spec] = {
     "full": "full",
-    "ls1-w64": _short(1, 64),
-    "ls1-w145": _short(1, 145),
-    "ls2-w64": _short(2, 64),
-    "one-full-6": _layers("LLLLLGLL"),
-    "one-full-8": _layers("LLLLLLLG"),
-    "interleave-5-1": _layers("LLLLLG", last_global=True),
-    "interleave-3-1": _layers("LLLG"),
-    "interleave-1-1": _layers("LG"),
+    "ls1-w64": short(1, 64),
+    "ls1-w145": short(1, 145),
+    "ls2-w64": short(2, 64),
+    "one-full-6": layers("LLLLLGLL"),
+    "one-full-8": layers("LLLLLLLG"),
+    "interleave-5-1": layers("LLLLLG", last_global=True),
+    "interleave-3-1": layers("LLLG"),
+    "interleave-1-1": layers("LG"),
     "ladder": _ladder(),
     **{
         f"{name}-sinks": {**({"pattern": spec} if isinstance(spec, str) else spec), "sinks": True}
         for name, spec in {
             "full": "full",
-            "ls1-w64": _short(1, 64),
-            "one-full-8": _layers("LLLLLLLG"),
+            "ls1-w64": short(1, 64),
+            "one-full-8": layers("LLLLLLLG"),
             "ladder": _ladder(),
         }.items()
     },
-    "one-full-8-nope": _layers("LLLLLLLG", nope=True),
-    "interleave-3-1-nope": _layers("LLLG", nope=True),
+    "one-full-8-nope": layers("LLLLLLLG", nope=True),
+    "interleave-3-1-nope": layers("LLLG", nope=True),
     "ladder-nope": _ladder(nope=True),
 }
 """As `model.reach` has them; layers are counted from 1."""
@@ -86,10 +89,10 @@ QUICK_BASE: dict[str, Any] = {
 }
 
 
-def variants(base: TrainConfig) -> Variants:
-    """Every plan of the model; windows longer than a quick model's context are those of the context."""
+def variants(base: TrainConfig, plans: Mapping[str, Spec] = PLANS) -> Variants:
+    """Every plan of the model; a quick model has shorter ladders."""
     found = {}
-    for name, spec in PLANS.items():
+    for name, spec in plans.items():
         if base.model.context < 512 and "ladder" in name and isinstance(spec, dict):
             spec = {**spec, "largest": base.model.context // 2, "smallest": 2}
         model = replace(base.model, reach=spec, n_global=None, window=None)
@@ -102,9 +105,9 @@ def main() -> None:
     child.train_and_look(reach.as_planned(), also=reach.whole_validation)
 
 
-def collect(folder: Any) -> Data:
+def collect(folder: Path, plans: Sequence[str] = tuple(PLANS)) -> Data:
     """Rows by plan, as in `reach`, and what the plan costs."""
-    return measures.data_of(measures.outcomes(folder), folder, tuple(PLANS), parts=_parts)
+    return measures.data_of(measures.outcomes(folder), folder, plans, parts=_parts)
 
 
 def _parts(variant: str, runs: Sequence[Outcome]) -> Row:
@@ -139,8 +142,8 @@ def table(data: Data) -> str:
     return tables.markdown((*header, "95 % interval", "max abs logit"), lines)
 
 
-def mixed(data: Data) -> Finding | None:
-    return reach.judged(reach.against(data, "full", MIXED), len(MIXED), "full is behind", lower=False)
+def mixed(data: Data, names: Sequence[str] = MIXED) -> Finding | None:
+    return reach.judged(reach.against(data, "full", names), len(names), "full is behind", lower=False)
 
 
 def ladder(data: Data) -> Finding | None:
@@ -168,7 +171,7 @@ def figure(data: Data) -> Any:
     return reach.losses_and_curves(data, STRONG)
 
 
-_RULE = (
+RULE = (
     "ahead if the paired 95 % interval of the difference over at least three seeds excludes 0, undecided if it does not"
 )
 EXPERIMENT = Experiment(
@@ -192,25 +195,25 @@ EXPERIMENT = Experiment(
         "mixed": Claim(
             text="in a modern block too, every plan that mixes reaches is ahead of full attention",
             paper="`reach`: seven of ten plans, in a block of LayerNorm and GELU",
-            rule=f"{_RULE}: holds if for all {len(MIXED)} plans, partly if for some",
+            rule=f"{RULE}: holds if for all {len(MIXED)} plans, partly if for some",
             judge=mixed,
         ),
         "ladder": Claim(
             text="in a modern block too, the ladder is ahead of every other plan with 8 global heads",
             paper="`reach`: see its table",
-            rule=f"{_RULE}: holds if against all, partly if against some",
+            rule=f"{RULE}: holds if against all, partly if against some",
             judge=ladder,
         ),
         "sinks": Claim(
             text="learned sinks lower the loss",
             paper="MiMo-V2-Flash: windows of 128 need them",
-            rule=f"{_RULE}: holds if for all {len(SUNK)} plans, partly if for some",
+            rule=f"{RULE}: holds if for all {len(SUNK)} plans, partly if for some",
             judge=sinks,
         ),
         "nope": Claim(
             text="global heads without positions lower the loss",
             paper="Command A, Llama 4 and others have them",
-            rule=f"{_RULE}: holds if for all {len(UNTURNED)} plans, partly if for some",
+            rule=f"{RULE}: holds if for all {len(UNTURNED)} plans, partly if for some",
             judge=nope,
         ),
     },

@@ -62,3 +62,17 @@ def test_a_run_has_its_loss_and_its_costs_in_the_table(corpus, tmp_path):
     assert "| one-full-8-sinks | 1 | 8 of 64 | 8.1 |" in load("reach-modern").table(data)
     assert "| one-full-8-sinks |" in load("reach-modern").more(data)
     load("reach-modern").figure(data).to_dict()
+
+
+def test_finalists_have_a_larger_model_and_as_many_global_heads(corpus, tmp_path):
+    configs = planned(load("reach-30m"), tmp_path)
+    counts = {name: sum(plan.n_global for plan in config.model.layer_plans) for name, config in configs.items()}
+    assert counts == {"full": 72, "ls1-w128": 12, "interleave-5-1": 12, "one-full-12": 6, "ladder": 12}
+    assert {config.model.width for config in configs.values()} == {384}
+    ladder = configs["ladder"].model.layer_plans[0]
+    assert ladder.windows == (None, 512, 256, 128, 64, 32)
+    data = {"rows": [{"variant": name, "seeds": [0], "final_losses": [3.5 - (name != "full")]} for name in configs]}
+    assert load("reach-30m").findings(data)["mixed"].ours.startswith("full is behind: ls1-w128")
+    options = Options(out=tmp_path, variants=("ladder",), quick=True, steps=1, device="cpu")
+    (trial,) = plan_sweep(load("reach-30m"), options, data=corpus)
+    assert trial.config.model.context == 256

@@ -1,0 +1,62 @@
+"""Which plan of reaches in a larger modern transformer? The finalists of `reach-modern` in modern-30m.
+
+`python -m experiments.reach_30m RUN/config.json` runs one training; see `reach`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from experiments import reach, reach_modern
+from experiments.engine.records import Claim
+from experiments.reach_modern import RULE, Spec, layers, short
+
+PLANS: dict[str, Spec] = {
+    "full": "full",
+    "ls1-w128": short(1, 128),
+    "interleave-5-1": layers("LLLLLG", 128),
+    "one-full-12": layers("LLLLLLLLLLLG", 128),
+    "ladder": {"pattern": "ladder", "smallest": 32},
+}
+"""As `model.reach` has them."""
+MIXED = tuple(name for name in PLANS if name != "full")
+BASE: dict[str, Any] = {**reach_modern.BASE, "model": {"preset": "modern-30m"}, "data": {"batch_size": 64}}
+QUICK_BASE: dict[str, Any] = {
+    **reach_modern.QUICK_BASE,
+    "model": {"preset": "modern-30m", "context": 256, "width": 48, "ff_width": 48, "vocab_size": 257},
+}
+
+EXPERIMENT = replace(
+    reach_modern.EXPERIMENT,
+    name="reach-30m",
+    question="Which plan of reaches should a modern transformer of 30M parameters have, and at what cost?",
+    method=(
+        "modern-30m: 12 layers of 6 heads of width 64, RMSNorm, SwiGLU, rotary positions, QK-norm per head, a BPE of "
+        "8,192; AdamW at 2e-3 with a warm-up of 200 steps and a cosine to 5 %; 2,290 steps of 64 sequences of 2,048 "
+        "tokens: 300M tokens, six epochs of 409 books. The loss is that of the whole validation text (26 books, 3.9M "
+        "tokens) with the weights of the last step. Windows of local heads are 128; the ladder has one global head and "
+        "windows of 512 to 32 in each layer. Cache and visible keys are computed, in bf16. The plans, the claim and "
+        "its rule were written before any of these runs."
+    ),
+    cost="H200: about 25 minutes per seed, five at a time under MPS; CPU --quick: two minutes",
+    claims={
+        "mixed": Claim(
+            text="with 30M parameters too, every plan that mixes reaches is ahead of full attention",
+            paper="`reach`: seven of ten plans with 8.4M parameters",
+            rule=f"{RULE}: holds if for all {len(MIXED)} plans, partly if for some",
+            judge=partial(reach_modern.mixed, names=MIXED),
+        ),
+    },
+    collect=partial(reach_modern.collect, plans=tuple(PLANS)),
+    figure=partial(reach.losses_and_curves, strong=tuple(PLANS)),
+    variants=partial(reach_modern.variants, plans=PLANS),
+    base=BASE,
+    quick_base=QUICK_BASE,
+    steps=2290,
+    process="experiments.reach_30m",
+)
+
+if __name__ == "__main__":
+    reach_modern.main()
