@@ -91,6 +91,7 @@ def test_a_file_that_is_no_such_page_is_not_overwritten(tmp_path, no_script):
 def test_every_chart_is_drawn_and_nothing_is_loaded(browser, tmp_path):
     page = write_heads_page(record(sinks=True), tmp_path / "p.html", command="x")
     before = len(browser.requests)
+    browser.complaints.clear()
     browser.show(page, dark=True)
     loaded = [url for url in browser.requests[before:] if not url.startswith(("file:", "data:", "blob:"))]
     assert not loaded and not browser.complaints

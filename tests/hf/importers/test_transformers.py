@@ -153,7 +153,8 @@ def test_windows_are_those_of_the_layers(name):
 def test_only_global_layers_of_gemma_3_are_slowed_and_bases_differ():
     config = from_transformers(build("gemma 3, scaled")).config
     assert (config.rope_scaling.kind, config.rope_scaling.heads, config.rope_scaling.factor) == ("linear", "global", 8)
-    assert config.rope_theta == 1e6 and {layer.local_base for layer in config.reach} == {1e4}
+    assert config.rope_theta == 1e6
+    assert {(layer.plan.n_global, layer.local_base) for layer in config.reach} == {(0, 1e4), (4, None)}
 
 
 @pytest.mark.parametrize("name", ["llama 3", "gemma 3, scaled", "olmo 3, yarn"])
