@@ -269,7 +269,7 @@ def losses_and_curves(data: Data, strong: Sequence[str]) -> Any:
     )
 
 
-_RULE = (
+RULE = (
     "ahead if the paired 95 % interval of the difference over at least three seeds excludes 0, undecided if it does not"
 )
 EXPERIMENT = Experiment(
@@ -294,25 +294,25 @@ EXPERIMENT = Experiment(
         "mixed": Claim(
             text="every plan that mixes reaches is ahead of full attention",
             paper="our pilots: 0.02 to 0.08 nats, one or two seeds",
-            rule=f"{_RULE}: holds if for all ten plans, partly if for some",
+            rule=f"{RULE}: holds if for all ten plans, partly if for some",
             judge=mixed,
         ),
         "head-wise": Claim(
             text="one global head in each layer, the rest with a window of 64, is ahead of full attention",
             paper="our pilots: 0.02 nats, two seeds",
-            rule=_RULE,
+            rule=RULE,
             judge=head_wise,
         ),
         "ladder": Claim(
             text="the ladder is ahead of every other plan with 8 global heads",
             paper="our pilots: ahead in one of two seeds",
-            rule=f"{_RULE}: holds if against all, partly if against some",
+            rule=f"{RULE}: holds if against all, partly if against some",
             judge=ladder,
         ),
         "local": Claim(
             text="without any global head the loss is above that of full attention",
             paper="our pilots: 0.01 nats, one seed",
-            rule=_RULE,
+            rule=RULE,
             judge=needs_global,
         ),
     },

@@ -11,7 +11,7 @@ from typing import Any
 
 from experiments import reach, reach_modern
 from experiments.engine.records import Claim
-from experiments.reach_modern import RULE, Spec, layers, short
+from experiments.reach_modern import Spec, layers, short
 
 PLANS: dict[str, Spec] = {
     "full": "full",
@@ -45,7 +45,7 @@ EXPERIMENT = replace(
         "mixed": Claim(
             text="with 30M parameters too, every plan that mixes reaches is ahead of full attention",
             paper="`reach`: seven of ten plans with 8.4M parameters",
-            rule=f"{RULE}: holds if for all {len(MIXED)} plans, partly if for some",
+            rule=f"{reach.RULE}: holds if for all {len(MIXED)} plans, partly if for some",
             judge=partial(reach_modern.mixed, names=MIXED),
         ),
     },

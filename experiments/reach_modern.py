@@ -171,9 +171,6 @@ def figure(data: Data) -> Any:
     return reach.losses_and_curves(data, STRONG)
 
 
-RULE = (
-    "ahead if the paired 95 % interval of the difference over at least three seeds excludes 0, undecided if it does not"
-)
 EXPERIMENT = Experiment(
     name="reach-modern",
     question="Which plan of reaches should a modern transformer have, and at what cost?",
@@ -195,25 +192,25 @@ EXPERIMENT = Experiment(
         "mixed": Claim(
             text="in a modern block too, every plan that mixes reaches is ahead of full attention",
             paper="`reach`: seven of ten plans, in a block of LayerNorm and GELU",
-            rule=f"{RULE}: holds if for all {len(MIXED)} plans, partly if for some",
+            rule=f"{reach.RULE}: holds if for all {len(MIXED)} plans, partly if for some",
             judge=mixed,
         ),
         "ladder": Claim(
             text="in a modern block too, the ladder is ahead of every other plan with 8 global heads",
             paper="`reach`: see its table",
-            rule=f"{RULE}: holds if against all, partly if against some",
+            rule=f"{reach.RULE}: holds if against all, partly if against some",
             judge=ladder,
         ),
         "sinks": Claim(
             text="learned sinks lower the loss",
             paper="MiMo-V2-Flash: windows of 128 need them",
-            rule=f"{RULE}: holds if for all {len(SUNK)} plans, partly if for some",
+            rule=f"{reach.RULE}: holds if for all {len(SUNK)} plans, partly if for some",
             judge=sinks,
         ),
         "nope": Claim(
             text="global heads without positions lower the loss",
             paper="Command A, Llama 4 and others have them",
-            rule=f"{RULE}: holds if for all {len(UNTURNED)} plans, partly if for some",
+            rule=f"{reach.RULE}: holds if for all {len(UNTURNED)} plans, partly if for some",
             judge=nope,
         ),
     },

@@ -259,7 +259,7 @@ def test_a_modern_model_learns() -> None:
 
 
 def test_compiled_layers_share_one_table_of_angles():
-    """Inductor would compute cosines and sines again in each kernel that turns queries or keys."""
+    """Otherwise the backward pass computes cosines and sines again."""
     from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
 

@@ -207,7 +207,7 @@ def _table(
     return cos * scaling.amplitude, sin * scaling.amplitude
 
 
-# An op of its own, so that torch.compile computes the table once, and not again in every kernel and for every feature.
+# An op of its own, so that a compiled model computes the table once, for all layers and the backward pass.
 _library = torch.library.Library("longshort", "FRAGMENT")
 _library.define("cos_sin(Tensor angles) -> (Tensor, Tensor)")
 _library.impl("cos_sin", lambda angles: (angles.cos(), angles.sin()), "CompositeExplicitAutograd")
