@@ -44,6 +44,8 @@ CLOSE = 0.02
 """Two points of accuracy."""
 LEARNED = 0.5
 """The share that full attention must have right for a kind to decide anything."""
+APART = 0.1
+"""Seeds further apart are shown one by one."""
 RECALL = "recall"
 
 BASE: dict[str, Any] = {
@@ -178,14 +180,23 @@ def _at_distance(row: Row, name: str) -> list[float]:
     return found
 
 
-def _mean(values: Sequence[float]) -> str:
-    return percent(statistics.fmean(values)) if values else ""
+def _shown(values: Sequence[float]) -> str:
+    """The mean; the seeds too, where they part.
+
+    >>> _shown([0.99, 0.97]), _shown([1.0, 0.0])
+    ('98.0 %', '50.0 % (100, 0)')
+    """
+    if not values:
+        return ""
+    parted = max(values) - min(values) > APART
+    seeds = f" ({', '.join(f'{100 * value:.0f}' for value in values)})" if parted else ""
+    return percent(statistics.fmean(values)) + seeds
 
 
 def table(data: Data) -> str:
     kinds = [kind for kind in KINDS if any(kind in row["shares"] for row in data["rows"])]
     lines = [
-        (row["variant"], len(row["seeds"]), *(_mean(_at_length(row, kind)) for kind in kinds), row["diverged"])
+        (row["variant"], len(row["seeds"]), *(_shown(_at_length(row, kind)) for kind in kinds), row["diverged"])
         for row in data["rows"]
     ]
     return tables.markdown(("plan", "seeds", *kinds, "diverged"), lines)
@@ -194,18 +205,33 @@ def table(data: Data) -> str:
 def more(data: Data) -> str:
     rows = data["rows"]
     names = sorted({name for row in rows for name in row["distances"]}, key=_near)
-    parts = []
+    parts = [_differences(rows)] if any(row["variant"] == "full" for row in rows) else []
     for key, words in (("distances", "Recall"), ("distances_before", "Recall before the fine-tuning,")):
-        near = [(row["variant"], *(_mean(row.get(key, {}).get(name, ())) for name in names)) for row in rows]
+        near = [(row["variant"], *(_shown(row.get(key, {}).get(name, ())) for name in names)) for row in rows]
         text = f"{words} by the distance back to the pair, in tokens"
         parts.append(f"{text}:\n\n{tables.markdown(('plan', *names), near)}")
     for times, words in ((0.5, "At half the length"), (2, "At twice the length, past the context of the training")):
-        lines = [(row["variant"], *(_mean(_at_length(row, kind, times)) for kind in KINDS)) for row in rows]
+        lines = [(row["variant"], *(_shown(_at_length(row, kind, times)) for kind in KINDS)) for row in rows]
         parts.append(f"{words}:\n\n{tables.markdown(('plan', *KINDS), lines)}")
     when = [(row["variant"], *(", ".join(map(str, row["half_at"].get(kind, ()))) for kind in KINDS)) for row in rows]
     words = "The first evaluated step at which half of the answers are right, seed by seed; twice the last one if never"
     parts.append(f"{words}:\n\n{tables.markdown(('plan', *KINDS), when)}")
     return "\n\n".join(parts)
+
+
+def _differences(rows: Sequence[Row]) -> str:
+    full = next(row for row in rows if row["variant"] == "full")
+    lines = [(row["variant"], *(_points(row, full, kind) for kind in KINDS)) for row in rows if row is not full]
+    words = "Points above full attention, and the paired 95 % interval over seeds"
+    return f"{words}:\n\n{tables.markdown(('plan', *KINDS), lines)}"
+
+
+def _points(mine: Row, full: Row, kind: str) -> str:
+    pair = _pair(mine, full, partial(_at_length, kind=kind))
+    if pair is None:
+        return ""
+    interval = f" ({100 * pair.low:+.1f} to {100 * pair.high:+.1f})" if pair.seeds > 1 else ""
+    return f"{100 * pair.mean:+.1f}{interval}"
 
 
 def _near(distance: str) -> int:
@@ -271,9 +297,11 @@ def two_heads(data: Data) -> Finding | None:
     if not {"ls1-w64", "ls2-w64", "full"} <= rows.keys():
         return None
     pair = _pair(rows["ls1-w64"], rows["ls2-w64"], lambda row: _at_length(row, RECALL))
-    if pair is None or not any(_learned(rows[name], RECALL) for name in ("ls1-w64", "ls2-w64")):
+    if pair is None:
         return None
     seeds = (*comparison.seeds_of(rows["ls1-w64"], rows["ls2-w64"]), pair.seeds)
+    if not any(_learned(rows[name], RECALL) for name in ("ls1-w64", "ls2-w64")):
+        return Finding(ours=f"neither has {LEARNED:.0%} right", verdict=verdict_of([None]), seeds=seeds)
     return Finding(ours=f"{100 * pair.mean:+.1f} points", verdict=verdict_of([pair.is_below()]), seeds=seeds)
 
 
@@ -294,29 +322,30 @@ def sooner(data: Data) -> Finding | None:
 def figure(data: Data) -> Any:
     from longshort.report.charts import drawing
 
-    names = [row["variant"] for row in data["rows"] if row["variant"] in USUAL]
-    strong = {*names}
-    points = [
-        {"series": row["variant"], "detail": str(seed), "distance": _near(name), "accuracy": share}
-        for row in data["rows"]
-        if row["variant"] in strong
-        for name, shares in row["distances"].items()
-        for seed, share in zip(row["seeds"], shares, strict=True)
+    rows = [row for row in data["rows"] if row["variant"] in USUAL]
+    names = [row["variant"] for row in rows]
+    cells = [
+        {"plan": f"{row['variant']}, {seed}", "distance": name, "accuracy": row["distances"][name][place]}
+        for row in rows
+        for place, seed in enumerate(row["seeds"])
+        for name in sorted(row["distances"], key=_near)
     ]
-    shared: dict[str, Any] = {"names": names, "y": "accuracy", "share": True, "width": 215, "height": 200}
-    axes: dict[str, Any] = {"x": "distance", "x_title": "distance, in tokens (from)", "log_x": True}
-    panels = [figures.lines(points, title="recall", y_title="right answers", **axes, **shared)]
-    for kind in (RECALL, "needles-noise"):
+    axes: dict[str, Any] = {"x": "distance", "y": "plan", "x_title": "distance, in tokens", "y_title": "plan, seed"}
+    axes |= {"value": "accuracy", "value_title": "right", "log": False, "domain": (0.0, 1.0)}
+    recall = figures.heat(cells, title=RECALL, width=260, height=280, **axes)
+    panels = []
+    for kind in ("variables", "needles-noise"):
         steps = [
             {"series": curve["variant"], "detail": str(curve["seed"]), "step": step, "accuracy": share}
             for curve in data["curves"]
-            if curve["variant"] in strong
+            if curve["variant"] in names
             for step, share in curve["kinds"].get(kind, ())
         ]
-        axes = {"x": "step", "x_title": "step of the fine-tuning", "y_title": "right answers, validation"}
+        over: dict[str, Any] = {"x": "step", "x_title": "step", "y": "accuracy", "y_title": "right answers, validation"}
         if steps:
-            panels.append(figures.lines(steps, title=kind, **axes, **shared))
-    return drawing().hconcat(*panels)
+            panels.append(figures.lines(steps, title=kind, names=names, share=True, width=215, height=280, **over))
+    alt = drawing()
+    return alt.hconcat(recall, alt.hconcat(*panels)).resolve_scale(color="independent", strokeDash="independent")
 
 
 _RULE = (
@@ -337,8 +366,8 @@ EXPERIMENT = Experiment(
     ),
     cost="H200: about 3 minutes per seed beyond `reach`, six at a time; CPU --quick: two minutes",
     caption=(
-        "Right answers of recall by the distance back to the pair (left), and over the steps of the fine-tuning, for "
-        "recall and for four needles in noise; mean and range over seeds."
+        "Right answers of recall by plan, seed and the distance back to the pair (left); over the steps of the "
+        "fine-tuning, for variable tracking and four needles in noise, mean and range over seeds."
     ),
     claims={
         "distance": Claim(

@@ -68,6 +68,17 @@ def reach():
     yield f"validation loss | {full} | ladder of windows: {ladder}; LS: {ls} | {len(rows['full'])} |"
 
 
+def retrieval():
+    rows = {row["variant"]: row["shares"] for row in data("experiments/results/retrieval.json")["rows"]}
+
+    def shares(plan):
+        found = (100 * statistics.mean(rows[plan][kind]["2048"]) for kind in ("needles-books", "variables"))
+        return "; ".join(f"{share:.0f} %" for share in found)
+
+    full, ladder, ls = (shares(name) for name in ("full", "ladder", "ls1-w64"))
+    yield f"four needles in books; variables, 4 hops | {full} | ladder: {ladder}; LS: {ls} | 3 |"
+
+
 def demo():
     losses = {}
     for run in data("docs/results/demo-setting.json")["chosen"]:
@@ -141,7 +152,7 @@ def settings():
     yield "one global head of 12 and windows of 128"
 
 
-SOURCES = (endurance, reach, demo, attention, training, decoding, cpu, soak, settings)
+SOURCES = (endurance, reach, retrieval, demo, attention, training, decoding, cpu, soak, settings)
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.__name__)

@@ -169,7 +169,7 @@ def heat(
     axis = alt.Axis(labelAngle=-35 if named else 0, labelOverlap=False)
     base = frame(rows).encode(
         x=alt.X(f"{x}:O", title=x_title, sort=_order(rows, x), axis=axis),
-        y=alt.Y(f"{y}:O", title=y_title, sort=_order(rows, y)),
+        y=alt.Y(f"{y}:O", title=y_title, sort=_order(rows, y), axis=alt.Axis(labelOverlap=False)),
     )
     written = text if text is not None and text.endswith("%") else ",.3~r"  # not 584m for 58.4 %
     legend = alt.Legend(title=value_title, gradientLength=height - 30, format=written)

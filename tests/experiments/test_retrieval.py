@@ -82,7 +82,11 @@ def decided(seeds=3, half_at=None, full=0.9, **gaps):
                 "half_at": {"recall": [(half_at or {}).get(name, 500) + seed for seed in range(seeds)]},
             }
         )
-    return load("retrieval").findings({"rows": rows})
+    return rows
+
+
+def findings_of(*args, **options):
+    return load("retrieval").findings({"rows": decided(*args, **options)})
 
 
 def verdicts(findings):
@@ -90,15 +94,25 @@ def verdicts(findings):
 
 
 def test_a_plan_is_within_two_points_where_every_interval_says_so():
-    assert verdicts(decided()) == {"distance": HOLDS, "kinds": HOLDS, "two": FAILS, "sooner": FAILS}
-    findings = decided(ls1_w64=0.3, half_at=dict.fromkeys(reach.PLANS, 400) | {"full": 900})
+    assert verdicts(findings_of()) == {"distance": HOLDS, "kinds": HOLDS, "two": FAILS, "sooner": FAILS}
+    findings = findings_of(ls1_w64=0.3, half_at=dict.fromkeys(reach.PLANS, 400) | {"full": 900})
     assert verdicts(findings) == {"distance": PARTLY, "kinds": PARTLY, "two": HOLDS, "sooner": HOLDS}
     assert findings["distance"].ours.startswith("ls1-w64: -29.9 points at a distance of 1024-2047; one-full-8: ")
     far = dict.fromkeys(("ls1_w64", "one_full_8", "ladder"), 0.3)
-    assert verdicts(decided(**far))["distance"] == FAILS
-    assert verdicts(decided(**dict.fromkeys(far, 0.021)))["distance"] == UNDECIDED
+    assert verdicts(findings_of(**far))["distance"] == FAILS
+    assert verdicts(findings_of(**dict.fromkeys(far, 0.021)))["distance"] == UNDECIDED
 
 
 def test_nothing_is_decided_by_two_seeds_or_where_full_attention_only_guesses():
-    assert set(verdicts(decided(seeds=2)).values()) <= {*TWICE.values(), UNDECIDED}
-    assert decided(full=0.2) == {}
+    assert set(verdicts(findings_of(seeds=2)).values()) <= {*TWICE.values(), UNDECIDED}
+    (found,) = findings_of(full=0.2).items()
+    assert found[0] == "two" and found[1].verdict == UNDECIDED and found[1].ours == "neither has 50% right"
+
+
+def test_the_page_shows_seeds_that_part_and_what_the_intervals_are():
+    rows = decided(ls1_w64=0.3)
+    ladder = next(row for row in rows if row["variant"] == "ladder")
+    ladder["distances"]["4-7"] = [1.0, 0.0, 1.0]
+    page = retrieval.more({"rows": rows})
+    assert "| ls1-w64 | -29.9 (-30.1 to -29.7) |" in page
+    assert "| ladder | 66.7 % (100, 0, 100) | 90.1 % |" in page
