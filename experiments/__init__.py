@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 NAMES = (
     *("explosion", "stabilizers", "lr-sensitivity", "heads-and-window", "degrees-of-freedom", "positions", "latency"),
     *("endurance", "endurance-others", "precision", "scale", "label-noise", "corrupted-tokens", "loss-landscape"),
-    *("long-range", "las-sweep", "las-gain", "las-books", "recall"),
+    *("long-range", "las-sweep", "las-gain", "las-causal", "las-books", "recall"),
     *("reach", "reach-modern", "reach-30m", "retrieval", "retrieval-modern", "gumbel-score", "soft-thinking"),
 )
 """Every experiment, in the order of the table of claims."""

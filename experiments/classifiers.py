@@ -58,8 +58,9 @@ def decayed(config: TrainConfig, max_decay: float = LAS_MAX_DECAY) -> TrainConfi
 
 
 def smoothed(config: TrainConfig, width: int = LAS_WIDTH) -> TrainConfig:
-    """LaS's smoothing, centred, since the classifier's attention is two-sided."""
-    return replace(config, model=replace(config.model, smoothing=width, smoothing_side="centred"))
+    """LaS's smoothing: centred in two-sided attention, over a position and those before it in causal attention."""
+    side = "causal" if config.task.causal else "centred"
+    return replace(config, model=replace(config.model, smoothing=width, smoothing_side=side))
 
 
 def _positions(name: str) -> Callable[[TrainConfig], TrainConfig]:
@@ -70,18 +71,26 @@ def _windows(config: TrainConfig) -> TrainConfig:
     return with_plan(config, HeadPlan.long_short(config.model.n_heads, N_GLOBAL, min(WINDOW, config.length // 4)))
 
 
+def _las(config: TrainConfig) -> TrainConfig:
+    return smoothed(decayed(config))
+
+
 def _causal_las(config: TrainConfig) -> TrainConfig:
-    config = replace(decayed(config), task=replace(config.task, causal=True))
-    return replace(config, model=replace(config.model, smoothing=LAS_WIDTH))
+    return _las(replace(config, task=replace(config.task, causal=True)))
 
 
 def _pooled_before(config: TrainConfig) -> TrainConfig:
-    """LaS with logits pooled before the softmax, by the reference backend; few sequences at a time to bound memory."""
-    config = smoothed(decayed(config))
+    """LaS with logits pooled before the softmax. Causal attention has smoothed keys for that, in every backend;
+    two-sided attention needs the reference backend, with few sequences at a time to bound memory.
+    """
+    config = _las(config)
+    model = replace(config.model, smoothing_stage="before")
+    if config.task.causal:
+        return replace(config, model=model)
     batch, fitting = config.data.batch_size, DENSE_PAIRS // config.length**2
     accumulate = next(n for n in range(1, batch + 1) if batch % n == 0 and (batch // n <= fitting or n == batch))
-    model = replace(config.model, smoothing_stage="before", backend="reference")
-    return replace(config, model=model, run=replace(config.run, accumulate=accumulate, cuda_graphs=False))
+    run = replace(config.run, accumulate=accumulate, cuda_graphs=False)
+    return replace(config, model=replace(model, backend="reference"), run=run)
 
 
 KINDS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
@@ -93,9 +102,9 @@ KINDS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
     "ls": _windows,
     "ls-rotary": lambda config: _windows(_positions("rotary")(config)),
     "smoothing": smoothed,
-    "las": lambda config: smoothed(decayed(config)),
+    "las": _las,
     "las-causal": _causal_las,
     "ls-smooth": lambda config: smoothed(_windows(config)),
     "las-before": _pooled_before,
 }
-"""What differs between variants; `none` has plain heads without positions."""
+"""What differs between variants; `none` has plain heads without positions. In a causal configuration all are causal."""

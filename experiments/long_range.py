@@ -55,10 +55,10 @@ def variants(base: TrainConfig) -> Variants:
     }
 
 
-def collect(folder: Path) -> Data:
+def collect(folder: Path, names: Sequence[str] = NAMES) -> Data:
     """Accuracy of every kind of attention, task by task."""
     found = measures.outcomes(folder)
-    data = measures.data_of(found, folder, NAMES, row=measures.accuracy_row, parts=_parts, curve=None)
+    data = measures.data_of(found, folder, names, row=measures.accuracy_row, parts=_parts, curve=None)
     return data | {"published": PUBLISHED}
 
 

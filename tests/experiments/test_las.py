@@ -5,8 +5,8 @@ from itertools import product
 
 import pytest
 
-from experiments import las_books, las_gain, las_sweep, load
-from experiments.engine.evidence import FAILS, HOLDS, PARTLY, UNDECIDED
+from experiments import las_books, las_causal, las_gain, las_sweep, load
+from experiments.engine.evidence import FAILS, HOLDS, NOT_RUN, PARTLY, UNDECIDED
 
 from .made_up import made_up_sweep, planned
 
@@ -148,6 +148,91 @@ def test_gains_are_counted_from_plain_heads_of_the_same_cell(tmp_path):
     assert cell == ((128, 1000), pytest.approx({"rotary": 0.0, "las": 0.0, "ls": -0.3}))
     assert "| 128 | 1,000 | 1 | 90.0 % | +0.0 | +0.0 | -30.0 |" in experiment.table(data)
     assert experiment.findings(data) == {}
+    experiment.figure(data).to_dict()
+
+
+# las-causal
+
+
+def test_every_variant_is_causal_with_batch_norm_and_trains_on_tasks_as_published(tmp_path):
+    configs = planned(load("las-causal"), tmp_path, data=tmp_path)
+    assert {(config.task.causal, config.task.norm) for config in configs.values()} == {(True, "batch")}
+    assert {(config.task.name, config.length, config.task.train) for config in configs.values()} == {
+        ("listops", 2000, None),
+        ("image", 1024, None),
+    }
+    kinds = ["none", "sinusoidal", "alibi", "decay", "smoothing", "las", "las-before"]
+    assert list(configs) == [f"{task}-{kind}" for task in ("listops", "image") for kind in kinds]
+    assert list(planned(load("las-causal"), tmp_path)) == [f"listops-{kind}" for kind in kinds]
+
+
+def test_causal_smoothing_has_the_width_reported_for_the_task_and_needs_no_other_backend(tmp_path):
+    configs = planned(load("las-causal"), tmp_path, data=tmp_path)
+    pooled = {name: config.model for name, config in configs.items() if config.model.smoothing is not None}
+    assert {name: (model.smoothing, model.smoothing_stage) for name, model in pooled.items()} == {
+        f"{task}-{kind}": (width, "before" if kind == "las-before" else "after")
+        for task, width in (("listops", 5), ("image", 3))
+        for kind in ("smoothing", "las", "las-before")
+    }
+    assert {model.smoothing_side for model in pooled.values()} == {"causal"}
+    assert {(config.model.backend, config.run.accumulate) for config in configs.values()} == {("auto", 1)}
+    decaying = {name for name, config in configs.items() if config.model.layer_plans[0].decays is not None}
+    assert {name.partition("-")[2] for name in decaying} == {"decay", "las", "las-before"}
+
+
+def test_the_method_says_how_many_epochs_the_steps_are(tmp_path):
+    experiment = load("las-causal")
+    config = planned(experiment, tmp_path)["listops-none"]
+    seen = config.run.steps * config.data.batch_size
+    assert f"{config.run.steps:,} steps, which are {seen / 96_000:g} epochs of ListOps" in experiment.method
+    assert f"and {seen / 45_000:.1f} of CIFAR-10" in experiment.method
+    assert f"{config.model.n_layers} layers of width {config.model.width} with 8 heads" in experiment.method
+
+
+def of_kinds(**tasks):
+    """What las-causal finds in these accuracies, for three seeds alike or by seed, of the kinds of each task."""
+    rows = []
+    for task, kinds in tasks.items():
+        for kind, shares in kinds.items():
+            values = shares if isinstance(shares, list) else [shares + 0.01 * seed for seed in range(3)]
+            place = {"task": task, "kind": kind.replace("_", "-"), "seeds": list(range(len(values)))}
+            rows.append(place | {"accuracies": values, "accuracy": sum(values) / len(values)})
+    return load("las-causal").findings({"rows": rows})
+
+
+GAINING = {"none": 0.3, "decay": 0.32, "smoothing": 0.35, "las": 0.4, "sinusoidal": 0.38, "alibi": 0.36}
+
+
+def test_parts_that_each_help_and_together_more_hold_on_both_tasks_alone():
+    both = of_kinds(listops=GAINING, image=GAINING | {"las_before": 0.395})
+    assert verdicts(both) == {"parts": HOLDS, "together": HOLDS, "positions": HOLDS, "order": NOT_RUN}
+    assert both["together"].seeds == (3,) * 4
+    assert both["together"].ours.startswith("listops: las less decay +8.0 (+8.0 to +8.0); listops: las less smoothing")
+    assert set(verdicts(of_kinds(listops=GAINING)).values()) == {NOT_RUN}
+    guessed = {"none": 0.15, "decay": 0.12, "smoothing": 0.12}
+    assert of_kinds(listops=GAINING, image=guessed)["parts"].verdict == NOT_RUN
+
+
+def test_a_part_that_does_not_help_on_one_task_leaves_the_claim_partly():
+    worse = GAINING | {"decay": 0.29, "sinusoidal": 0.45}
+    found = of_kinds(listops=GAINING | {"las_before": 0.41}, image=worse | {"las_before": 0.38})
+    assert verdicts(found) == {"parts": PARTLY, "together": HOLDS, "positions": PARTLY, "order": PARTLY}
+    level = dict.fromkeys(GAINING, 0.3)
+    assert of_kinds(listops=level, image=level)["parts"].verdict == FAILS
+    nearly = GAINING | {"las_before": 0.392}
+    assert of_kinds(listops=nearly, image=nearly)["order"].verdict == HOLDS  # at most a point below
+
+
+def test_a_gain_that_changes_sign_with_the_seed_decides_nothing():
+    unsure = GAINING | {"las": [0.5, 0.2, 0.5]}
+    assert of_kinds(listops=unsure, image=unsure)["together"].verdict == UNDECIDED
+
+
+def test_part_of_las_causal_is_shown_and_drawn(tmp_path):
+    experiment = load("las-causal")
+    data = experiment.collect(made_up_sweep(experiment, tmp_path, variants=("*-las-before", "*-none"), steps=20))
+    assert [(row["task"], row["kind"]) for row in data["rows"]] == [("listops", "none"), ("listops", "las-before")]
+    assert "| listops-las-before | 1 |" in experiment.table(data) and las_causal.learned(data) == ["listops"]
     experiment.figure(data).to_dict()
 
 

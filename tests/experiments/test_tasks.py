@@ -26,6 +26,7 @@ def test_variants_of_a_task_differ_in_the_attention_alone(tmp_path):
     for name, options in (
         ("long-range", {"data": tmp_path, "variants": ("*", "*-las-before")}),
         ("las-sweep", {}),
+        ("las-causal", {"data": tmp_path}),
         ("recall", {}),
     ):
         configs = planned(load(name), tmp_path, **options)
@@ -88,6 +89,14 @@ def test_pooling_before_the_softmax_is_run_when_asked_for(tmp_path):
     assert config.model == replace(usual, smoothing_stage="before", backend="reference")
 
 
+def test_smoothing_is_centred_unless_attention_is_causal(tmp_path):
+    for causal, expected in (("false", {(False, "centred"), (True, "causal")}), ("true", {(True, "causal")})):
+        options = {"variants": ("*", "*-las-before"), "overrides": (f"task.causal={causal}",)}
+        configs = planned(load("long-range"), tmp_path, **options).values()
+        smoothed = [config for config in configs if config.model.smoothing is not None]
+        assert {(config.task.causal, config.model.smoothing_side) for config in smoothed} == expected
+
+
 def test_windows_and_decay_are_in_their_variants_only(tmp_path):
     plans = {name: config.model.layer_plans[0] for name, config in planned(load("long-range"), tmp_path).items()}
     assert plans["listops-ls"].windows == (None, None, *[64] * 6) == plans["listops-ls-rotary"].windows
@@ -115,6 +124,7 @@ def test_recall_goes_from_no_global_head_to_plain_attention(tmp_path):
         ("recall", "*-g1"),
         pytest.param("las-sweep", "listops-b0.1-p[15]", marks=pytest.mark.slow),
         pytest.param("las-gain", "n32-x192-none,n32-x192-las", marks=pytest.mark.slow),
+        pytest.param("las-causal", "listops-decay,listops-las-before", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.every(2)

@@ -1,6 +1,7 @@
 """Tasks that are read: text by bytes, pictures by pixels, and one line about files that are not what they should be."""
 
 import lzma
+import zipfile
 
 import numpy as np
 import pytest
@@ -57,6 +58,15 @@ def test_pixels_are_tokens_row_by_row(name, side, tmp_path):
     assert len(task.splits["train"]) == 10
     stored = np.load(path)
     assert (task.splits["test"][3][0] == stored["x_test"][3].reshape(-1)).all() and task.splits["test"][3][1] == 3
+
+
+def test_pictures_compressed_further_are_the_same_task_in_another_file(tmp_path):
+    path, smaller = pictures(tmp_path / "pictures.npz"), tmp_path / "smaller.npz"
+    with zipfile.ZipFile(path) as known, zipfile.ZipFile(smaller, "w", zipfile.ZIP_LZMA) as packed:
+        for name in known.namelist():
+            packed.writestr(name, known.read(name))
+    found = [open_task("smnist", TaskSettings(path=str(file))).splits["train"] for file in (path, smaller)]
+    assert np.array_equal(found[0].tokens, found[1].tokens) and np.array_equal(found[0].labels, found[1].labels)
 
 
 @pytest.mark.parametrize(
