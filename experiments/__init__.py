@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 NAMES = (
     *("explosion", "stabilizers", "lr-sensitivity", "heads-and-window", "degrees-of-freedom", "positions", "latency"),
-    *("endurance", "endurance-others", "precision", "scale", "label-noise", "corrupted-tokens", "loss-landscape"),
+    *("endurance", "endurance-others", "precision", "scale"),
+    *("label-noise", "label-noise-images", "corrupted-tokens", "loss-landscape"),
     *("long-range", "las-sweep", "las-gain", "las-causal", "las-books", "recall"),
     *("reach", "reach-modern", "reach-30m", "retrieval", "retrieval-modern", "gumbel-score", "soft-thinking"),
 )

@@ -66,11 +66,26 @@ def _rows(result: Result) -> list[Row]:
             row = {"dataset": result["dataset"], "model": result["model"], "loss": loss}
             row |= {"condition": condition["name"], "kind": condition["kind"], "share": condition["share"]}
             for key in ("last", "stopped", "best"):
-                values = result[key][i][j]
-                spread = statistics.stdev(values) if len(values) > 1 else 0.0
-                row |= {key: statistics.fmean(values), f"{key}_spread": spread}
+                row |= spread(key, result[key][i][j])
             rows.append(row)
     return rows
+
+
+def spread(key: str, values: Sequence[float]) -> Row:
+    """Mean and standard deviation over seeds, under this key.
+
+    >>> spread("last", [0.5, 0.75, 1.0])
+    {'last': 0.75, 'last_spread': 0.25}
+    """
+    return {key: statistics.fmean(values), f"{key}_spread": statistics.stdev(values) if len(values) > 1 else 0.0}
+
+
+def shown(row: Row, key: str) -> str:
+    """
+    >>> shown({"last": 0.75, "last_spread": 0.012}, "last")
+    '75.0 ± 1.2'
+    """
+    return f"{100 * row[key]:.1f} ± {100 * row[f'{key}_spread']:.1f}"
 
 
 def table(data: Data) -> str:
@@ -85,13 +100,7 @@ def _table(result: Result, rows: Sequence[Row]) -> str:
     for loss in result["variants"]:
         for key, words in (("last", ""), ("stopped", ", stopped early")):
             values = [cells[loss, name] for name in names]
-            lines.append(
-                (
-                    loss + words,
-                    len(result["seeds"]),
-                    *(f"{100 * v[key]:.1f} ± {100 * v[f'{key}_spread']:.1f}" for v in values),
-                )
-            )
+            lines.append((loss + words, len(result["seeds"]), *(shown(value, key) for value in values)))
     title = f"{result['dataset']}, {result['model']}: test accuracy in per cent"
     return f"## {title} (mean ± standard deviation)\n\n{tables.markdown(('loss', 'seeds', *names), lines)}"
 
@@ -112,8 +121,8 @@ def against_base(data: Data, *, condition: str, key: str) -> Finding | None:
         mine, theirs = (accuracies(result, loss, condition, key) for loss in (DEFAULT, BASE))
         if mine is not None and theirs is not None:
             outcomes.append((mine, theirs))
-            words.append(f"{_name(result)} {_points(mine, theirs)}")
-    return _finding(data, outcomes, words)
+            words.append(f"{_name(result)} {points(mine, theirs)}")
+    return by_majority(data, outcomes, words)
 
 
 def against_rivals(data: Data) -> Finding | None:
@@ -126,15 +135,21 @@ def against_rivals(data: Data) -> Finding | None:
             best.append(max(found.items(), key=lambda entry: statistics.fmean(entry[1])))
         (mine, ours), (rival, theirs) = best
         outcomes.append((ours, theirs))
-        words.append(f"{_name(result)} {_points(ours, theirs)} ({mine} against {rival})")
-    return _finding(data, outcomes, words)
+        words.append(f"{_name(result)} {points(ours, theirs)} ({mine} against {rival})")
+    return by_majority(data, outcomes, words)
 
 
-def _points(mine: Sequence[float], theirs: Sequence[float]) -> str:
+def points(mine: Sequence[float], theirs: Sequence[float]) -> str:
+    """The difference of the means.
+
+    >>> points([0.75, 0.25], [0.25, 0.5])
+    '+12.5'
+    """
     return f"{100 * (statistics.fmean(mine) - statistics.fmean(theirs)):+.1f}"
 
 
-def _finding(data: Data, pairs: Sequence[tuple[list[float], list[float]]], words: Sequence[str]) -> Finding | None:
+def by_majority(data: Data, pairs: Sequence[tuple[list[float], list[float]]], words: Sequence[str]) -> Finding:
+    """In how many cases the first accuracies are better or worse than the second, seed by seed."""
     signs = [interval([a - b for a, b in zip(mine, theirs, strict=True)]).sign() for mine, theirs in pairs]
     ours = f"better in {signs.count(1)}, worse in {signs.count(-1)} of {len(signs)}: {', '.join(words)}"
     seeds = tuple(len(result["seeds"]) for result in data["results"])
@@ -142,25 +157,31 @@ def _finding(data: Data, pairs: Sequence[tuple[list[float], list[float]]], words
 
 
 def figure(data: Data) -> Any:
+    titles = ("symmetric noise, last epoch", "symmetric noise, stopped early", "asymmetric noise, last epoch")
+    return panels(data, (("symmetric", "last"), ("symmetric", "stopped"), ("asymmetric", "last")), titles)
+
+
+def panels(
+    data: Data, columns: Sequence[tuple[str, str]], titles: Sequence[str], width: int = 215, height: int = 125
+) -> Any:
+    """Accuracy against the share of wrong labels: a row per data set and model, a column per kind of noise and end."""
     from longshort.report.charts import drawing
 
     alt = drawing()
     rows: list[Any] = []
-    columns = (("symmetric", "last"), ("symmetric", "stopped"), ("asymmetric", "last"))
-    titles = ("symmetric noise, last epoch", "symmetric noise, stopped early", "asymmetric noise, last epoch")
     for pair in dict.fromkeys((row["dataset"], row["model"]) for row in data["rows"]):
-        panels: list[Any] = []
+        row_of: list[Any] = []
         for (kind, key), title in zip(columns, titles, strict=True):
-            points = [
+            marks = [
                 _point(row, key)
                 for row in data["rows"]
                 if (row["dataset"], row["model"]) == pair and row["kind"] in ("clean", kind) and row["loss"] in DRAWN
             ]
             axes: dict[str, Any] = {"x": "share", "y": "accuracy", "x_title": "wrong labels, per cent"}
-            axes |= {"y_title": None if panels else f"{' '.join(pair)}, % right", "title": "" if rows else title}
-            named: dict[str, Any] = {"names": [*STRONG, figures.OTHERS], "points": True, "width": 215, "height": 125}
-            panels.append(figures.lines(points, **axes, **named))
-        rows.append(alt.hconcat(*panels).resolve_scale(x="shared", y="shared"))
+            axes |= {"y_title": None if row_of else f"{' '.join(pair)}, % right", "title": "" if rows else title}
+            axes |= {"width": width, "height": height}
+            row_of.append(figures.lines(marks, names=[*STRONG, figures.OTHERS], points=True, **axes))
+        rows.append(alt.hconcat(*row_of).resolve_scale(x="shared", y="shared"))
     return alt.vconcat(*rows)
 
 

@@ -70,11 +70,11 @@ def corrupted(split: Split, condition: Condition, seeds: Sequence[int]) -> Split
     >>> bool(350 < (wrong == 1).sum() < 450), int(wrong.max())
     (True, 1)
     """
-    x, y = split.x.clone(), split.y.clone()
+    x, y = split.x.clone() if condition.kind == "outliers" else split.x, split.y.clone()
     for place, seed in enumerate(seeds):
         generator = torch.Generator().manual_seed(7919 * seed + len(y[place]))
-        chosen = torch.rand(len(y[place]), generator=generator) < condition.share
-        jump = torch.randint(1, CLASSES, (len(y[place]),), generator=generator)
+        chosen = (torch.rand(len(y[place]), generator=generator) < condition.share).to(y.device)
+        jump = torch.randint(1, CLASSES, (len(y[place]),), generator=generator).to(y.device)
         if condition.kind == "asymmetric":
             jump = torch.ones_like(jump)
         y[place] = torch.where(chosen, (y[place] + jump) % CLASSES, y[place])
@@ -83,26 +83,43 @@ def corrupted(split: Split, condition: Condition, seeds: Sequence[int]) -> Split
     return Split(x, y)
 
 
-def mixture(seeds: Sequence[int], sizes: Sequence[int]) -> Dataset:
+def mixture(seeds: Sequence[int], sizes: Sequence[int], features: int = MIXTURE_FEATURES) -> Dataset:
     """Ten classes of three Gaussian clouds each: not linearly separable, and nearly separable otherwise."""
     parts = []
     for seed in seeds:
         generator = torch.Generator().manual_seed(104729 + seed)
-        centres = MIXTURE_SPREAD * torch.randn(CLASSES, MIXTURE_COMPONENTS, MIXTURE_FEATURES, generator=generator)
+        centres = MIXTURE_SPREAD * torch.randn(CLASSES, MIXTURE_COMPONENTS, features, generator=generator)
         labels = torch.randint(CLASSES, (sum(sizes),), generator=generator)
         clouds = torch.randint(MIXTURE_COMPONENTS, (sum(sizes),), generator=generator)
-        points = centres[labels, clouds] + torch.randn(sum(sizes), MIXTURE_FEATURES, generator=generator)
+        points = centres[labels, clouds] + torch.randn(sum(sizes), features, generator=generator)
         parts.append((points, labels))
     return _dataset("mixture", parts, sizes)
 
 
-def images(path: Path, seeds: Sequence[int], sizes: Sequence[int]) -> Dataset:
-    """MNIST from files, averaged to 14 x 14 pixels; each seed draws its points without repetition."""
+def images(
+    path: Path,
+    seeds: Sequence[int],
+    sizes: Sequence[int],
+    *,
+    name: str = "mnist",
+    side: int = 28,
+    whole: bool = False,
+) -> Dataset:
+    """Images from files; each seed draws its points without repetition.
+
+    They are averaged over 2 x 2 pixels and each pixel is standardised; `whole` ones keep their pixels, which share one
+    mean and one scale.
+    """
     x_train, y_train, x_test, y_test = (torch.from_numpy(a) for a in read_mnist(path))
     for x, y, least in ((x_train, y_train, sizes[0] + sizes[1]), (x_test, y_test, sizes[2])):
-        if x.shape[1:] != (28, 28) or y.shape != x.shape[:1] or len(x) < least or not 0 <= y.min() <= y.max() < CLASSES:
+        if (
+            x.shape[1:] != (side, side)
+            or y.shape != x.shape[:1]
+            or len(x) < least
+            or not 0 <= y.min() <= y.max() < CLASSES
+        ):
             raise ValueError(
-                f"--data {path} must hold at least {least} images of 28 x 28 and as many classes from 0 to 9, "
+                f"--data {path} must hold at least {least} images of {side} x {side} and as many classes from 0 to 9, "
                 f"got images {tuple(x.shape)} and classes {tuple(y.shape)}"
             )
     parts = []
@@ -111,9 +128,9 @@ def images(path: Path, seeds: Sequence[int], sizes: Sequence[int]) -> Dataset:
         held_in = torch.randperm(len(x_train), generator=generator)[: sizes[0] + sizes[1]]
         held_out = torch.randperm(len(x_test), generator=generator)[: sizes[2]]
         pixels = torch.cat((x_train[held_in], x_test[held_out])).float() / 255
-        small = torch.nn.functional.avg_pool2d(pixels[:, None], 2).flatten(1)
-        parts.append((small, torch.cat((y_train[held_in], y_test[held_out])).long()))
-    return _dataset("mnist", parts, sizes)
+        kept = pixels if whole else torch.nn.functional.avg_pool2d(pixels[:, None], 2)
+        parts.append((kept.flatten(1), torch.cat((y_train[held_in], y_test[held_out])).long()))
+    return _dataset(name, parts, sizes, by_feature=not whole)
 
 
 def digits(seeds: Sequence[int], sizes: Sequence[int]) -> Dataset:
@@ -161,14 +178,17 @@ def _read_idx(path: Path) -> np.ndarray[Any, Any]:
         raise ValueError(f"{path}: not an IDX file of bytes, or a truncated one: {error}") from None
 
 
-def _dataset(name: str, parts: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int]) -> Dataset:
+def _dataset(
+    name: str, parts: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int], *, by_feature: bool = True
+) -> Dataset:
     splits: list[Split] = []
     pieces = []
     for x, y in parts:
         train = x[: sizes[0]]
         # Pixels that are always 0 stay 0, and rarely used ones do not become the largest features.
-        scale = train.std(0).clamp_min(0.1 * train.std())
-        pieces.append((((x - train.mean(0)) / scale).split(list(sizes)), y.split(list(sizes))))
+        scale = train.std(0).clamp_min(0.1 * train.std()) if by_feature else train.std()
+        mean = train.mean(0) if by_feature else train.mean()
+        pieces.append((((x - mean) / scale).split(list(sizes)), y.split(list(sizes))))
     for part in range(3):
         splits.append(Split(torch.stack([x[part] for x, _ in pieces]), torch.stack([y[part] for _, y in pieces])))
     return Dataset(name=name, train=splits[0], validation=splits[1], test=splits[2])

@@ -83,6 +83,19 @@ def test_images_are_read_from_an_archive_and_from_the_original_files(mnist_like,
     assert drawn.train.x.shape == (2, 40, 196) and drawn.test.x.shape == (2, 20, 196)
 
 
+def test_whole_images_keep_their_pixels_and_share_one_mean_and_scale(mnist_like, tmp_path):
+    mnist_like["x_train"][:, 0, 0] = 0
+    np.savez(tmp_path / "mnist.npz", **mnist_like)
+    drawn = images(tmp_path / "mnist.npz", [0, 1], (40, 10, 20), name="other", whole=True)
+    assert drawn.name == "other" and drawn.train.x.shape == (2, 40, 784)
+    for x in drawn.train.x:
+        assert x.mean().abs() < 1e-5 and x.std() == pytest.approx(1, abs=1e-4)
+        assert (x[:, 0] == x.min()).all()  # no pixel is standardised by itself
+    np.savez(tmp_path / "small.npz", **mnist_like)
+    with pytest.raises(ValueError, match="at least 50 images of 32 x 32"):
+        images(tmp_path / "small.npz", [0], (40, 10, 20), side=32, whole=True)
+
+
 def test_paths_without_images_are_clear_errors(tmp_path):
     with pytest.raises(ValueError, match=r"--data must be an \.npz file or a folder"):
         read_mnist(tmp_path / "nothing.txt")

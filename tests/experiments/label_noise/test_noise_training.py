@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from experiments.label_noise import losses
 from experiments.label_noise.data import CLASSES, Condition, corrupted, mixture
 from experiments.label_noise.models import ARCHITECTURES
-from experiments.label_noise.training import Settings, _chosen, train_all
+from experiments.label_noise.training import Settings, read_off, train_all
 
 CONDITIONS = (Condition(kind="clean", share=0.0), Condition(kind="symmetric", share=0.4))
 
@@ -99,7 +99,7 @@ def test_weight_decay_shrinks_the_weights_of_its_own_loss_alone(monkeypatch):
 def test_early_stopping_takes_the_look_of_the_highest_validation_accuracy():
     validation = [torch.tensor([0.5, 0.2]), torch.tensor([0.7, 0.9]), torch.tensor([0.7, 0.1])]
     test = [torch.tensor([0.1, 0.8]), torch.tensor([0.2, 0.3]), torch.tensor([0.9, 0.4])]
-    chosen = _chosen(list(zip(validation, test, strict=True)))
+    chosen = read_off(list(zip(validation, test, strict=True)))
     assert chosen["stopped"].tolist() == pytest.approx([0.2, 0.3])  # the first of equals
     assert chosen["last"].tolist() == pytest.approx([0.9, 0.4])
     assert chosen["best"].tolist() == pytest.approx([0.9, 0.8])
