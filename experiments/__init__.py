@@ -17,7 +17,8 @@ NAMES = (
     *("explosion", "stabilizers", "lr-sensitivity", "heads-and-window", "degrees-of-freedom", "positions", "latency"),
     *("endurance", "endurance-others", "precision", "scale", "label-noise", "corrupted-tokens", "loss-landscape"),
     *("long-range", "las-sweep", "las-gain", "las-books", "recall"),
-    *("reach", "reach-modern", "reach-30m", "retrieval", "retrieval-modern", "gumbel-score", "soft-thinking"),
+    *("reach", "reach-modern", "reach-30m", "reach-125m", "reach-costs"),
+    *("retrieval", "retrieval-modern", "gumbel-score", "soft-thinking"),
 )
 """Every experiment, in the order of the table of claims."""
 
