@@ -24,9 +24,9 @@ from longshort.nn import KVCache
 
 _CHUNK = {"cpu": 512, "cuda": 1024}
 """Tokens of the prompt that go through a model at once."""
-_CHECKED, _FED = 480, 8
+CHECKED, FED = 480, 8
 """Length of the check's sequences (several windows), and how many of their tokens are fed one by one."""
-_TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 0.6}
+TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 0.6}
 """Largest accepted error of a logit. The logits' standard deviation is about 1.6, the two plans differ by 4 to 7, and
 twelve layers in bf16 were off by 0.1 over a vocabulary of 200."""
 _NEARER = 4.0
@@ -63,7 +63,7 @@ class Models:
         from transformers import GPT2Config, GPT2LMHeadModel
 
         torch.manual_seed(0)
-        length = max(setting.context, _CHECKED) + room
+        length = max(setting.context, CHECKED) + room
         # Large enough to make attention far from uniform: a wrong mask must show in the logits.
         fields: dict[str, Any] = {"n_positions": length, "initializer_range": 0.06, **setting.sizes}
         fields |= {"bos_token_id": None, "eos_token_id": None}
@@ -80,13 +80,13 @@ class Models:
 
     @torch.no_grad()
     def expected(self, tokens: Tensor, heads: str) -> Tensor:
-        """(B, _FED, V): plain heads by transformers, LS heads by the definition of the op; uncached, before `place`."""
+        """(B, FED, V): plain heads by transformers, LS heads by the definition of the op; uncached, before `place`."""
         if heads == "plain":
-            return self.gpt2(tokens, use_cache=False).logits[:, -_FED:]
+            return self.gpt2(tokens, use_cache=False).logits[:, -FED:]
         plan = self.ours["ls"].config.plan
         assert plan is not None
         logits = _with_plan(self.ours["plain"], plan, backend="reference")(tokens).logits
-        return logits[:, -_FED:]
+        return logits[:, -FED:]
 
 
 def _with_plan(model: GPT, plan: HeadPlan, **changes: Any) -> GPT:
@@ -227,29 +227,33 @@ STATIC = DecoderKind(
 )
 
 
+@torch.no_grad()
+def last_logits(decoder: Decoder, tokens: Tensor) -> Tensor:
+    """(B, FED, V) in fp32, on the CPU: what a decoder gives at the end of tokens (B, T), the last fed one by one."""
+    start = tokens.shape[1] - FED + 1
+    found = [decoder.begin(tokens[:, :start], FED).clone()]
+    found += [decoder.feed(tokens[:, i]).clone() for i in range(start, tokens.shape[1])]
+    return torch.stack(found, dim=1).float().cpu()
+
+
 class Expectation:
     """Sequences of tokens and the logits that decoders of each plan must give at their end."""
 
     def __init__(self, models: Models, vocab_size: int) -> None:
         generator = torch.Generator().manual_seed(1)
-        self.tokens = torch.randint(vocab_size, (2, _CHECKED), generator=generator)
+        self.tokens = torch.randint(vocab_size, (2, CHECKED), generator=generator)
         self.logits = {heads: models.expected(self.tokens, heads) for heads in ("ls", "plain")}
 
-    @torch.no_grad()
     def check(self, kind: DecoderKind, decoder: Decoder, models: Models) -> float:
         """The largest error of a logit; raises `WrongResult` if it is too large, or nearer to the other plan's."""
-        tokens = self.tokens.to(models.device)
-        start = tokens.shape[1] - _FED + 1
-        found = [decoder.begin(tokens[:, :start], _FED).clone()]
-        found += [decoder.feed(tokens[:, i]).clone() for i in range(start, tokens.shape[1])]
-        logits = torch.stack(found, dim=1).float().cpu()
+        logits = last_logits(decoder, self.tokens.to(models.device))
         own, other = (
             (logits - self.logits[heads]).abs().max().item()
             for heads in (kind.heads, "plain" if kind.heads == "ls" else "ls")
         )
-        if not (own <= _TOLERANCE[models.dtype] and _NEARER * own <= other):
+        if not (own <= TOLERANCE[models.dtype] and _NEARER * own <= other):
             raise WrongResult(
-                f"{kind.name} ({kind.heads}): logits are off by {own:.1e} (allowed: {_TOLERANCE[models.dtype]:.1e}), "
+                f"{kind.name} ({kind.heads}): logits are off by {own:.1e} (allowed: {TOLERANCE[models.dtype]:.1e}), "
                 f"and by {other:.1e} from the other plan's (at least {_NEARER:g} times as much expected)"
             )
         return own

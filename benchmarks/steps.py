@@ -6,8 +6,9 @@ and those that attend to everything must give the same first loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,8 @@ from longshort.train.precision import autocast
 NANOGPT = "nanoGPT-style"
 COMPILED, EAGER = "compiled", "eager"
 GRAPHS = "compiled, CUDA graphs"
+BLOCKS = "compiled block by block"
+"""Layers of one kind are compiled once, those of other models included."""
 RECOMPUTED = "compiled, recomputed"
 _LOSS_ERROR = 1e-2
 """Largest accepted difference between the first losses of entrants that compute the same."""
@@ -37,8 +40,9 @@ class Setting:
 
     batch: int
     context: int
-    window: int
-    sizes: dict[str, Any]
+    window: int | None = None
+    """That of 'ls'."""
+    sizes: dict[str, Any] = field(default_factory=dict)
     """Layers, width, heads and the like, in the names of `GPTConfig`."""
 
     def __str__(self) -> str:
@@ -99,7 +103,10 @@ class Trainee:
         if way.how == RECOMPUTED:
             ours.gradient_checkpointing = True
         self.call: Any = self.model
-        if way.how != EAGER:
+        if way.how == BLOCKS:
+            for block in ours.blocks:
+                block.compile(backend=compiler, dynamic=False)
+        elif way.how != EAGER:
             options: dict[str, Any] = (
                 {"mode": "reduce-overhead"} if way.how == GRAPHS and compiler == "inductor" else {}
             )
@@ -145,7 +152,7 @@ def measure_steps(
     rows = []
     for way, entrant in zip(ways, entrants, strict=True):
         row = {"tokens": str(setting), "window": setting.window, **way.about}
-        row["vocab_size"] = way.vocab_size or setting.sizes["vocab_size"]
+        row["vocab_size"] = way.vocab_size or setting.sizes.get("vocab_size")
         rows.append(row | entrant.row())
     return rows
 
@@ -175,3 +182,18 @@ def _peak(step: Callable[[], object], device: str, before: int) -> int | None:
     step()
     finish(device)
     return torch.cuda.max_memory_allocated() - before
+
+
+@contextmanager
+def as_a_user_trains() -> Iterator[None]:
+    """TF32 for fp32 products, as nanoGPT allows it, and room for a graph of every model."""
+    from torch._dynamo import config as dynamo
+
+    precision, limit = torch.get_float32_matmul_precision(), dynamo.recompile_limit
+    torch.set_float32_matmul_precision("high")
+    dynamo.recompile_limit = 64
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        dynamo.recompile_limit = limit

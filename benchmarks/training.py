@@ -6,8 +6,7 @@ The parts are measured one at a time and added to one file; `training_page` draw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ from benchmarks.host import Calls, measure_eager, measure_inside
 from benchmarks.loss import Head, measure_loss
 from benchmarks.pages import Results
 from benchmarks.shapes import Shape
-from benchmarks.steps import COMPILED, RECOMPUTED, Setting, Way, measure_steps
+from benchmarks.steps import COMPILED, RECOMPUTED, Setting, Way, as_a_user_trains, measure_steps
 from benchmarks.trainer import measure_small, measure_start, trainer_against_bare_loop
 from benchmarks.training_page import PAGE, goals
 from longshort.model.presets import PRESETS
@@ -110,7 +109,7 @@ def run(
         results["goals"] = goals(results if device == "cuda" else {})  # they are for a GPU
 
     record.begin(PAGE, device, conclude=conclude, merge=True)
-    with _as_a_user_trains():
+    with as_a_user_trains():
         for part, (name, measure) in chosen:
             record.piece(part, name, measure, lenient=True)  # the other rows are still worth having
             torch.compiler.reset()
@@ -163,18 +162,3 @@ def _pieces(sizes: Sizes, device: str, rounds: int) -> dict[str, list[Piece]]:
         ],
         "start": [("start", partial(measure_start, sizes.usual, device=device))],
     }
-
-
-@contextmanager
-def _as_a_user_trains() -> Iterator[None]:
-    """TF32 for fp32 products, as nanoGPT allows it, and room for a graph of every model."""
-    from torch._dynamo import config as dynamo
-
-    precision, limit = torch.get_float32_matmul_precision(), dynamo.recompile_limit
-    torch.set_float32_matmul_precision("high")
-    dynamo.recompile_limit = 64
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(precision)
-        dynamo.recompile_limit = limit

@@ -167,14 +167,10 @@ def table(data: Data) -> str:
                 f"{100 * row['keys']:.1f}",
                 *(f"{losses[seed]:.4f}" if seed in losses else "" for seed in seeds),
                 "not finite" if row["final_loss"] is None else f"{row['final_loss']:.4f}",
-                *(("", "") if found is None else (f"{found.mean:+.4f}", interval_of(found))),
+                *(("", "") if found is None else (f"{found.mean:+.4f}", comparison.interval_of(found))),
             )
         )
     return tables.markdown((*header, "mean minus full's", "95 % interval"), lines)
-
-
-def interval_of(found: Difference) -> str:
-    return f"{found.low:+.3f} to {found.high:+.3f}" if found.seeds > 1 else ""
 
 
 def more(data: Data) -> str:

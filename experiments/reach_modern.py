@@ -134,7 +134,7 @@ def table(data: Data) -> str:
                 f"{row['cache_bytes'] / 2**20:.1f}",
                 f"{100 * row['flops_share']:.1f}",
                 "not finite" if row["final_loss"] is None else f"{row['final_loss']:.4f}",
-                *(("", "") if found is None else (f"{found.mean:+.4f}", reach.interval_of(found))),
+                *(("", "") if found is None else (f"{found.mean:+.4f}", comparison.interval_of(found))),
                 tables.shown(row["max_logit"], 3),
             )
         )

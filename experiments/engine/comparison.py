@@ -76,6 +76,15 @@ def difference(mine: Row, theirs: Row) -> Difference | None:
     return paired(own, others)
 
 
+def interval_of(found: Difference) -> str:
+    """The ends of an interval for a table; of one seed there is none.
+
+    >>> interval_of(Difference(-0.02, -0.051, 0.011, (-0.03, -0.01))), interval_of(Difference(1.0, 1.0, 1.0, (1.0,)))
+    ('-0.051 to +0.011', '')
+    """
+    return f"{found.low:+.3f} to {found.high:+.3f}" if found.seeds > 1 else ""
+
+
 def _every_loss(row: Row) -> dict[int, float]:
     known = "final_losses" in row or len(row["seeds"]) == 1
     return {**dict.fromkeys(row["seeds"], math.inf), **losses_by_seed(row)} if known else {}

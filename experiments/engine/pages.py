@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.engine import costs
 from experiments.engine.evidence import NOT_RUN
 from experiments.engine.measures import completed, read_json, renamed
 from experiments.engine.records import Data, Experiment, Finding
@@ -41,10 +42,14 @@ def save(experiment: Experiment, data: Data) -> Path:
 
 
 def load(experiment: Experiment) -> Data | None:
-    """The published data of an experiment; None where there are none."""
+    """The published data of an experiment, with the costs of its variants where they are published too; None where
+    there are none."""
     path = _data_file(experiment)
-    found: Data | None = completed(renamed(read_json(path))) if path.is_file() else None
-    return found
+    if not path.is_file():
+        return None
+    found: Data = completed(renamed(read_json(path)))
+    spent = costs.published(experiment.name, RESULTS)
+    return found | {"costs": spent} if spent else found
 
 
 def _data_file(experiment: Experiment) -> Path:
@@ -68,7 +73,7 @@ def build(experiment: Experiment) -> list[Path]:
 def page(experiment: Experiment, data: Data, reading: str) -> str:
     """The page in Markdown: question, figure, table, claims, what a person reads in them, and how they were made."""
     name, made = experiment.name, data["provenance"]
-    findings = experiment.findings(data)
+    claims = [CLAIMS_HEADER, "|---|---|---|---:|---|---|", *_claims(experiment, experiment.findings(data))]
     recorded = list(dict.fromkeys(entry["command"] for entry in made.get("commands", [])))  # resumed calls: once
     again = list(dict.fromkeys(map(todays, recorded))) or [f"python -m experiments {name}"]
     parts = [
@@ -76,8 +81,8 @@ def page(experiment: Experiment, data: Data, reading: str) -> str:
         f"![{experiment.question}]({name}.png)",
         experiment.caption,
         experiment.table(data),
-        "## Claims",
-        "\n".join([CLAIMS_HEADER, "|---|---|---|---:|---|---|", *_claims(experiment, findings)]),
+        *((f"## {costs.TITLE}", costs.table(data)) if "costs" in data else ()),
+        *(("## Claims", "\n".join(claims)) if experiment.claims else ()),
         "## Reading",
         reading.strip(),
         *(() if experiment.more is None else ("## More numbers", experiment.more(data))),

@@ -2,12 +2,15 @@
 
 from dataclasses import replace
 
+import torch
+
 from experiments import load, reach
 from experiments import reach_modern as modern
 from experiments.engine import child
-from experiments.engine.evidence import FAILS, HOLDS, PARTLY, UNDECIDED
+from experiments.engine.evidence import FAILS, HOLDS, ONCE, PARTLY, UNDECIDED
 from experiments.engine.records import Options
 from experiments.engine.sweep import plan_sweep
+from longshort.model import GPT
 from longshort.reach.costs import costs
 
 from .made_up import planned
@@ -76,3 +79,22 @@ def test_finalists_have_a_larger_model_and_as_many_global_heads(corpus, tmp_path
     options = Options(out=tmp_path, variants=("ladder",), quick=True, steps=1, device="cpu")
     (trial,) = plan_sweep(load("reach-30m"), options, data=corpus)
     assert trial.config.model.context == 256
+
+
+def test_the_largest_finalists_are_seen_once_at_most(corpus, tmp_path):
+    experiment = load("reach-125m")
+    configs = planned(experiment, tmp_path)
+    counts = {name: sum(plan.n_global for plan in config.model.layer_plans) for name, config in configs.items()}
+    assert counts == {"full": 144, "ls3-w128": 36, "interleave-5-1": 24, "one-full-12": 12, "ladder": 36}
+    assert configs["ladder"].model.layer_plans[0].kv_windows(4) == (None, 512, 128, 32)
+    assert {config.run.steps * config.data.batch_size * config.model.context for config in configs.values()} == {
+        199884800
+    }
+    with torch.device("meta"):
+        assert round(GPT(configs["full"].model).n_parameters() / 1e6) == 88
+    data = {"rows": [{"variant": name, "seeds": [0], "final_losses": [3.5 - (name != "full")]} for name in configs]}
+    assert experiment.findings(data)["mixed"].verdict == ONCE[HOLDS]
+    options = Options(out=tmp_path, variants=("ladder",), quick=True, steps=1, device="cpu")
+    (trial,) = plan_sweep(experiment, options, data=corpus)
+    child.train_and_look(trial.config, also=reach.whole_validation)
+    assert "| ladder | 1 | 36 of 144 |" in experiment.table(experiment.collect(tmp_path))

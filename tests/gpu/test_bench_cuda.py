@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import attention, attention_page, decode_step, training
+from benchmarks import attention, attention_page, decode_step, plans, training
 from benchmarks.harness import Recorder
 from benchmarks.shapes import Shape
+from longshort import GPTConfig
 
 pytestmark = pytest.mark.filterwarnings("default")  # what peers and compilers warn of is not ours
 
@@ -41,3 +42,13 @@ def test_every_way_of_training_runs_and_is_right():
     rows = [row for part in ("step", "vocabulary", "small") for row in results[part]]
     assert len(rows) > 6 and [row for row in rows if "failed" in row] == []
     assert all(row["peak_bytes"] > 0 for row in results["step"])
+
+
+def test_plans_are_trained_compiled_and_decoded_from_a_graph():
+    reaches = {"full": "full", "mixed": {"pattern": "interleave", "layers": "LG", "window": 64, "sinks": True}}
+    models = {name: GPTConfig.preset("modern-10m", n_layers=2, reach=reach) for name, reach in reaches.items()}
+    timing = {"device": "cuda", "rounds": 2, "steps": 2}
+    trained = plans.training(models, 512, tokens=1024, **timing)
+    decoded = plans.decoding(models, 600, batch=2, **timing)
+    assert [row for row in (*trained, *decoded) if "failed" in row] == []
+    assert all(row["peak_bytes"] > 0 for row in trained) and {row["mode"] for row in decoded} == {"CUDA graph"}

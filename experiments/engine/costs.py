@@ -1,0 +1,91 @@
+"""What variants cost, as `reach-costs` has measured it, and the table that shows it beside their losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.engine import comparison, measures, tables
+from experiments.engine.measures import Row, read_json
+from experiments.engine.records import Data
+
+NAME = "reach-costs"
+TITLE = "What each plan costs"
+
+
+def published(experiment: str, results: Path) -> list[Row]:
+    """The costs of this experiment's variants in the folder of published data; none where they were not measured."""
+    path = results / f"{NAME}.json"
+    return [row for row in read_json(path)["rows"] if row["experiment"] == experiment] if path.is_file() else []
+
+
+def header(rows: Sequence[Row]) -> tuple[str, ...]:
+    """The columns of `cells`."""
+    one = rows[0]
+    return (
+        "GPU time per step, % of full's",
+        *(f"training at {context:,}, 1,000 tokens/s" for context in _contexts(rows)),
+        f"decoding at {one['length']:,}, 1,000 tokens/s",
+        f"cache at {one['length']:,}, MiB",
+    )
+
+
+def cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
+    """The costs of one variant among these; a cell is empty where nothing was measured yet."""
+    return (
+        f"{100 * row['gpu_time']:.0f}" if "gpu_time" in row else "",
+        *(_speed(row["training"], str(context)) for context in _contexts(rows)),
+        _speed(row, "decoding"),
+        f"{row['cache_bytes'] / 2**20:.1f}",
+    )
+
+
+def _contexts(rows: Sequence[Row]) -> list[int]:
+    """The contexts at which training was measured, but for that of the runs, which GPU time is for."""
+    return sorted({int(context) for row in rows for context in row["training"]} - {row["context"] for row in rows})
+
+
+def _speed(speeds: Row, key: str) -> str:
+    """
+    >>> _speed({"a": 21_333.9}, "a"), _speed({"a": 3_276_800.0}, "a"), _speed({"a": None}, "a"), _speed({}, "a")
+    ('21.3', '3,277', 'failed', '')
+    """
+    if key not in speeds:
+        return ""
+    found = speeds[key]
+    return "failed" if found is None else f"{found / 1e3:,.0f}" if found >= 1e6 else f"{found / 1e3:.3g}"
+
+
+def table(data: Data) -> str:
+    """Loss and costs of each variant that has both, the lowest loss first, and what the columns mean."""
+    rows, costs = measures.by_name(data), {row["variant"]: row for row in data["costs"]}
+    lines = []
+    for row in sorted(data["rows"], key=lambda row: float("inf") if row["final_loss"] is None else row["final_loss"]):
+        if row["variant"] in costs:
+            found = comparison.difference(row, rows["full"]) if "full" in rows and row["variant"] != "full" else None
+            lines.append(
+                (
+                    row["variant"],
+                    len(row["seeds"]),
+                    "not finite" if row["final_loss"] is None else f"{row['final_loss']:.4f}",
+                    *(("", "") if found is None else (f"{found.mean:+.4f}", comparison.interval_of(found))),
+                    *cells(costs[row["variant"]], data["costs"]),
+                    tables.shown(row["max_logit"], 3),
+                )
+            )
+    first = ("plan", "seeds", "loss", "minus full's", "95 % interval")
+    return f"{tables.markdown((*first, *header(data['costs']), 'max abs logit'), lines)}\n{about(data['costs'])}\n"
+
+
+def about(rows: Sequence[Row]) -> str:
+    """What the columns mean, in sentences."""
+    one = rows[0]
+    contexts = ", ".join(dict.fromkeys(f"{row['context']:,}" for row in rows))
+    return (
+        f"Training is a whole step of {one['tokens']:,} tokens; decoding is {one['batch']} sequences together that "
+        f"have read {one['length']:,} tokens each; the cache is that of one sequence, in bf16. GPU time per step is at "
+        f"the context of the runs ({contexts}). Losses are after equal steps. The loss after equal GPU time cannot be "
+        "read from these runs: with a cosine schedule a loss before the last step is too high, and no plan ran for "
+        "longer. GPU time per step says instead what the same number of steps takes. How it was measured is on the "
+        f"page of [{NAME}]({NAME}.md)."
+    )

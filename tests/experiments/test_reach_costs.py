@@ -1,0 +1,141 @@
+"""Costs of plans: measured piece by piece and resumed, exact in bytes, and shown beside the losses where published."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from benchmarks import plans
+from experiments import load, reach_costs
+from experiments.__main__ import app
+from experiments.engine import costs, pages
+from experiments.engine.records import Options
+from longshort.nn import LSCache
+from longshort.report.figures import specification
+
+from .made_up import planned
+
+EXPERIMENT = load("reach-costs")
+
+
+@pytest.mark.parametrize("name", reach_costs.EXPERIMENTS)
+def test_bytes_of_cache_are_those_of_a_real_cache(name, tmp_path):
+    for config in planned(load(name), tmp_path).values():
+        model = config.model
+        sizes = {"head_dim": model.head_dim or model.width // model.n_heads, "n_kv_heads": model.n_kv_heads}
+        cache = LSCache(model.layer_reaches, max_length=32_768, rollback=0, dtype=torch.bfloat16, **sizes)
+        assert plans.cache_bytes(model, 32_768) == cache.nbytes
+
+
+def test_the_quick_version_measures_resumes_and_is_not_published(tmp_path, monkeypatch):
+    arguments = ["reach-costs", "--quick", "--device", "cpu", "--out", str(tmp_path), "--variants", "reach/ladder"]
+    monkeypatch.setattr("sys.argv", ["experiments", *arguments])
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 0, shown.output
+    names = [f"reach-{part}.json" for part in ("training-320", "training-384", "decoding-96", "training-128")]
+    assert [Path(line.split()[1].rstrip(",")).name for line in shown.output.splitlines()[:4]] == names
+    data = EXPERIMENT.collect(tmp_path)
+    assert EXPERIMENT.table(data) in shown.output and [row["variant"] for row in data["rows"]] == ["full", "ladder"]
+    assert all(set(row["training"]) == {"128", "320", "384"} and row["decoding"] > 0 for row in data["rows"])
+    specification(EXPERIMENT.figure(data), title="costs")
+    again = CliRunner().invoke(app, arguments)
+    assert again.exit_code == 0 and "wrote" not in again.output
+    shown = CliRunner().invoke(app, ["reach-costs", "--out", str(tmp_path), "--publish"])
+    assert shown.exit_code == 1 and "decide nothing" in shown.stderr
+
+
+@pytest.fixture
+def instant(monkeypatch):
+    """Measurements that take no time, and those that fail."""
+    failing = set()
+
+    def measured(models, **how):
+        at = how.get("context", "decoding")
+        if at in failing:
+            raise RuntimeError("no memory")
+        speeds = {name: 1.0 + place for place, name in enumerate(models)}
+        return [{"name": n, "milliseconds": [s, 2 * s], "tokens_per_second": [1e6 / s] * 2} for n, s in speeds.items()]
+
+    monkeypatch.setattr(plans, "training", measured)
+    monkeypatch.setattr(plans, "decoding", measured)
+    return failing
+
+
+def measure(out, *variants, **options):
+    said = []
+    EXPERIMENT.measure(Options(out=out, quick=True, device="cpu", variants=variants or None, **options), said.append)
+    return said
+
+
+def test_every_plan_of_every_experiment_is_measured(tmp_path, instant):
+    measure(tmp_path)
+    found = {(row["experiment"], row["variant"]) for row in EXPERIMENT.collect(tmp_path)["rows"]}
+    expected = {name: planned(load(name), tmp_path / "runs") for name in reach_costs.EXPERIMENTS}
+    assert found == {(name, plan) for name, configs in expected.items() for plan in configs}
+
+
+def test_a_failure_stops_nothing_and_is_tried_again(tmp_path, instant):
+    instant.add(384)
+    said = measure(tmp_path, "reach/ladder")
+    assert len(said) == 4 and said[1].endswith("full: RuntimeError: no memory; ladder: RuntimeError: no memory")
+    shown = EXPERIMENT.table(EXPERIMENT.collect(tmp_path))
+    assert "| reach | ladder | 200 | 500 | failed | 500 |" in shown
+    assert "- reach/ladder, training at 384 failed: RuntimeError: no memory" in shown
+    instant.clear()
+    assert len(measure(tmp_path, "reach/ladder")) == 1
+    assert "failed" not in EXPERIMENT.table(EXPERIMENT.collect(tmp_path))
+
+
+def test_a_plan_that_joins_later_is_measured_beside_those_that_are_there(tmp_path, instant):
+    measure(tmp_path, "reach/ladder")
+    assert len(measure(tmp_path, "reach/ramp")) == 4 and measure(tmp_path, "reach/ladder") == []
+    assert [row["variant"] for row in EXPERIMENT.collect(tmp_path)["rows"]] == ["full", "ladder", "ramp"]
+
+
+def test_no_measurement_begins_after_the_time_is_up(tmp_path, instant):
+    assert measure(tmp_path, "reach/ladder", minutes=0.0) == ["stopped; run the same command again to resume"]
+
+
+def test_without_a_gpu_it_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="reach-costs needs a CUDA GPU, and --device is cpu"):
+        EXPERIMENT.measure(Options(out=tmp_path, device="cpu"), print)
+
+
+def test_the_time_beside_fulls_is_the_median_of_ratios_within_rounds(tmp_path):
+    piece = {"experiment": "reach", "part": "training", "at": 2048, "context": 2048, "tokens": 65_536}
+    piece |= {"batch": 32, "length": 32_768, "seconds": 1.0, "commit": "c", "machine": {}}
+    times = {"full": [10.0, 20.0, 40.0], "ladder": [5.0, 20.0, 8.0]}
+    rows = [{"name": n, "milliseconds": t, "tokens_per_second": t, "cache_bytes": 2**20} for n, t in times.items()]
+    (tmp_path / "reach-training-2048.json").write_text(json.dumps(piece | {"rows": rows}))
+    full, ladder = EXPERIMENT.collect(tmp_path)["rows"]
+    assert (full["gpu_time"], ladder["gpu_time"]) == (1.0, 0.5) and "decoding" not in ladder
+
+
+def test_the_page_of_an_experiment_has_its_costs_where_they_are_published(tmp_path, monkeypatch):
+    reach = load("reach")
+    without = pages.page(reach, pages.load(reach), "Words.")
+    assert costs.TITLE not in without
+    (tmp_path / "reach.json").write_text((pages.RESULTS / "reach.json").read_text())
+    sizes = {"context": 2048, "tokens": 65_536, "batch": 32, "length": 32_768}
+    rows = [
+        sizes | {"experiment": name, "variant": "ladder", "training": {"4096": 3e6, "32768": None}, "gpu_time": 0.834}
+        for name in ("reach", "reach-modern")
+    ]
+    rows[1]["gpu_time"] = 0.5
+    for row in rows:
+        row |= {"decoding": 61_234.0, "cache_bytes": plans.cache_bytes(_ladder(tmp_path), 32_768)}
+    (tmp_path / "reach-costs.json").write_text(json.dumps({"rows": rows}))
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    page = pages.page(reach, pages.load(reach), "Words.")
+    assert "| ladder | 3 | 3.5775 | -0.0365 | -0.041 to -0.032 | 83 | 3,000 | failed | 61.2 | 33.0 | 16.3 |" in page
+    assert (
+        page.index("| plan | seeds | global heads of 64 |") < page.index(f"## {costs.TITLE}") < page.index("## Claims")
+    )
+    before, _, rest = page.partition(f"## {costs.TITLE}\n")
+    assert before + rest[rest.index("## Claims") :] == without  # it stands after the losses and before the claims
+
+
+def _ladder(folder):
+    return planned(load("reach"), folder / "runs", variants=("ladder",))["ladder"].model
