@@ -23,7 +23,8 @@ ROWS = [
 
 
 PRESETS = [row for row in RESULTS.get("models", []) if "failed" not in row]
-OFF = pytest.mark.xfail(strict=True, reason="off by more than was asked for: docs/howto/plan.md")
+OFF = pytest.mark.xfail(strict=True, reason="measured before a mend that made it faster: docs/howto/plan.md")
+SLOWER = ("models:modern-125m", "compiled")
 
 
 def planned(part, row):
@@ -57,7 +58,12 @@ def test_a_step_takes_what_was_measured(part, row):
         assert found.bytes == pytest.approx(row["peak_bytes"], rel=0.01)
 
 
-@pytest.mark.parametrize("row", [pytest.param(row, id=f"{row['piece']} {row['how']}", marks=OFF) for row in PRESETS])
+def marked(row):
+    key = row["piece"], row["how"]
+    return pytest.param(row, id=" ".join(key), marks=[OFF] if key == SLOWER else [])
+
+
+@pytest.mark.parametrize("row", [marked(row) for row in PRESETS])
 def test_a_preset_takes_what_was_measured(row):
     found = planned("models", row)
     assert 1e3 * found.seconds == pytest.approx(statistics.median(row["milliseconds"]), rel=0.15)

@@ -41,20 +41,24 @@ def _moments(job: Job, settings: Settings) -> list[list[Figure]]:
         note = "root and two blocks" if settings.reshard else "all blocks"
         waiting, waiting_note = (2 + 2 * (4 if settings.reduce == "fp32" else 2)) * block, "two blocks"
     else:
-        gathered, note = 2 * job.model.n_layers * job.block_matrices, "autocast's copies of the matrices"
+        again = settings.checkpoint_activations  # a block that is computed again casts its matrices again
+        gathered = 2 * (1 if again else job.model.n_layers) * job.block_matrices
+        note = "autocast's copies of " + ("a block's matrices" if again else "the matrices")
         waiting, waiting_note = (4 * job.parameters, "DDP's buckets") if settings.gpus > 1 else (0, "")
     buckets = waiting if settings.shards == 1 else 0
     gradients = _part(GRADIENTS, state, "as the weights")
     earlier = [gradients] if settings.accumulate > 1 else []
     copies = _part(GATHERED, gathered, note)
-    kept = _part(KEPT, kept_bytes(job, settings) * rows, f"{rows:,.0f} tokens")
+    blocks_keep = kept_bytes(job, settings) * rows
+    kept = _part(KEPT, blocks_keep + last_bytes(job) * rows, f"{rows:,.0f} tokens")
+    still_kept = _part(KEPT, blocks_keep, f"{rows:,.0f} tokens")
     head = job.model.vocab_size * job.model.width
     in_loss = _part(LOSS, loss_bytes(job, rows), "a chunk of logits, gradients of head and hidden")
-    of_loss = _part(LOSS, 4 * head + 4 * rows * job.model.width, "gradients of head and hidden")
+    of_loss = _part(LOSS, 4 * head, "gradient of the head")
     at_work = _part(BLOCK, block_bytes(job, settings) * rows, "one block's backward pass")
     return [
         [*always, *earlier, copies, kept, in_loss, *_some(REDUCED, buckets, waiting_note)],
-        [*always, *earlier, copies, kept, of_loss, at_work, *_some(REDUCED, waiting, waiting_note)],
+        [*always, *earlier, copies, still_kept, of_loss, at_work, *_some(REDUCED, waiting, waiting_note)],
         [*always, gradients, *_some(REDUCED, buckets, waiting_note)],
     ]
 
@@ -65,12 +69,16 @@ def micro_tokens(job: Job, settings: Settings) -> float:
 
 
 def kept_bytes(job: Job, settings: Settings) -> float:
-    """Bytes per token that are kept for the backward pass, besides the loss's."""
-    width = 4 * job.model.width
-    last = 2 * width + 8  # the last norm's input and output
+    """Bytes per token that the blocks keep for the backward pass."""
     if settings.checkpoint_activations:
-        return job.model.n_layers * width + last
-    return sum(count * (layer_bytes(job) + exchanged_bytes(job, plan, settings)) for plan, count in job.plans) + last
+        return job.model.n_layers * 4 * job.model.width
+    return sum(count * (layer_bytes(job) + exchanged_bytes(job, plan, settings)) for plan, count in job.plans)
+
+
+def last_bytes(job: Job) -> float:
+    """Bytes per token of the last norm's input and output, which are free before the first block of the backward
+    pass."""
+    return 8 * job.model.width + 8
 
 
 def layer_bytes(job: Job) -> float:
