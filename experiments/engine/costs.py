@@ -1,16 +1,13 @@
-"""What variants cost, as `reach-costs` has measured it, and the table that shows it beside their losses."""
+"""What variants cost, as `reach-costs` has measured it, in the columns of a table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.engine import comparison, measures, tables
 from experiments.engine.measures import Row, read_json
-from experiments.engine.records import Data
 
 NAME = "reach-costs"
-TITLE = "What each plan costs"
 
 
 def published(experiment: str, results: Path) -> list[Row]:
@@ -54,27 +51,6 @@ def _speed(speeds: Row, key: str) -> str:
         return ""
     found = speeds[key]
     return "failed" if found is None else f"{found / 1e3:,.0f}" if found >= 1e6 else f"{found / 1e3:.3g}"
-
-
-def table(data: Data) -> str:
-    """Loss and costs of each variant that has both, the lowest loss first, and what the columns mean."""
-    rows, costs = measures.by_name(data), {row["variant"]: row for row in data["costs"]}
-    lines = []
-    for row in sorted(data["rows"], key=lambda row: float("inf") if row["final_loss"] is None else row["final_loss"]):
-        if row["variant"] in costs:
-            found = comparison.difference(row, rows["full"]) if "full" in rows and row["variant"] != "full" else None
-            lines.append(
-                (
-                    row["variant"],
-                    len(row["seeds"]),
-                    "not finite" if row["final_loss"] is None else f"{row['final_loss']:.4f}",
-                    *(("", "") if found is None else (f"{found.mean:+.4f}", comparison.interval_of(found))),
-                    *cells(costs[row["variant"]], data["costs"]),
-                    tables.shown(row["max_logit"], 3),
-                )
-            )
-    first = ("plan", "seeds", "loss", "minus full's", "95 % interval")
-    return f"{tables.markdown((*first, *header(data['costs']), 'max abs logit'), lines)}\n{about(data['costs'])}\n"
 
 
 def about(rows: Sequence[Row]) -> str:

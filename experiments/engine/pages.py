@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.engine import costs
+from experiments.engine import choice
 from experiments.engine.evidence import NOT_RUN
 from experiments.engine.measures import completed, read_json, renamed
 from experiments.engine.records import Data, Experiment, Finding
@@ -42,14 +42,12 @@ def save(experiment: Experiment, data: Data) -> Path:
 
 
 def load(experiment: Experiment) -> Data | None:
-    """The published data of an experiment, with the costs of its variants where they are published too; None where
-    there are none."""
+    """The published data of an experiment and what others have published of its variants; None where there are none."""
     path = _data_file(experiment)
     if not path.is_file():
         return None
     found: Data = completed(renamed(read_json(path)))
-    spent = costs.published(experiment.name, RESULTS)
-    return found | {"costs": spent} if spent else found
+    return found | choice.published(experiment.name, RESULTS)
 
 
 def _data_file(experiment: Experiment) -> Path:
@@ -81,7 +79,7 @@ def page(experiment: Experiment, data: Data, reading: str) -> str:
         f"![{experiment.question}]({name}.png)",
         experiment.caption,
         experiment.table(data),
-        *((f"## {costs.TITLE}", costs.table(data)) if "costs" in data else ()),
+        *((f"## {choice.TITLE}", choice.table(data)) if choice.is_there(data) else ()),
         *(("## Claims", "\n".join(claims)) if experiment.claims else ()),
         "## Reading",
         reading.strip(),

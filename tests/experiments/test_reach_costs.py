@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from benchmarks import plans
 from experiments import load, reach_costs
 from experiments.__main__ import app
-from experiments.engine import costs, pages
+from experiments.engine import choice, pages
 from experiments.engine.records import Options
 from longshort.nn import LSCache
 from longshort.report.figures import specification
@@ -113,11 +113,12 @@ def test_the_time_beside_fulls_is_the_median_of_ratios_within_rounds(tmp_path):
     assert (full["gpu_time"], ladder["gpu_time"]) == (1.0, 0.5) and "decoding" not in ladder
 
 
-def test_the_page_of_an_experiment_has_its_costs_where_they_are_published(tmp_path, monkeypatch):
-    reach = load("reach")
+def test_the_page_of_an_experiment_has_costs_and_retrieval_where_they_are_published(tmp_path, monkeypatch):
+    reach, published = load("reach"), pages.RESULTS
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    (tmp_path / "reach.json").write_text((published / "reach.json").read_text())
     without = pages.page(reach, pages.load(reach), "Words.")
-    assert costs.TITLE not in without
-    (tmp_path / "reach.json").write_text((pages.RESULTS / "reach.json").read_text())
+    assert choice.TITLE not in without
     sizes = {"context": 2048, "tokens": 65_536, "batch": 32, "length": 32_768}
     rows = [
         sizes | {"experiment": name, "variant": "ladder", "training": {"4096": 3e6, "32768": None}, "gpu_time": 0.834}
@@ -127,14 +128,19 @@ def test_the_page_of_an_experiment_has_its_costs_where_they_are_published(tmp_pa
     for row in rows:
         row |= {"decoding": 61_234.0, "cache_bytes": plans.cache_bytes(_ladder(tmp_path), 32_768)}
     (tmp_path / "reach-costs.json").write_text(json.dumps({"rows": rows}))
-    monkeypatch.setattr(pages, "RESULTS", tmp_path)
     page = pages.page(reach, pages.load(reach), "Words.")
-    assert "| ladder | 3 | 3.5775 | -0.0365 | -0.041 to -0.032 | 83 | 3,000 | failed | 61.2 | 33.0 | 16.3 |" in page
-    assert (
-        page.index("| plan | seeds | global heads of 64 |") < page.index(f"## {costs.TITLE}") < page.index("## Claims")
+    loss, spent = (
+        "| ladder | 3 | 3.5775 | -0.0365 | -0.041 to -0.032 | 3.948 | 3.551 |",
+        "83 | 3,000 | failed | 61.2 | 33.0",
     )
-    before, _, rest = page.partition(f"## {costs.TITLE}\n")
+    assert f"{loss} {spent} | 16.3 |" in page
+    before, _, rest = page.partition(f"## {choice.TITLE}\n")
     assert before + rest[rest.index("## Claims") :] == without  # it stands after the losses and before the claims
+    shares = {"needles-books": {"2048": [0.5, 0.75], "1024": [0.0]}, "variables": {"2048": [1.0, 1.0]}}
+    asked = [{"variant": name, "length": 2048, "shares": shares} for name in ("ladder", "ramp")]
+    (tmp_path / "retrieval.json").write_text(json.dumps({"rows": asked}))
+    page = pages.page(reach, pages.load(reach), "Words.")
+    assert f"{loss} 62 | 100 |  | {spent} | 16.3 |" in page and page.count("| 62 | 100 |  |  |  |  |  |  |") == 1
 
 
 def _ladder(folder):

@@ -1,0 +1,88 @@
+"""The table to choose a plan by: loss, retrieval and cost of each, where they were measured."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+from experiments.engine import comparison, costs, measures, tables
+from experiments.engine.measures import Row, read_json
+from experiments.engine.records import Data
+
+TITLE = "Loss, retrieval and cost"
+RETRIEVAL = {"reach": "retrieval", "reach-modern": "retrieval-modern"}
+"""The experiment that fine-tunes the models of another and asks them."""
+KINDS = {"needles-books": "four needles in books", "variables": "variables", "recall": "recall"}
+
+
+def published(experiment: str, results: Path) -> Data:
+    """What other experiments have published of this one's variants."""
+    asked = results / f"{RETRIEVAL.get(experiment, experiment)}.json"
+    found = {
+        "costs": costs.published(experiment, results),
+        "retrieval": read_json(asked)["rows"] if experiment in RETRIEVAL and asked.is_file() else [],
+    }
+    return {key: rows for key, rows in found.items() if rows}
+
+
+def is_there(data: Data) -> bool:
+    return "costs" in data or "retrieval" in data
+
+
+def table(data: Data) -> str:
+    """A line for each variant of which more than the loss is known, the lowest loss first, and what columns mean."""
+    spent, asked = (data.get(key, []) for key in ("costs", "retrieval"))
+    by_cost, by_share = ({row["variant"]: row for row in rows} for rows in (spent, asked))
+    rows = measures.by_name(data)
+    lines = []
+    for row in sorted(data["rows"], key=lambda row: float("inf") if row["final_loss"] is None else row["final_loss"]):
+        name = row["variant"]
+        if name not in by_cost and name not in by_share:
+            continue
+        found = comparison.difference(row, rows["full"]) if "full" in rows and name != "full" else None
+        lines.append(
+            (
+                name,
+                len(row["seeds"]),
+                "not finite" if row["final_loss"] is None else f"{row['final_loss']:.4f}",
+                *(("", "") if found is None else (f"{found.mean:+.4f}", comparison.interval_of(found))),
+                *(_mean(row, key) for key in ("first_positions", "second_half")),
+                *(_share(by_share.get(name), kind) for kind in (KINDS if asked else ())),
+                *(_costs(by_cost.get(name), spent) if spent else ()),
+                tables.shown(row["max_logit"], 3),
+            )
+        )
+    header = (
+        *("plan", "seeds", "loss", "minus full's", "95 % interval", "first positions", "second half"),
+        *((f"{words}, %" for words in KINDS.values()) if asked else ()),
+        *(costs.header(spent) if spent else ()),
+        "max abs logit",
+    )
+    words = [about(data)] + ([costs.about(spent)] if spent else [])
+    return f"{tables.markdown(header, lines)}\n{' '.join(words)}\n"
+
+
+def about(data: Data) -> str:
+    """What the columns of losses and of retrieval mean, in sentences."""
+    text = "First positions and second half are the losses in those parts of the sequences."
+    if "retrieval" not in data:
+        return text
+    one = data["retrieval"][0]
+    name = RETRIEVAL[data["name"]]
+    return (
+        f"{text} Right answers are those at {one['length']:,} tokens after a fine-tuning that all plans share, means "
+        f"over the seeds of [{name}]({name}.md), where recall depends on the seed."
+    )
+
+
+def _mean(row: Row, key: str) -> str:
+    return f"{statistics.fmean(row[key]):.3f}" if row.get(key) else ""
+
+
+def _share(row: Row | None, kind: str) -> str:
+    shares = [] if row is None else row["shares"].get(kind, {}).get(str(row["length"]), [])
+    return f"{100 * statistics.fmean(shares):.0f}" if shares else ""
+
+
+def _costs(row: Row | None, rows: list[Row]) -> tuple[str, ...]:
+    return ("",) * len(costs.header(rows)) if row is None else costs.cells(row, rows)
