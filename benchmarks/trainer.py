@@ -14,10 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -196,17 +197,27 @@ def measure_small(setting: Setting, *, device: str, rounds: int, steps: int) -> 
     ]
 
 
-def measure_start(setting: Setting, *, device: str, limit: float = 240.0) -> list[dict[str, Any]]:
+def measure_start(
+    setting: Setting,
+    *,
+    device: str,
+    heads: str = "ls",
+    scopes: Sequence[str] = ("model",),
+    every_cache: Sequence[str] = ("cold", "warm"),
+    limit: float = 240.0,
+) -> list[dict[str, Any]]:
     """Seconds from the start of the process to its second step: with empty caches of compiled code, then with full."""
     rows = []
     with random_tokens(setting.sizes["vocab_size"], setting.context, count=_BATCHES * setting.tokens) as data:
-        values = run_config(setting, "ls", data, device=device).to_dict()
-        for caches in ("cold", "warm"):
-            values["run"]["out"] = str(data / caches)
-            path = data / f"{caches}.json"
+        values = run_config(setting, heads, data, device=device).to_dict()
+        for scope, caches in product(scopes, every_cache):
+            folder = data / scope
+            folder.mkdir(exist_ok=True)
+            values["run"] |= {"out": str(folder / caches), "compile_scope": scope}
+            path = folder / f"{caches}.json"
             path.write_text(json.dumps(values), encoding="utf-8")  # JSON is YAML too
-            rows.append({"caches": caches, **seconds_to_step(2, path, data, limit=limit)})
-    return [{"tokens": str(setting), **row} for row in rows]
+            rows.append({"scope": scope, "caches": caches, **seconds_to_step(2, path, folder, limit=limit)})
+    return [{"tokens": str(setting), "layers": setting.sizes["n_layers"], **row} for row in rows]
 
 
 def seconds_to_step(step: int, config: Path, folder: Path, *, limit: float) -> dict[str, float]:

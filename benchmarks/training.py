@@ -18,7 +18,7 @@ from benchmarks.host import Calls, measure_eager, measure_inside
 from benchmarks.loss import Head, measure_loss
 from benchmarks.pages import Results
 from benchmarks.shapes import Shape
-from benchmarks.steps import COMPILED, RECOMPUTED, Setting, Way, as_a_user_trains, measure_steps
+from benchmarks.steps import BLOCKS, COMPILED, RECOMPUTED, Setting, Way, as_a_user_trains, measure_steps
 from benchmarks.trainer import measure_small, measure_start, trainer_against_bare_loop
 from benchmarks.training_page import PAGE, goals
 from longshort.model.presets import PRESETS
@@ -47,6 +47,8 @@ class Sizes:
     small: Setting
     models: dict[str, Setting]
     """Presets, by name."""
+    deep: str
+    """The preset whose start is timed."""
     calls: Calls = field(default_factory=Calls)
     head: Head = field(default_factory=Head)
     clocked: tuple[int, int] = (5, 50)
@@ -67,6 +69,7 @@ SIZES = {
         odd_vocabulary=50_257,
         small=Setting(batch=16, context=2048, window=50, sizes=_PAPER),
         models={name: _preset(name, n) for name, n in (("modern-125m", 16), ("modern-350m", 16), ("modern-1b", 4))},
+        deep="modern-350m",
     ),
     # Shows that it runs.
     "cpu": Sizes(
@@ -75,6 +78,7 @@ SIZES = {
         odd_vocabulary=127,
         small=Setting(batch=2, context=32, window=8, sizes=_TINY | {"tie_embeddings": False}),
         models={"tiny": Setting(batch=2, context=32, window=8, sizes=_TINY | {"n_global": 1, "window": 8})},
+        deep="tiny",
         calls=Calls(
             shape=Shape(batch=1, heads=2, length=32, head_dim=16, window=8),
             inside=Shape(batch=1, heads=2, length=32, head_dim=16, window=8),
@@ -134,7 +138,7 @@ def _pieces(sizes: Sizes, device: str, rounds: int) -> dict[str, list[Piece]]:
         Way(name=OURS, heads="ls", how=COMPILED, vocab_size=count)
         for count in (sizes.usual.sizes["vocab_size"], sizes.odd_vocabulary)
     ]
-    whole = [Way(name=OURS, heads="preset", how=how) for how in (COMPILED, RECOMPUTED)]
+    whole = [Way(name=OURS, heads="preset", how=how) for how in (COMPILED, BLOCKS, RECOMPUTED)]
     return {
         "step": [
             (f"step:{setting.context}", partial(measure_steps, setting, steps=large, **compiled))
@@ -160,5 +164,18 @@ def _pieces(sizes: Sizes, device: str, rounds: int) -> dict[str, list[Piece]]:
                 ("usual", "small"), (sizes.usual, sizes.small), sizes.trained, strict=True
             )
         ],
-        "start": [("start", partial(measure_start, sizes.usual, device=device))],
+        "start": [
+            ("start", partial(measure_start, sizes.usual, device=device)),
+            (
+                "start:deep",
+                partial(
+                    measure_start,
+                    sizes.models[sizes.deep],
+                    device=device,
+                    heads="preset",
+                    scopes=("model", "block"),
+                    every_cache=("cold",),
+                ),
+            ),
+        ],
     }
