@@ -40,6 +40,10 @@ class Tokenizer(Protocol):
     @property
     def end_of_document(self) -> int: ...
 
+    @property
+    def beginning(self) -> tuple[int, ...]:
+        """What tokenizer.json puts before a text, such as Llama's <|begin_of_text|>; `encode` leaves it out."""
+
     def encode(self, text: str) -> NDArray[Any]:
         """Token ids of a text, uint16 or, for vocabularies beyond 65,536, uint32."""
 
@@ -61,6 +65,7 @@ class ByteTokenizer:
 
     vocab_size = 257
     end_of_document = 256
+    beginning = ()
 
     @property
     def fingerprint(self) -> str:
@@ -99,6 +104,7 @@ class BPETokenizer:
         self.vocab_size = max(vocabulary.values()) + 1
         self.end_of_document = vocabulary[end]
         self.fingerprint = _fingerprint(vocabulary)
+        self.beginning = _beginning(inner)
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> BPETokenizer:
@@ -153,6 +159,13 @@ class BPETokenizer:
 
     def to_dict(self) -> dict[str, Any]:
         return json.loads(self._inner.to_str())
+
+
+def _beginning(inner: tokenizers.Tokenizer) -> tuple[int, ...]:
+    """What its post-processor puts before a text."""
+    whole, text = (inner.encode("a", add_special_tokens=special).ids for special in (True, False))
+    starts = range(len(whole) - len(text) + 1)
+    return tuple(next((whole[:start] for start in starts if whole[start : start + len(text)] == text), ()))
 
 
 def load_tokenizer(

@@ -24,10 +24,13 @@ def text_stream(
 ) -> TextStream:
     """What the checkpoint's model writes after the prompt.
 
-    `thinking` has fields of `SoftThinking`, its `end` as a text; `options` are those of `TextStream`.
+    `thinking` has fields of `SoftThinking`, its `end` as a text; `options` are those of `TextStream`. An imported model
+    gets what its tokenizer puts before a text, which ours are not trained with.
     """
     model, loaded = load_model(checkpoint, choose_device(device))
-    return stream_of(model, checkpoint_tokenizer(loaded), prompt, thinking=thinking, **options)
+    tokenizer = checkpoint_tokenizer(loaded)
+    beginning = tokenizer.beginning if "imported" in loaded.state else ()
+    return stream_of(model, tokenizer, prompt, thinking=thinking, beginning=beginning, **options)
 
 
 def stream_of(

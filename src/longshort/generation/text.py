@@ -19,7 +19,8 @@ class TextStream:
     """Iterate over what the model writes after the prompt, in pieces; afterwards ask how fast it was.
 
     A piece comes when the bytes of its characters are all there and it can no longer begin a stop string. The text ends
-    before the stop string, and at the end of a document. `options` are those of `generate`.
+    before the stop string, and at the end of a document. `beginning` are tokens that go before the prompt's; `options`
+    are those of `generate`.
 
     >>> from longshort import GPT, GPTConfig
     >>> from longshort.data.tokenizer import ByteTokenizer
@@ -31,13 +32,20 @@ class TextStream:
     """
 
     def __init__(
-        self, model: GPT, tokenizer: Tokenizer, prompt: str, *, stop_strings: Sequence[str] = (), **options: Any
+        self,
+        model: GPT,
+        tokenizer: Tokenizer,
+        prompt: str,
+        *,
+        beginning: Sequence[int] = (),
+        stop_strings: Sequence[str] = (),
+        **options: Any,
     ) -> None:
         try:
             prompt.encode()
         except UnicodeEncodeError:
             raise ValueError(f"prompt must be text in UTF-8, got {prompt!r}") from None
-        start = tokenizer.encode(prompt).tolist()
+        start = [*beginning, *tokenizer.encode(prompt).tolist()]
         if not start:
             raise ValueError("prompt must hold at least one token, got an empty text")
         self._tokenizer, self._stop_strings = tokenizer, stop_strings

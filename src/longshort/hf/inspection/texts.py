@@ -98,6 +98,8 @@ def _place_of(answer: NDArray[np.int64], tokens: NDArray[np.int64]) -> int:
 class _Encoding:
     """What `Retrieval` needs of a tokenizer to make needles in noise."""
 
+    beginning = ()
+
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self.vocab_size, self.fingerprint, self.end_of_document = len(tokenizer), "", -1
