@@ -24,9 +24,9 @@ from longshort.nn import KVCache
 
 _CHUNK = {"cpu": 512, "cuda": 1024}
 """Tokens of the prompt that go through a model at once."""
-CHECKED, FED = 480, 8
+_CHECKED, FED = 480, 8
 """Length of the check's sequences (several windows), and how many of their tokens are fed one by one."""
-TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 0.6}
+_TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 0.6}
 """Largest accepted error of a logit. The logits' standard deviation is about 1.6, the two plans differ by 4 to 7, and
 twelve layers in bf16 were off by 0.1 over a vocabulary of 200."""
 _NEARER = 4.0
@@ -63,7 +63,7 @@ class Models:
         from transformers import GPT2Config, GPT2LMHeadModel
 
         torch.manual_seed(0)
-        length = max(setting.context, CHECKED) + room
+        length = max(setting.context, _CHECKED) + room
         # Large enough to make attention far from uniform: a wrong mask must show in the logits.
         fields: dict[str, Any] = {"n_positions": length, "initializer_range": 0.06, **setting.sizes}
         fields |= {"bos_token_id": None, "eos_token_id": None}
@@ -241,7 +241,7 @@ class Expectation:
 
     def __init__(self, models: Models, vocab_size: int) -> None:
         generator = torch.Generator().manual_seed(1)
-        self.tokens = torch.randint(vocab_size, (2, CHECKED), generator=generator)
+        self.tokens = torch.randint(vocab_size, (2, _CHECKED), generator=generator)
         self.logits = {heads: models.expected(self.tokens, heads) for heads in ("ls", "plain")}
 
     def check(self, kind: DecoderKind, decoder: Decoder, models: Models) -> float:
@@ -251,9 +251,9 @@ class Expectation:
             (logits - self.logits[heads]).abs().max().item()
             for heads in (kind.heads, "plain" if kind.heads == "ls" else "ls")
         )
-        if not (own <= TOLERANCE[models.dtype] and _NEARER * own <= other):
+        if not (own <= _TOLERANCE[models.dtype] and _NEARER * own <= other):
             raise WrongResult(
-                f"{kind.name} ({kind.heads}): logits are off by {own:.1e} (allowed: {TOLERANCE[models.dtype]:.1e}), "
+                f"{kind.name} ({kind.heads}): logits are off by {own:.1e} (allowed: {_TOLERANCE[models.dtype]:.1e}), "
                 f"and by {other:.1e} from the other plan's (at least {_NEARER:g} times as much expected)"
             )
         return own

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from benchmarks.harness import OURS, Entrant, WrongResult, take_turns
 from benchmarks.nanogpt import NanoGPT
-from benchmarks.timing import clocked, finish, free, warmed
+from benchmarks.timing import Sample, clocked, finish, free, warmed
 from longshort.model import GPT, GPTConfig
 from longshort.train.config import OptimizerConfig
 from longshort.train.optimizer import build_optimizer
@@ -132,6 +132,7 @@ def measure_steps(
     steps: int,
     compiler: str = "inductor",
     make: Callable[..., Any] = Trainee,
+    timer: Callable[..., Sample] = clocked,
 ) -> list[dict[str, Any]]:
     """The rows of one setting, ready for JSON: milliseconds of a step, and the bytes that it needs at its peak."""
     entrants = [Entrant(way.name, way.heads, required=way.name == OURS) for way in ways]
@@ -143,7 +144,7 @@ def measure_steps(
         entrant.facts["first_loss"] = trainee.step().item()
         warmed(trainee.step, _WARMUP_STEPS - 1)
         entrant.facts["peak_bytes"] = _peak(trainee.step, device, before)
-        entrant.sample = clocked(trainee.step, device, calls=steps)
+        entrant.sample = timer(trainee.step, device, calls=steps)
 
     for way, entrant in zip(ways, entrants, strict=True):
         entrant.attempt(partial(begin, way, entrant))

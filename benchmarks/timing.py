@@ -22,6 +22,8 @@ _GRAPH_MS, _REPLAYS = 10.0, 5
 """What the calls of one graph would take eagerly, and how often a sample replays it."""
 _WARMUP_MS, _EAGER_MS = 5, 20
 """Duration of a sample between events."""
+_WAIT_CYCLES = 160_000_000
+"""About 80 ms of an H200: more than the host needs to launch a step."""
 
 
 def repeated(calls: Sequence[Call], device: str, *, stream: torch.cuda.Stream | None = None) -> tuple[Sample, str]:
@@ -99,6 +101,29 @@ def clocked(
             call()
         finish(device)
         return 1e3 * (clock() - start) / calls
+
+    return sample
+
+
+def queued(call: Call, device: str, *, calls: int = 1) -> Sample:
+    """The GPU's own time for one call, averaged over `calls`: each is launched while the GPU waits, so that it never
+    waits for the host, as with CUDA graphs. On a CPU, by the clock."""
+    if not device.startswith("cuda"):
+        return clocked(call, device, calls=calls)
+    start, end = _event(), _event()
+
+    def sample() -> float:
+        gc.collect()
+        total = 0.0
+        for _ in range(calls):
+            finish(device)
+            torch.cuda._sleep(_WAIT_CYCLES)
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+            total += start.elapsed_time(end)
+        return total / calls
 
     return sample
 

@@ -33,7 +33,7 @@ QUICK_BASE: dict[str, Any] = {
 EXPERIMENT = replace(
     reach_30m.EXPERIMENT,
     name="reach-125m",
-    question="Which plan of reaches should a modern transformer of GPT-2's size have, and at what cost?",
+    question="Which plan of reaches should a modern transformer of 88M parameters have, and at what cost?",
     method=(
         "modern-125m: 12 layers of 12 heads of width 64 with 4 KV heads, RMSNorm, SwiGLU, rotary positions, QK-norm "
         "per head; with a BPE of 8,192 it has 88M parameters. AdamW at 1e-3 with a warm-up of 200 steps and a cosine "
@@ -47,7 +47,7 @@ EXPERIMENT = replace(
     cost="H200: 6 to 7 minutes per plan and seed; CPU --quick: two minutes",
     claims={
         "mixed": Claim(
-            text="at GPT-2's size too, every plan that mixes reaches is ahead of full attention, undertrained",
+            text="with 88M parameters too, every plan that mixes reaches is ahead of full attention, undertrained",
             paper="`reach`: seven of ten plans with 8.4M parameters",
             rule=f"{reach.RULE}: holds if for all {len(MIXED)} plans, partly if for some; the one seed planned can at "
             "most be seen once",

@@ -11,13 +11,13 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import plans
-from benchmarks.harness import WrongResult, median_ratio, reason
+from benchmarks.harness import median_ratio, reason
 from benchmarks.steps import BLOCKS, EAGER
 from experiments import load
 from experiments.engine import costs, measures, tables
@@ -93,7 +93,7 @@ def measure(options: Options, message: Message) -> None:
     remember_command(options.out)
     for piece in pieces:
         path = options.out / piece.file
-        earlier = {row["name"]: row for row in read_json(path)["rows"]} if path.is_file() else {}
+        earlier = _earlier(path, sizes)
         if piece.wanted <= {name for name, row in earlier.items() if "failed" not in row}:
             continue
         if time.monotonic() > until:
@@ -107,12 +107,24 @@ def measure(options: Options, message: Message) -> None:
         message("; ".join([f"wrote {path}, {found['seconds']:.0f} s", *failed]))
 
 
+def _earlier(path: Path, sizes: Sizes) -> dict[str, Row]:
+    """The rows of an earlier call with the same sizes, by name."""
+    found = read_json(path) if path.is_file() else {}
+    return {row["name"]: row for row in found["rows"]} if found.get("sizes") == _as_json(sizes) else {}
+
+
+def _as_json(sizes: Sizes) -> Data:
+    """
+    >>> _as_json(QUICK)["steps"]
+    [1, 1]
+    """
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(sizes).items()}
+
+
 def _measured(piece: Piece, models: dict[str, GPTConfig], sizes: Sizes) -> Data:
     begun = time.perf_counter()
     try:
         rows = piece.measure(models)
-    except WrongResult:
-        raise
     except Exception as problem:  # the other measurements are still worth having
         rows = [{"name": name, "failed": reason(problem)} for name in models]
     return {
@@ -120,7 +132,7 @@ def _measured(piece: Piece, models: dict[str, GPTConfig], sizes: Sizes) -> Data:
         "part": piece.part,
         "at": piece.at,
         "context": models[FULL].context,
-        **{"tokens": sizes.tokens, "batch": sizes.batch, "length": sizes.length},
+        **{"tokens": sizes.tokens, "batch": sizes.batch, "length": sizes.length, "sizes": _as_json(sizes)},
         "seconds": round(time.perf_counter() - begun, 1),
         "rows": [row | {"cache_bytes": plans.cache_bytes(models[row["name"]], sizes.length)} for row in rows],
     }
@@ -155,7 +167,10 @@ def collect(folder: Path) -> Data:
     found = [read_json(path) for path in sorted(folder.glob("reach*.json"))]
     if not found:
         raise RunError(f"{folder}: holds no costs; run `python -m experiments {costs.NAME}` first")
-    found.sort(key=lambda piece: EXPERIMENTS.index(piece["experiment"]))
+    found.sort(key=lambda piece: (EXPERIMENTS.index(piece["experiment"]), piece["at"]))
+    for key in ("sizes", "machine"):
+        if any(piece[key] != found[0][key] for piece in found):
+            raise RunError(f"{folder}: holds measurements of different {key}; keep those of one kind")
     rows: dict[tuple[str, str], Row] = {}
     for piece in found:
         times = {row["name"]: row["milliseconds"] for row in piece["rows"] if "failed" not in row}
@@ -230,11 +245,12 @@ EXPERIMENT = Experiment(
     method=(
         "The models of `reach`, `reach-modern`, `reach-30m` and `reach-125m`, with random weights and tokens. Training "
         "is a whole step (forward, loss, backward, fused AdamW) under bf16 autocast, compiled block by block as in "
-        "those experiments, without CUDA graphs and without statistics of the logits; every step has 65,536 tokens, at "
-        "each context. Decoding is greedy, in bf16, 32 sequences together after each has read 32,768 tokens; a step is "
-        "the replay of a CUDA graph, and its logits are compared with those of the reference first. The plans of an "
-        "experiment take turns in five rounds of 4 training or 8 decoding steps; numbers are medians over rounds. "
-        "Bytes of cache are computed: what one sequence of 32,768 tokens needs in bf16."
+        "those experiments, without statistics of the logits; every step has 65,536 tokens, at each context. The GPU's "
+        "own time counts and not the host's, as with CUDA graphs, by which small models train. Decoding is greedy, in "
+        "bf16, 32 sequences together after each has read 32,768 tokens; a step is the replay of a CUDA graph. Its "
+        "logits are compared with those of the reference first, in fp32. The plans of an experiment take turns in five "
+        "rounds of 4 training or 8 decoding steps; numbers are medians over rounds. Bytes of cache are computed: what "
+        "one sequence of 32,768 tokens needs in bf16."
     ),
     cost="H200: about 4 minutes each for `reach` and `reach-modern`, 2 each for the others; CPU --quick: minutes",
     caption="Tokens per second of each plan as a multiple of full attention's in the same model: medians of five "

@@ -35,7 +35,7 @@ EXPERIMENT = replace(
     name="retrieval-modern",
     question="Do plans of reaches in a modern block retrieve as well as full attention, and as soon?",
     method=_OLD.method.replace(
-        "The models of `reach` (8 layers of 8 heads, 8.4M parameters, 144M tokens of books)",
+        "Models as in `reach` (8 layers of 8 heads, 8.4M parameters, 144M tokens of books), trained again for this and",
         f"The models of `{SOURCE}` (modern-10m, 200M tokens of books)",
     ),
     cost=_OLD.cost.replace("`reach`", f"`{SOURCE}`"),

@@ -9,9 +9,11 @@ from experiments.engine import comparison, costs, measures, tables
 from experiments.engine.measures import Row, read_json
 from experiments.engine.records import Data
 
-TITLE = "Loss, retrieval and cost"
+TITLE = "Each plan at a glance"
 RETRIEVAL = {"reach": "retrieval", "reach-modern": "retrieval-modern"}
 """The experiment that fine-tunes the models of another and asks them."""
+AGAIN = {"reach": ", of models of the same plans and seeds that were trained again"}
+"""What is to be said where the models that were asked are not those whose losses are shown."""
 KINDS = {"needles-books": "four needles in books", "variables": "variables", "recall": "recall"}
 
 
@@ -70,8 +72,9 @@ def about(data: Data) -> str:
     one = data["retrieval"][0]
     name = RETRIEVAL[data["name"]]
     return (
-        f"{text} Right answers are those at {one['length']:,} tokens after a fine-tuning that all plans share, means "
-        f"over the seeds of [{name}]({name}.md), where recall depends on the seed."
+        f"{text} Right answers are those at {one['length']:,} tokens after a fine-tuning that all plans share"
+        f"{AGAIN.get(data['name'], '')}: means over the seeds of [{name}]({name}.md), which shows them one by one "
+        "where they differ widely."
     )
 
 

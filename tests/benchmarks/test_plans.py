@@ -7,7 +7,6 @@ import torch
 from torch._dynamo.utils import counters
 
 from benchmarks import plans
-from benchmarks.harness import WrongResult
 from benchmarks.steps import BLOCKS, EAGER, Trainee, Way
 from longshort import GPTConfig, HeadPlan
 
@@ -67,6 +66,7 @@ def test_a_decoder_with_the_wrong_reach_is_not_timed(monkeypatch):
             super().__init__(other, device)
 
     monkeypatch.setattr(plans, "Ours", Narrow)
-    plans.decoding({"local": MODELS["local"]}, 40, batch=1, **TIMING)
-    with pytest.raises(WrongResult, match=r"logits are off by .* \(allowed: 2.0e-03\)"):
-        plans.decoding(MODELS, 40, batch=1, **TIMING)
+    full, mixed, local = plans.decoding(MODELS, 40, batch=1, **TIMING)
+    for row in (full, mixed):
+        assert "logits are off by" in row["failed"] and "milliseconds" not in row
+    assert len(local["milliseconds"]) == 2

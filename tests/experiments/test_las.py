@@ -211,6 +211,8 @@ def test_parts_that_each_help_and_together_more_hold_on_both_tasks_alone():
     assert set(verdicts(of_kinds(listops=GAINING)).values()) == {NOT_RUN}
     guessed = {"none": 0.15, "decay": 0.12, "smoothing": 0.12}
     assert of_kinds(listops=GAINING, image=guessed)["parts"].verdict == NOT_RUN
+    all_guessed = dict.fromkeys((*GAINING, "las_before"), 0.1)
+    assert of_kinds(listops=GAINING, image=all_guessed)["parts"].verdict == HOLDS  # which then does not count
 
 
 def test_a_part_that_does_not_help_on_one_task_leaves_the_claim_partly():

@@ -14,6 +14,7 @@ from experiments.engine import choice, pages
 from experiments.engine.records import Options
 from longshort.nn import LSCache
 from longshort.report.figures import specification
+from longshort.runs import RunError
 
 from .made_up import planned
 
@@ -105,12 +106,16 @@ def test_without_a_gpu_it_is_an_error(tmp_path):
 
 def test_the_time_beside_fulls_is_the_median_of_ratios_within_rounds(tmp_path):
     piece = {"experiment": "reach", "part": "training", "at": 2048, "context": 2048, "tokens": 65_536}
-    piece |= {"batch": 32, "length": 32_768, "seconds": 1.0, "commit": "c", "machine": {}}
+    piece |= {"batch": 32, "length": 32_768, "seconds": 1.0, "commit": "c", "machine": {}, "sizes": {}}
     times = {"full": [10.0, 20.0, 40.0], "ladder": [5.0, 20.0, 8.0]}
     rows = [{"name": n, "milliseconds": t, "tokens_per_second": t, "cache_bytes": 2**20} for n, t in times.items()]
     (tmp_path / "reach-training-2048.json").write_text(json.dumps(piece | {"rows": rows}))
     full, ladder = EXPERIMENT.collect(tmp_path)["rows"]
     assert (full["gpu_time"], ladder["gpu_time"]) == (1.0, 0.5) and "decoding" not in ladder
+    other = piece | {"rows": rows, "at": 4096, "sizes": {"tokens": 1}}
+    (tmp_path / "reach-training-4096.json").write_text(json.dumps(other))
+    with pytest.raises(RunError, match="holds measurements of different sizes"):
+        EXPERIMENT.collect(tmp_path)
 
 
 def test_the_page_of_an_experiment_has_costs_and_retrieval_where_they_are_published(tmp_path, monkeypatch):

@@ -112,7 +112,7 @@ def test_nothing_is_decided_by_two_seeds_or_where_full_attention_only_guesses():
 def test_the_page_shows_seeds_that_part_and_what_the_intervals_are():
     rows = decided(ls1_w64=0.3)
     ladder = next(row for row in rows if row["variant"] == "ladder")
-    ladder["distances"]["4-7"] = [1.0, 0.0, 1.0]
+    ladder["distances"]["4-7"] = ladder["shares"]["recall"]["2048"] = [1.0, 0.0, 1.0]
     page = retrieval.more({"rows": rows})
     assert "| ls1-w64 | -29.9 (-30.1 to -29.7) |" in page
-    assert "| ladder | 66.7 % (100, 0, 100) | 90.1 % |" in page
+    assert "| ladder | 66.7 % (100, 0, 100) |" in page and "| -23.3 (+10, -90, +10) |" in page

@@ -60,10 +60,10 @@ def test_budget_of_the_experiment_gives_its_plans():
     assert "ladder" in ladder.reason
     head_wise = reach.budget(**sizes, share=0.2)
     assert head_wise.layers == reach.long_short(1, 64, n_layers=8, n_heads=8)
-    assert "tracked variables as full attention does" in head_wise.reason
+    assert "found needles as full attention does" in head_wise.reason
     late = reach.budget(**sizes, n_kv_heads=1, share=0.2)
     assert late.layers == reach.interleave("LLLLLLLG", 64, n_layers=8, n_heads=8, n_kv_heads=1)
-    assert "full layer at the end" in late.reason and "tracked 46 % of variables" in late.reason
+    assert "full layer at the end" in late.reason and "46 % of chains of variables" in late.reason
 
 
 def test_what_is_said_of_retrieval_is_what_was_measured():
