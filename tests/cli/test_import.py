@@ -12,9 +12,9 @@ from longshort.cli import app
 from longshort.data.tokenizer import ByteTokenizer
 from longshort.hf.importers.run import save_as_run
 from longshort.runs.log import read_log
-from longshort.train import checkpoint as checkpoint_module
 from longshort.train import load_model
-from longshort.train.checkpoint import CheckpointError
+from longshort.train.checkpoints import checkpoint as checkpoint_module
+from longshort.train.checkpoints.checkpoint import CheckpointError
 
 
 def run(*arguments):
