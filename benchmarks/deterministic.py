@@ -19,7 +19,7 @@ from benchmarks.harness import Recorder
 from benchmarks.pages import Page, Results, markdown
 from longshort.runs import load_run
 from longshort.train import TrainConfig, train
-from longshort.train.checkpoint import load_checkpoint
+from longshort.train.checkpoints.checkpoint import load_checkpoint
 
 WAYS: dict[str, Sequence[str]] = {
     "eager": ("run.compile=false",),

@@ -14,7 +14,7 @@ from benchmarks.peers import set_up_blocks
 from benchmarks.timing import eager, repeated, warmed
 from longshort.heads import HeadPlan
 from longshort.model import GPT, GPTConfig
-from longshort.train.precision import autocast
+from longshort.train.machine.precision import autocast
 
 TOKENS = 32768
 """Tokens of one forward pass, so that sequences of any length fill the GPU; a batch of one from 32,768 on."""

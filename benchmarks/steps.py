@@ -19,9 +19,9 @@ from benchmarks.harness import OURS, Entrant, WrongResult, take_turns
 from benchmarks.nanogpt import NanoGPT
 from benchmarks.timing import Sample, clocked, finish, free, warmed
 from longshort.model import GPT, GPTConfig
-from longshort.train.config import OptimizerConfig
+from longshort.train.machine.precision import autocast
 from longshort.train.optimizer import build_optimizer
-from longshort.train.precision import autocast
+from longshort.train.settings.config import OptimizerConfig
 
 NANOGPT = "nanoGPT-style"
 COMPILED, EAGER = "compiled", "eager"

@@ -34,8 +34,8 @@ from longshort.data.tokenizer import TOKENIZER_FILE, BPETokenizer
 from longshort.data.tokens import write_token_file
 from longshort.runs.log import METRICS
 from longshort.train import TrainConfig, train
-from longshort.train.distributed import joined
-from longshort.train.precision import autocast
+from longshort.train.machine.distributed import joined
+from longshort.train.machine.precision import autocast
 from longshort.train.progress import Silent
 from longshort.train.trainer import Trainer
 

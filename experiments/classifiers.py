@@ -10,8 +10,8 @@ from experiments.engine.base import ON_TASKS, QUICK_ON_TASKS
 from longshort.data.tasks import TASKS
 from longshort.heads import HeadPlan
 from longshort.train import TrainConfig
-from longshort.train.config import TaskConfig
-from longshort.train.variants import LAS_MAX_DECAY, LAS_WIDTH, with_plan
+from longshort.train.settings.config import TaskConfig
+from longshort.train.sweeps.variants import LAS_MAX_DECAY, LAS_WIDTH, with_plan
 
 N_GLOBAL, WINDOW = 2, 64
 POINT = 0.01

@@ -22,9 +22,9 @@ from experiments.engine.measures import Outcome, Row
 from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
 from experiments.engine.tables import shown
 from longshort.train import TrainConfig, load_model
-from longshort.train.calibration import calibrated_losses
-from longshort.train.distributed import choose_device
-from longshort.train.processes import named_config
+from longshort.train.evaluation.calibration import calibrated_losses
+from longshort.train.machine.distributed import choose_device
+from longshort.train.sweeps.processes import named_config
 from longshort.train.text import TextData
 
 SHARES = (0.0, 0.1, 0.2, 0.3)

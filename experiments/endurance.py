@@ -18,7 +18,7 @@ from experiments.engine.measures import Outcome, Row
 from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
 from experiments.engine.tables import shown
 from longshort.train import TrainConfig
-from longshort.train.variants import VARIANTS
+from longshort.train.sweeps.variants import VARIANTS
 
 KINDS = ("plain", "ls")
 PAPER_DIVERGES = 20_000

@@ -14,7 +14,7 @@ from experiments.engine import comparison, measures, tables
 from experiments.engine.evidence import verdict_of
 from experiments.engine.records import Claim, Data, Finding, Variants
 from longshort.train import TrainConfig
-from longshort.train.variants import VARIANTS
+from longshort.train.sweeps.variants import VARIANTS
 
 KINDS = ("layer-wise", "qk-norm-head")
 

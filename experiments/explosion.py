@@ -21,7 +21,7 @@ from experiments.engine.measures import Outcome, Row
 from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
 from experiments.engine.tables import shown
 from longshort.train import TrainConfig
-from longshort.train.variants import VARIANTS
+from longshort.train.sweeps.variants import VARIANTS
 
 RATES = tuple(round(factor * AUTHOR_LR, 6) for factor in (1, 5, 16))
 """The author's learning rate, and 5 and 16 times that."""

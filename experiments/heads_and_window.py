@@ -20,7 +20,7 @@ from experiments.engine.records import Claim, Data, Experiment, Finding, Variant
 from experiments.engine.tables import shown
 from longshort.heads import HeadPlan
 from longshort.train import TrainConfig
-from longshort.train.variants import with_plan
+from longshort.train.sweeps.variants import with_plan
 
 WINDOWS = (2, 4, 8, 16, 32, 50, 100, 200, 512)
 LENGTHS = (0.25, 0.5, 2.0, 4.0, 8.0)

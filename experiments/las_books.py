@@ -18,7 +18,7 @@ from experiments.engine.evidence import interval, verdict_of
 from experiments.engine.measures import Outcome, Row
 from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
 from longshort.train import TrainConfig
-from longshort.train.variants import LAS_WIDTH, VARIANTS
+from longshort.train.sweeps.variants import LAS_WIDTH, VARIANTS
 
 NARROW = (2, 3)
 """Widths of LS's smoothing, beside the one that all smoothed variants share."""

@@ -21,8 +21,8 @@ from experiments.engine.records import Claim, Data, Experiment, Finding, Message
 from experiments.engine.sweep import remember_command
 from experiments.engine.tables import shown
 from longshort.files import write_json
-from longshort.train.distributed import choose_device
 from longshort.train.identity import git_revision
+from longshort.train.machine.distributed import choose_device
 
 NAME = "latency"
 PRESETS = ("paper-6m", "paper-12l-768")

@@ -18,7 +18,7 @@ from experiments.engine.records import Claim, Data, Experiment, Finding, Variant
 from experiments.engine.tables import shown
 from experiments.explosion import at_rate
 from longshort.train import TrainConfig
-from longshort.train.variants import VARIANTS
+from longshort.train.sweeps.variants import VARIANTS
 
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 KINDS = ("plain", "qk-norm-head", "qk-clip", "ls")

@@ -15,7 +15,7 @@ from experiments.engine.evidence import every, verdict_of
 from experiments.engine.measures import Row
 from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
 from longshort.train import TrainConfig
-from longshort.train.variants import VARIANTS
+from longshort.train.sweeps.variants import VARIANTS
 
 ENCODINGS = ("learned", "rotary", "alibi", "sinusoidal", "none")
 KINDS = ("plain", "ls")

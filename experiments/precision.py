@@ -18,7 +18,7 @@ from experiments.engine.evidence import FAILS, HOLDS, PARTLY
 from experiments.engine.measures import Outcome, Row
 from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
 from longshort.train import TrainConfig
-from longshort.train.variants import VARIANTS
+from longshort.train.sweeps.variants import VARIANTS
 
 BF16, TF32, FP32 = "plain", "plain-tf32", "plain-fp32"
 SETTINGS = {BF16: ("bf16", "highest"), TF32: ("fp32", "high"), FP32: ("fp32", "highest")}

@@ -26,8 +26,8 @@ from experiments.engine.measures import Outcome, Row
 from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
 from longshort.heads import HeadPlan
 from longshort.train import TrainConfig
-from longshort.train.checkpoint_scores import evaluate_checkpoint
-from longshort.train.processes import named_config
+from longshort.train.evaluation.checkpoint_scores import evaluate_checkpoint
+from longshort.train.sweeps.processes import named_config
 
 LAYERS = HEADS = 8
 LADDER = (512, 256, 128, 64, 32, 16, 8)

@@ -29,8 +29,8 @@ from experiments.engine.sweep import chosen, remember_command
 from longshort.files import write_json
 from longshort.model import GPTConfig
 from longshort.runs import RunError
-from longshort.train.distributed import choose_device
 from longshort.train.identity import git_revision
+from longshort.train.machine.distributed import choose_device
 
 EXPERIMENTS = ("reach", "reach-modern", "reach-30m", "reach-125m")
 FULL = "full"

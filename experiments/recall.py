@@ -20,8 +20,8 @@ from experiments.engine.records import Claim, Data, Experiment, Finding, Variant
 from experiments.engine.tables import percent
 from longshort.heads import HeadPlan
 from longshort.train import ConfigError, TrainConfig
-from longshort.train.config import TaskConfig
-from longshort.train.variants import with_plan
+from longshort.train.settings.config import TaskConfig
+from longshort.train.sweeps.variants import with_plan
 
 HEADS, WINDOW = 8, 16
 GLOBAL_HEADS = (0, 1, 2, 4, HEADS)

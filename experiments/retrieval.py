@@ -32,9 +32,9 @@ from longshort.data.tasks.retrieval import KINDS
 from longshort.generation.sample import checkpoint_tokenizer
 from longshort.runs import read_log
 from longshort.train import ConfigError, TrainConfig, load_model
-from longshort.train.checkpoint import CHECKPOINTS
-from longshort.train.distributed import choose_device
-from longshort.train.retrieval import evaluate_retrieval
+from longshort.train.checkpoints.checkpoint import CHECKPOINTS
+from longshort.train.evaluation.retrieval import evaluate_retrieval
+from longshort.train.machine.distributed import choose_device
 
 JUDGED = ("ls1-w64", "one-full-8", "ladder")
 """Plans with 8 global heads of 64, which are compared with full attention."""

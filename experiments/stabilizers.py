@@ -21,7 +21,7 @@ from experiments.engine.measures import Outcome, Row
 from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
 from experiments.engine.tables import shown
 from longshort.train import TrainConfig
-from longshort.train.variants import VARIANTS
+from longshort.train.sweeps.variants import VARIANTS
 
 NAMES = (
     *("plain", "plain-flash", "plain-fp32", "qk-norm-head", "qk-norm-width", "qk-norm-plain", "softcap"),

@@ -82,7 +82,7 @@ class Ranks:
         context = mp.get_context("forkserver")  # imports torch once for all
         context.set_forkserver_preload(
             [
-                "longshort.train.sharded_checkpoint",
+                "longshort.train.checkpoints.sharded",
                 "longshort.train.trainer",
                 "torch._dynamo",
                 "torch.distributed.fsdp",

@@ -34,7 +34,7 @@ def verbs() -> Iterator[str]:
 
 def config_keys() -> Iterator[str]:
     """A table of keys for each section of a configuration."""
-    from longshort.train.keys import config_keys
+    from longshort.train.settings.keys import config_keys
 
     for section, keys in groupby(config_keys(), key=lambda key: key.name.partition(".")[0]):
         yield from (f"## {section}", "", "| key | default | meaning | type and range |", "|---|---|---|---|")

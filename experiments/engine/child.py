@@ -15,10 +15,10 @@ from experiments.engine.measures import AFTER, count_spikes
 from longshort.files import write_json
 from longshort.runs.log import largest_logit, read_log
 from longshort.train import TrainConfig, TrainingStopped, load_model, train
-from longshort.train.checkpoint_scores import evaluate_task
-from longshort.train.distributed import choose_device
-from longshort.train.precision import autocast
-from longshort.train.processes import named_config
+from longshort.train.evaluation.checkpoint_scores import evaluate_task
+from longshort.train.machine.distributed import choose_device
+from longshort.train.machine.precision import autocast
+from longshort.train.sweeps.processes import named_config
 from longshort.train.text import TextData
 
 ROWS = 2

@@ -20,7 +20,7 @@ from longshort.files import write_atomically
 from longshort.report.thinning import thin
 from longshort.runs import difference
 from longshort.runs.log import METRICS, largest_logit, read_log
-from longshort.train.processes import CONFIG, OUTPUT
+from longshort.train.sweeps.processes import CONFIG, OUTPUT
 
 TRAIN_RECORDS, LOGIT_READINGS = 1500, 200
 """The most that is kept of one run: about 300 KB, a fifth of that when packed."""

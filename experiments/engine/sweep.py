@@ -25,10 +25,10 @@ from longshort.files import write_json
 from longshort.report.compare import Trial, trials_of
 from longshort.runs import Reader, read_log
 from longshort.train import ConfigError, TrainConfig
-from longshort.train.answers import draw_tasks
-from longshort.train.flops import flops_per_token
+from longshort.train.evaluation.answers import draw_tasks
+from longshort.train.machine.flops import flops_per_token
 from longshort.train.models import build_model
-from longshort.train.processes import RunFailed, run_all
+from longshort.train.sweeps.processes import RunFailed, run_all
 
 TIMING = "experiments.engine.timing"
 _FLOPS = {True: 1.4e14, False: 3e10}

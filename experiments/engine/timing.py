@@ -16,8 +16,8 @@ import torch
 
 from longshort.files import write_json
 from longshort.train import TrainConfig, train
-from longshort.train.distributed import choose_device
-from longshort.train.processes import named_config
+from longshort.train.machine.distributed import choose_device
+from longshort.train.sweeps.processes import named_config
 
 WARMUP_STEPS, TIMED_STEPS = 20, 10
 RESULT, LOCK = "step_time.json", "lock"

@@ -26,10 +26,10 @@ from longshort.rl.reference import REFERENCE
 from longshort.rl.rewards import verified
 from longshort.runs import METRICS, read_log
 from longshort.train import TrainConfig, TrainingStopped, load_model
-from longshort.train.checkpoint import CHECKPOINTS, load_checkpoint, save_checkpoint
-from longshort.train.distributed import choose_device
-from longshort.train.processes import named_config
+from longshort.train.checkpoints.checkpoint import CHECKPOINTS, load_checkpoint, save_checkpoint
+from longshort.train.machine.distributed import choose_device
 from longshort.train.progress import Silent
+from longshort.train.sweeps.processes import named_config
 
 CELL, SIZES, WEIGHTS = "cell.json", "sizes.json", "weights"
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -33,7 +33,7 @@ from experiments.soft_thinking.settings import (
 )
 from longshort.files import write_json
 from longshort.train import ConfigError, TrainConfig
-from longshort.train.processes import RunFailed, run_all
+from longshort.train.sweeps.processes import RunFailed, run_all
 
 PROCESS = "experiments.soft_thinking.cell"
 ON_CUDA: dict[str, dict[str, Any]] = {"run": {"precision": "bf16"}, "model": {"backend": "triton"}}

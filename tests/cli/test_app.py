@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import longshort
 from longshort.cli import VERBS, app, one_line_errors
 from longshort.train import TrainingStopped
-from longshort.train.processes import RunFailed
+from longshort.train.sweeps.processes import RunFailed
 
 
 def run(*arguments):

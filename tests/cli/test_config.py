@@ -4,9 +4,9 @@ from typer.testing import CliRunner
 
 from longshort.cli import app
 from longshort.train import TrainConfig
-from longshort.train.key_text import describe, starting_file
-from longshort.train.shipped import shipped_names
-from longshort.train.variants import VARIANTS
+from longshort.train.settings.key_text import describe, starting_file
+from longshort.train.settings.shipped import shipped_names
+from longshort.train.sweeps.variants import VARIANTS
 
 
 def run(*arguments):

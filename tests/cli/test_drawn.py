@@ -32,7 +32,8 @@ from longshort.nn.block import ACTIVATIONS, PLACEMENTS
 from longshort.nn.norms import NORMS, QK_NORMS
 from longshort.ops.api import BACKENDS
 from longshort.ops.smoothing import SIDES, STAGES
-from longshort.train import TrainConfig, processes, train
+from longshort.train import TrainConfig, train
+from longshort.train.sweeps import processes
 
 EXAMPLES = int(os.environ.get("LONGSHORT_EXAMPLES", "25"))
 MODEL = {"context": 8, "n_layers": 1, "width": 8, "n_heads": 2, "n_global": 1, "window": 2}

@@ -14,9 +14,9 @@ from longshort.data.tokenizer import BPETokenizer, ByteTokenizer
 from longshort.generation.sample import text_stream
 from longshort.hf.importers.run import save_as_run
 from longshort.runs.log import read_log
-from longshort.train import checkpoint as checkpoint_module
 from longshort.train import load_model
-from longshort.train.checkpoint import CheckpointError
+from longshort.train.checkpoints import checkpoint as checkpoint_module
+from longshort.train.checkpoints.checkpoint import CheckpointError
 
 
 def run(*arguments):

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from longshort import report
 from longshort.cli import app
 from longshort.train import TrainConfig, TrainingStopped, train
-from longshort.train import processes as runner
+from longshort.train.sweeps import processes as runner
 
 MODEL = {"vocab_size": 16, "context": 32, "n_layers": 1, "width": 16, "n_heads": 2, "n_global": 1, "window": 4}
 TASK = {"name": "listops", "length": 32, "train": 40, "validation": 8, "test": 8}

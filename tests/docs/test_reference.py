@@ -28,7 +28,7 @@ def test_the_command_line_page_has_every_verb_and_its_options(generated):
 
 
 def test_the_configuration_page_has_every_key(generated):
-    from longshort.train.keys import config_keys
+    from longshort.train.settings.keys import config_keys
 
     shown = [line.split("`")[1] for line in generated.config_keys() if line.startswith("| `")]
     assert shown == [key.name for key in config_keys()]

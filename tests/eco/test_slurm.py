@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import submitit
 
-from longshort.train import slurm, train
-from longshort.train.processes import MODULE, RunFailed, run_all
-from longshort.train.slurm import Slurm
+from longshort.train import train
+from longshort.train.sweeps import slurm
+from longshort.train.sweeps.processes import MODULE, RunFailed, run_all
+from longshort.train.sweeps.slurm import Slurm
 
 from ..train.tiny import losses, tiny_config
 

@@ -10,7 +10,7 @@ from experiments import classifiers, load, long_range, recall
 from experiments.__main__ import app
 from experiments.engine import child, sweep
 from experiments.engine.evidence import FAILS, HOLDS, NOT_RUN, PARTLY
-from longshort.train.config import ConfigError, TaskConfig
+from longshort.train.settings.config import ConfigError, TaskConfig
 
 from .made_up import made_up_sweep, planned, rewrite
 

@@ -7,7 +7,7 @@ import torch
 
 from longshort.rl import reinforce
 from longshort.rl.trainer import RLTrainer
-from longshort.train.distributed import World
+from longshort.train.machine.distributed import World
 from longshort.train.progress import Silent
 
 from ..rl.tiny import tiny_rl

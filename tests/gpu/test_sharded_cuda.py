@@ -11,9 +11,9 @@ from longshort.parallel.mesh import Sizes, build_mesh
 from longshort.parallel.sharding import shard
 from longshort.parallel.shards import local, whole
 from longshort.stability.clipping import clip_by_global_norm, gradient_norm
-from longshort.train.config import OptimizerConfig
 from longshort.train.models import compiled
 from longshort.train.optimizer import build_optimizer
+from longshort.train.settings.config import OptimizerConfig
 
 CUDA = torch.device("cuda")
 

@@ -13,7 +13,7 @@ from longshort.generation import SoftThinking
 from longshort.model import SequenceClassifier
 from longshort.nn import RopeScaling, SequenceBatchNorm
 from longshort.rl import rollout
-from longshort.train.flops import flops_per_token
+from longshort.train.machine.flops import flops_per_token
 from longshort.train.memory import least_parameters
 
 from ..small import small_config

@@ -15,10 +15,10 @@ from longshort.parallel.sharding import gathered_only_within, shard
 from longshort.parallel.shards import as_shard, local, tensor_norms, whole
 from longshort.stability import TensorClip, attention_entropy, qk_clip
 from longshort.stability.clipping import clip_by_global_norm, gradient_norm
-from longshort.train.config import OptimizerConfig, TrainConfig
-from longshort.train.distributed import World
+from longshort.train.machine.distributed import World
 from longshort.train.models import build_model, shard_model
 from longshort.train.optimizer import build_optimizer, optimizer_tensors
+from longshort.train.settings.config import OptimizerConfig, TrainConfig
 
 CHECKS = []
 CONFIG = GPTConfig.preset("tiny", n_kv_heads=2, n_global=2, bias=True, mlp="swiglu")

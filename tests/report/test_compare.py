@@ -14,7 +14,7 @@ from longshort.report.compare import Trial, plan_trials, summarize
 from longshort.report.live import live_table, result_table, running_table
 from longshort.runs import METRICS, Reader
 from longshort.train import ConfigError
-from longshort.train import processes as runner
+from longshort.train.sweeps import processes as runner
 
 from .synthetic import eval_record, run_record, spike_record, train_record, write_lines
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from longshort.cli import selfcheck
 from longshort.report.live import live_table, result_table, running_table
-from longshort.train.variants import VARIANTS
+from longshort.train.sweeps.variants import VARIANTS
 
 
 def printed(table):

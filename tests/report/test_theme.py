@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from longshort.report.theme import DARK, DASHES, FAMILIES, LIGHT, method_style, method_styles
-from longshort.train.variants import VARIANTS
+from longshort.train.sweeps.variants import VARIANTS
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.
 VISION = {

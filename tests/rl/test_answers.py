@@ -8,7 +8,7 @@ import torch
 from longshort import GPT
 from longshort.data.problems import open_task
 from longshort.rl.answers import Answerer, form_of, rollout_seed, sequences, thinking_of, widened
-from longshort.train.rl_config import RLConfig
+from longshort.train.settings.rl import RLConfig
 
 from .tiny import tiny_rl
 

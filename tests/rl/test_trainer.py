@@ -14,8 +14,8 @@ from longshort.rl.evaluation import evaluate_rewards, is_of_rl
 from longshort.rl.rewards import VerifierError
 from longshort.rl.trainer import RLTrainer
 from longshort.train import ConfigError, TrainConfig, TrainingStopped, load_model, train
-from longshort.train.checkpoint import load_checkpoint
-from longshort.train.distributed import World
+from longshort.train.checkpoints.checkpoint import load_checkpoint
+from longshort.train.machine.distributed import World
 from longshort.train.progress import Silent
 
 from ..train.tiny import differences, records

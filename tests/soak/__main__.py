@@ -83,10 +83,10 @@ def preload(*, hf: bool) -> None:
     import longshort.data.show
     import longshort.generation.sample
     import longshort.report.live
-    import longshort.train.checkpoint_scores
-    import longshort.train.processes
+    import longshort.train.checkpoints.sharded
+    import longshort.train.evaluation.checkpoint_scores
     import longshort.train.progress
-    import longshort.train.sharded_checkpoint
+    import longshort.train.sweeps.processes
 
     if hf:
         import longshort.hf.export

@@ -12,9 +12,10 @@ import torch
 from longshort.data.stream import TokenStream
 from longshort.parallel.mesh import Sizes, build_mesh
 from longshort.parallel.sharding import shard
-from longshort.train import TrainConfig, checkpoint, sharded_checkpoint
-from longshort.train.checkpoint import finish, state_of
-from longshort.train.distributed import World
+from longshort.train import TrainConfig
+from longshort.train.checkpoints import checkpoint, sharded
+from longshort.train.checkpoints.checkpoint import finish, state_of
+from longshort.train.machine.distributed import World
 from longshort.train.models import build_model
 from longshort.train.progress import Silent
 from longshort.train.trainer import Trainer
@@ -54,7 +55,7 @@ def train_and_die(group, values, step):
             os.kill(os.getpid(), signal.SIGKILL)
         return finish(draft, number, document)
 
-    sharded_checkpoint.finish = finish_or_die
+    sharded.finish = finish_or_die
     train(group, values)
 
 
@@ -108,12 +109,12 @@ def unwritable(step):
 @contextmanager
 def replaced_finish(function):
     """Let checkpoints of both formats be completed by the function."""
-    for module in (checkpoint, sharded_checkpoint):
+    for module in (checkpoint, sharded):
         module.finish = function
     try:
         yield
     finally:
-        for module in (checkpoint, sharded_checkpoint):
+        for module in (checkpoint, sharded):
             module.finish = finish
 
 
@@ -122,11 +123,11 @@ def read_and_write(group, source, target, mesh):
     config = TrainConfig.from_dict(state_of(Path(source))["config"])
     model = build_model(config)
     shard(model, build_mesh(Sizes(*mesh, 1), "cpu"), parameters=None, reduce=torch.float32, reshard=True)
-    found = sharded_checkpoint.read_sharded(Path(source), dict(model.named_parameters()))
+    found = sharded.read_sharded(Path(source), dict(model.named_parameters()))
     model.load_state_dict(found.model)
     tensors = {"model": model.state_dict(), "trainer": found.trainer}
     state = {"config": config.to_dict()}
-    sharded_checkpoint.save_sharded(Path(target), step=found.step, state=state, group=group, **tensors)
+    sharded.save_sharded(Path(target), step=found.step, state=state, group=group, **tensors)
 
 
 _batch = TokenStream.batch

@@ -6,7 +6,7 @@ import torch
 from longshort.runs.log import read_log
 from longshort.train import TrainConfig, train
 from longshort.train.compilation import announce_compilation, choose_compilation
-from longshort.train.distributed import World
+from longshort.train.machine.distributed import World
 from longshort.train.models import build_model
 
 from .tiny import tiny_config

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from longshort.cli import app
 from longshort.runs import load_run
 from longshort.train import TrainingStopped, train
-from longshort.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from longshort.train.checkpoints.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from longshort.train.divergence import grown_heads, nonfinite_weight
 from longshort.train.models import load_trained
-from longshort.train.processes import run_all
+from longshort.train.sweeps.processes import run_all
 
 from .test_spikes import spoil_losses, weights_are_finite
 from .tiny import records, tiny_config

@@ -10,7 +10,7 @@ from longshort.files import LOCK
 from longshort.runs.log import METRICS
 from longshort.train import ConfigError, train
 from longshort.train.folder import CONFIG, OUTPUT, check_is_a_run_folder
-from longshort.train.processes import RunFailed, run_all
+from longshort.train.sweeps.processes import RunFailed, run_all
 
 from .tiny import tiny_config
 

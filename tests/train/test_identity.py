@@ -6,7 +6,7 @@ import pytest
 
 from longshort.runs import log
 from longshort.train import ConfigError, train
-from longshort.train.checkpoint import Checkpoint
+from longshort.train.checkpoints.checkpoint import Checkpoint
 from longshort.train.identity import check_same_run
 
 from .tiny import tiny_config

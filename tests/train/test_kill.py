@@ -110,7 +110,7 @@ def test_a_run_killed_many_times_is_bit_for_bit_the_run_that_never_was(corpus, p
 def start_runner(config, path):
     path.write_text(json.dumps(config.to_dict()))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen([sys.executable, "-m", "longshort.train.processes", str(path)], env=environment)
+    return subprocess.Popen([sys.executable, "-m", "longshort.train.sweeps.processes", str(path)], env=environment)
 
 
 @pytest.mark.slow

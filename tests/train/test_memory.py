@@ -7,7 +7,7 @@ from longshort import GPTConfig
 from longshort.model import GPT
 from longshort.train import ConfigError, TrainConfig, train
 from longshort.train import memory as memory_module
-from longshort.train.distributed import World
+from longshort.train.machine.distributed import World
 from longshort.train.memory import available_memory, check_memory, least_parameters, need_of, shortage, within_memory
 from longshort.train.models import build_model
 

@@ -5,8 +5,8 @@ import torch
 
 from longshort.stability import qk_clip
 from longshort.train import ConfigError, train
-from longshort.train.checkpoint import load_checkpoint
-from longshort.train.distributed import World
+from longshort.train.checkpoints.checkpoint import load_checkpoint
+from longshort.train.machine.distributed import World
 from longshort.train.memory import need_of
 
 from .test_late import both, timeless

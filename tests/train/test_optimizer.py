@@ -6,7 +6,6 @@ import torch
 from longshort import GPT
 from longshort.model import SequenceClassifier
 from longshort.train import ConfigError
-from longshort.train.config import OptimizerConfig
 from longshort.train.muon import Muon
 from longshort.train.optimizer import (
     build_optimizer,
@@ -14,6 +13,7 @@ from longshort.train.optimizer import (
     load_optimizer_tensors,
     optimizer_tensors,
 )
+from longshort.train.settings.config import OptimizerConfig
 
 from ..small import small_config
 

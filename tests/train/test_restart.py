@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from longshort.runs.log import METRICS, read_log
 from longshort.train import train
-from longshort.train.distributed import _unused_store
+from longshort.train.machine.distributed import _unused_store
 from tests.elastic import launch
 
 from .tiny import differences, losses, records, tiny_config

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshort.train.config import ScheduleConfig
 from longshort.train.schedule import learning_rate
+from longshort.train.settings.config import ScheduleConfig
 
 
 def rates(steps, *, peak=2.0, **settings):

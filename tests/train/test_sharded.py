@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from longshort.train import ConfigError, TrainConfig, train
-from longshort.train.checkpoint import load_checkpoint
+from longshort.train.checkpoints.checkpoint import load_checkpoint
 
 from . import several
 from .several import SPOILED

@@ -5,8 +5,8 @@ import torch
 
 from longshort.data.stream import TokenStream
 from longshort.train import ConfigError, TrainConfig, train
-from longshort.train.checkpoint import load_checkpoint
-from longshort.train.distributed import World
+from longshort.train.checkpoints.checkpoint import load_checkpoint
+from longshort.train.machine.distributed import World
 from longshort.train.progress import Silent
 from longshort.train.trainer import Trainer
 

@@ -8,8 +8,8 @@ from longshort.hf import LongShortForCausalLM
 from longshort.hf.export import export_checkpoint
 from longshort.stability import qk_clip
 from longshort.train import load_model, train
-from longshort.train.config import OptimizerConfig
 from longshort.train.optimizer import build_optimizer
+from longshort.train.settings.config import OptimizerConfig
 
 from ..small import small_config
 from .tiny import differences, tiny_config

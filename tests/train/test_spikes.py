@@ -9,7 +9,7 @@ from longshort.data.stream import TokenStream
 from longshort.model import GPT
 from longshort.runs.log import read_log
 from longshort.train import TrainingStopped, train
-from longshort.train.checkpoint import load_checkpoint
+from longshort.train.checkpoints.checkpoint import load_checkpoint
 from longshort.train.trainer import Trainer
 
 from .tiny import differences, losses, records, tiny_config

@@ -10,11 +10,11 @@ from longshort.data.tokenizer import BPETokenizer
 from longshort.generation.sample import checkpoint_tokenizer
 from longshort.model import SequenceClassifier
 from longshort.train import ConfigError, TrainConfig, load_model, train
-from longshort.train.answers import answer_scores
-from longshort.train.checkpoint import CheckpointError, load_checkpoint
-from longshort.train.distributed import World
-from longshort.train.flops import flops_per_token
+from longshort.train.checkpoints.checkpoint import CheckpointError, load_checkpoint
+from longshort.train.evaluation.answers import answer_scores
 from longshort.train.identity import check_same_run
+from longshort.train.machine.distributed import World
+from longshort.train.machine.flops import flops_per_token
 from longshort.train.models import build_model, load_trained
 from longshort.train.progress import Silent
 
@@ -153,7 +153,7 @@ def test_norm_and_sight_are_the_classifiers_own(tmp_path):
 
 
 def test_a_vocabulary_that_is_too_small_is_named_before_anything_is_drawn(tmp_path, monkeypatch):
-    monkeypatch.setattr("longshort.train.answers.open_task", lambda *a, **b: pytest.fail("drawn"))
+    monkeypatch.setattr("longshort.train.evaluation.answers.open_task", lambda *a, **b: pytest.fail("drawn"))
     with pytest.raises(ConfigError, match=r"model.vocab_size must be at least 16, the vocabulary of the task listops"):
         train(config(tmp_path, "model.vocab_size=15"))
 
@@ -170,7 +170,7 @@ def test_every_kind_of_an_answer_is_judged_as_a_whole(tmp_path, monkeypatch):
         needle = (targets[rows] != -100).sum(1) < 10
         return torch.nn.functional.one_hot(asked + (needle & (places == 159)), 257).float(), asked
 
-    monkeypatch.setattr("longshort.train.answers.model_answers", knowing)
+    monkeypatch.setattr("longshort.train.evaluation.answers.model_answers", knowing)
     settings = config(tmp_path, task=RETRIEVAL, model=TINY | ON_TEXT)
     task = open_task("retrieval", settings.task)
     batches = list(ExampleStream(task, "test", batch_size=3, seed=0).in_order())

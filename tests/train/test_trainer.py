@@ -16,8 +16,8 @@ from longshort.runs import load_run
 from longshort.runs.log import METRICS, read_log
 from longshort.stability import attention_entropy
 from longshort.train import ConfigError, TrainConfig, load_model, train
-from longshort.train.checkpoint import load_checkpoint, newest_checkpoint
-from longshort.train.distributed import World
+from longshort.train.checkpoints.checkpoint import load_checkpoint, newest_checkpoint
+from longshort.train.machine.distributed import World
 from longshort.train.progress import Silent
 from longshort.train.trainer import Trainer
 

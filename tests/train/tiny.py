@@ -5,7 +5,7 @@ import random
 from longshort.data.prepare import prepare
 from longshort.runs.log import read_log
 from longshort.train import TrainConfig
-from longshort.train.checkpoint import load_checkpoint
+from longshort.train.checkpoints.checkpoint import load_checkpoint
 
 MODEL = {"vocab_size": 257, "context": 64, "n_layers": 2, "width": 16, "n_heads": 2, "n_global": 1, "window": 8}
 

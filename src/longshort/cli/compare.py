@@ -38,11 +38,11 @@ def compare(
     from longshort.report.live import live_table, result_table
     from longshort.runs import Reader, load_run
     from longshort.train import ConfigError, TrainConfig
-    from longshort.train.announcement import Forecast, announce_data, announce_runs
-    from longshort.train.answers import draw_tasks
-    from longshort.train.processes import run_all
-    from longshort.train.slurm import FOLDER, Slurm, parse_settings
-    from longshort.train.variants import every
+    from longshort.train.evaluation.answers import draw_tasks
+    from longshort.train.sweeps.announcement import Forecast, announce_data, announce_runs
+    from longshort.train.sweeps.processes import run_all
+    from longshort.train.sweeps.slurm import FOLDER, Slurm, parse_settings
+    from longshort.train.sweeps.variants import every
 
     if any(override.startswith("run.out=") for override in overrides or []):
         raise ConfigError("run.out must not be set, since a comparison has many runs; use --out FOLDER")

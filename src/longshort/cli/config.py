@@ -20,7 +20,7 @@ def config(
     A file to start from: longshort config --preset tiny > mine.yaml
     """
     from longshort.train import ConfigError
-    from longshort.train.key_text import describe, starting_file
+    from longshort.train.settings.key_text import describe, starting_file
 
     if preset is None:
         typer.echo(describe(name))

@@ -54,7 +54,7 @@ def convert(
         from longshort.hf.inspection.propose import Budget
     except ImportError as error:
         raise ValueError(f"convert needs transformers >= 5.17 ({error}): pip install 'longshort[hf]'") from None
-    from longshort.train.distributed import choose_device
+    from longshort.train.machine.distributed import choose_device
 
     if (plan is None) == (budget is None):
         raise ValueError(f"convert must have either --plan or --budget, got {'neither' if plan is None else 'both'}")

@@ -62,7 +62,7 @@ def evaluate(
 
     from longshort.files import check_replaceable, is_of_transformers, write_json
     from longshort.rl.evaluation import evaluate_rewards, is_of_rl
-    from longshort.train.checkpoint_scores import evaluate_checkpoint, evaluation_table
+    from longshort.train.evaluation.checkpoint_scores import evaluate_checkpoint, evaluation_table
 
     given = {"--data": data, "--length": length, "--stride": stride}
     if harness is not None:
@@ -117,7 +117,7 @@ def _evaluate_suite(checkpoint: Path, suite: str, out: Path | None, **options: A
 
     from longshort.files import check_replaceable, write_json
     from longshort.hf.retrieval import evaluate_suite
-    from longshort.train.retrieval import retrieval_tables, skipped_lines
+    from longshort.train.evaluation.retrieval import retrieval_tables, skipped_lines
 
     if suite != "retrieval":
         raise ValueError(f"--suite must be retrieval, got {suite!r}")

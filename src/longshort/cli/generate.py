@@ -79,7 +79,7 @@ def generate(
     }
     if is_of_transformers(checkpoint):
         from longshort.hf.opened import open_language_model
-        from longshort.train.distributed import choose_device
+        from longshort.train.machine.distributed import choose_device
 
         opened = open_language_model(checkpoint, choose_device(device))
         stream = stream_of(opened.model, opened.tokenizer, prompt, **options)

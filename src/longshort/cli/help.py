@@ -14,7 +14,7 @@ class ConfigCommand(TyperCommand):
         return super().parse_args(ctx, [*args, ""] if args[-1:] == ["--preset"] else args)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        from longshort.train.shipped import shipped_names
+        from longshort.train.settings.shipped import shipped_names
 
         formatter.write_paragraph()
         formatter.write_text(f"Names for --preset: {', '.join(shipped_names())}")
@@ -24,7 +24,7 @@ class CompareCommand(TyperCommand):
     """`longshort compare`: lists every variant with its description."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        from longshort.train.variants import VARIANTS, described
+        from longshort.train.sweeps.variants import VARIANTS, described
 
         with formatter.section("Variants"):
             formatter.write_dl([(name, described(name)) for name in VARIANTS])

@@ -50,7 +50,7 @@ def inspect(
     except ImportError as error:
         raise ValueError(f"inspect needs transformers >= 5.17 ({error}): pip install 'longshort[hf]'") from None
     from longshort.report.heads import check_heads_page, summary, write_heads_page
-    from longshort.train.distributed import choose_device
+    from longshort.train.machine.distributed import choose_device
 
     wanted = None if budget is None else Budget.parse(budget)
     if out.suffix != ".json":

@@ -27,7 +27,7 @@ def report(
     from longshort.cli.prose import say
     from longshort.report import write_report
     from longshort.runs import find_runs
-    from longshort.train.values import is_text
+    from longshort.train.settings.values import is_text
 
     if not is_text(f"{title}{out}"):
         raise ValueError(f"--title and --out must be text in UTF-8, got {title!r} and {str(out)!r}")

@@ -28,7 +28,7 @@ def show(
 
     from longshort.report.plan import FORMATS, plan_text, write_plan
     from longshort.train import TrainConfig
-    from longshort.train.values import is_text
+    from longshort.train.settings.values import is_text
 
     if out is not None and (not is_text(str(out)) or out.suffix not in FORMATS):
         raise ValueError(f"--out must be a file that ends in {', '.join(FORMATS)}, got {str(out)!r}")

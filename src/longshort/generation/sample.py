@@ -10,8 +10,8 @@ from longshort.data.tokenizer import Tokenizer, load_tokenizer
 from longshort.generation import SoftThinking, TextStream
 from longshort.model import GPT
 from longshort.train import load_model
-from longshort.train.checkpoint import Checkpoint, CheckpointError
-from longshort.train.distributed import choose_device
+from longshort.train.checkpoints.checkpoint import Checkpoint, CheckpointError
+from longshort.train.machine.distributed import choose_device
 
 
 def text_stream(

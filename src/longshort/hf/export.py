@@ -7,8 +7,8 @@ from pathlib import Path
 from longshort.generation.sample import checkpoint_tokenizer, tokenizer_folder
 from longshort.hf.chat_template import read_chat_template
 from longshort.train import TrainConfig, load_model
-from longshort.train.checkpoint import Checkpoint
-from longshort.train.vocabulary import open_problems
+from longshort.train.checkpoints.checkpoint import Checkpoint
+from longshort.train.settings.vocabulary import open_problems
 
 FORMATS = ("hf",)
 

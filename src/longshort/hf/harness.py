@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from longshort.files import is_of_transformers
-from longshort.train.distributed import choose_device
+from longshort.train.machine.distributed import choose_device
 
 _CPU_BATCH = 8
 """Sequences per batch on a CPU, where the harness's automatic choice never runs out of memory and takes its largest."""

@@ -13,8 +13,8 @@ from longshort.files import is_of_transformers
 from longshort.generation.sample import checkpoint_tokenizer
 from longshort.model import GPT
 from longshort.train import ConfigError, TrainConfig, load_model
-from longshort.train.checkpoint_scores import text_scores
-from longshort.train.distributed import choose_device
+from longshort.train.evaluation.checkpoint_scores import text_scores
+from longshort.train.machine.distributed import choose_device
 from longshort.train.text import open_tokens
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from longshort.data.tokens import TokenFile
 from longshort.hf.opened import open_language_model
 from longshort.train import ConfigError, TrainConfig
-from longshort.train.distributed import choose_device
-from longshort.train.retrieval import EXAMPLES, LENGTHS, Progress, evaluate_retrieval, skipped_lines
+from longshort.train.evaluation.retrieval import EXAMPLES, LENGTHS, Progress, evaluate_retrieval, skipped_lines
+from longshort.train.machine.distributed import choose_device
 
 
 def evaluate_suite(

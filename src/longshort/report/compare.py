@@ -14,7 +14,7 @@ from longshort.report.page import PAGE, check_page
 from longshort.runs import METRICS, Run, RunError, load_run
 from longshort.train import ConfigError, TrainConfig
 from longshort.train.identity import different_setting
-from longshort.train.variants import VARIANTS
+from longshort.train.sweeps.variants import VARIANTS
 
 SUMMARY = "comparison.json"
 

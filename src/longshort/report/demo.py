@@ -16,7 +16,7 @@ from longshort.report.compare import PAGE, Trial, check_results, plan_trials, sa
 from longshort.report.live import Watch
 from longshort.runs import RunLog, load_run
 from longshort.train import TrainConfig
-from longshort.train.processes import run_all
+from longshort.train.sweeps.processes import run_all
 
 VARIANTS = ("plain", "ls")
 PROMPT = "def "

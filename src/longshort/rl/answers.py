@@ -16,9 +16,9 @@ from longshort.model import GPT
 from longshort.rl.log_probs import Form
 from longshort.rl.rollout import Rollout
 from longshort.rl.sampler import Sampler
-from longshort.train.config import TrainConfig
-from longshort.train.held_out import eagerly
-from longshort.train.rl_config import RLConfig
+from longshort.train.evaluation.held_out import eagerly
+from longshort.train.settings.config import TrainConfig
+from longshort.train.settings.rl import RLConfig
 
 _NEXT_TO_0 = 1e-6
 """The tau at which a mixture is one token, drawn from the truncated distribution."""

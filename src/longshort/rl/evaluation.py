@@ -17,9 +17,9 @@ from longshort.rl.passes import pass_at_k
 from longshort.rl.problem_data import ProblemData
 from longshort.rl.rewards import Rewards, verified
 from longshort.train import ConfigError, TrainConfig, load_model
-from longshort.train.checkpoint import load_checkpoint
-from longshort.train.distributed import choose_device
-from longshort.train.precision import autocast
+from longshort.train.checkpoints.checkpoint import load_checkpoint
+from longshort.train.machine.distributed import choose_device
+from longshort.train.machine.precision import autocast
 
 _SEED = 0x5EED
 """Evaluations draw with seeds of their own, the same for all runs."""

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from longshort.data.problems import Problem, ProblemTask, drawn
 from longshort.model.gpt import IGNORED_TARGET
-from longshort.train.config import ConfigError, TrainConfig
-from longshort.train.vocabulary import open_problems
+from longshort.train.settings.config import ConfigError, TrainConfig
+from longshort.train.settings.vocabulary import open_problems
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from longshort.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from longshort.train.config import ConfigError
+from longshort.train.checkpoints.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from longshort.train.settings.config import ConfigError
 
 REFERENCE = "reference"
 """The subfolder of a run's folder that holds it, as a checkpoint."""

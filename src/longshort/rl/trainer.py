@@ -31,14 +31,14 @@ from longshort.rl.rewards import Rewards, check_failures, verified
 from longshort.rl.rollout import Rollout, kl_estimate
 from longshort.stability import qk_clip, watch_logits
 from longshort.stability.clipping import gradient_norm
-from longshort.train.checkpoint import Checkpoint
-from longshort.train.config import ConfigError, TrainConfig
-from longshort.train.distributed import World
+from longshort.train.checkpoints.checkpoint import Checkpoint
+from longshort.train.checkpoints.start import load_start
 from longshort.train.divergence import nonfinite_weight
 from longshort.train.loop import Logits, Loop, run_loop
-from longshort.train.precision import autocast
+from longshort.train.machine.distributed import World
+from longshort.train.machine.precision import autocast
 from longshort.train.progress import Reporter
-from longshort.train.start import load_start
+from longshort.train.settings.config import ConfigError, TrainConfig
 from longshort.train.state import RunResult
 
 

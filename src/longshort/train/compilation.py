@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from longshort.train.config import TrainConfig
-from longshort.train.distributed import World
-from longshort.train.flops import flops_per_token, peak_flops
+from longshort.train.machine.distributed import World
+from longshort.train.machine.flops import flops_per_token, peak_flops
 from longshort.train.models import Model
+from longshort.train.settings.config import TrainConfig
 
 HOST_SECONDS = 0.02
 """Time that Python takes to launch a step of a small model; a GPU that is faster waits for it."""

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from longshort.parallel.shards import local
 from longshort.runs import Run, load_run
-from longshort.train.checkpoint import CHECKPOINTS, checkpoint_names
-from longshort.train.config import TrainConfig
+from longshort.train.checkpoints.checkpoint import CHECKPOINTS, checkpoint_names
+from longshort.train.settings.config import TrainConfig
 
 GREW = 4.0
 """A head's logits grew if the last reading is this many times the usual one of the run's first half."""

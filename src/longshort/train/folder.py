@@ -12,8 +12,8 @@ from longshort.data.tokenizer import TOKENIZER_FILE
 from longshort.files import LOCK, alone_in
 from longshort.runs.log import METRICS, begins_with_a_run
 from longshort.runs.records import RunError
-from longshort.train.checkpoint import CHECKPOINTS, checkpoint_names
-from longshort.train.config import ConfigError, TrainConfig
+from longshort.train.checkpoints.checkpoint import CHECKPOINTS, checkpoint_names
+from longshort.train.settings.config import ConfigError, TrainConfig
 
 CONFIG, OUTPUT = "config.json", "output.txt"
 """Files that `processes` puts into a run's folder before the run starts."""

@@ -14,11 +14,17 @@ from torch import nn
 
 from longshort.runs import METRICS, RunLog, difference, read_log
 from longshort.runs.log import Sink, TensorBoardSink, WandbSink, rewind_log
-from longshort.train.checkpoint import CHECKPOINTS, Checkpoint, checkpoint_names, discard_after, prune_checkpoints
+from longshort.train.checkpoints.checkpoint import (
+    CHECKPOINTS,
+    Checkpoint,
+    checkpoint_names,
+    discard_after,
+    prune_checkpoints,
+)
 from longshort.train.compilation import Compilation
-from longshort.train.config import ConfigError, TrainConfig
-from longshort.train.distributed import World
-from longshort.train.precision import matmul_precision
+from longshort.train.machine.distributed import World
+from longshort.train.machine.precision import matmul_precision
+from longshort.train.settings.config import ConfigError, TrainConfig
 from longshort.train.state import Progress
 from longshort.version import __version__
 

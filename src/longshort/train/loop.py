@@ -24,26 +24,26 @@ from longshort.stability import LogitMeter, TensorClip, attention_entropy
 from longshort.stability.clipping import clip_by_global_norm
 from longshort.stability.entropy import check_entropy
 from longshort.stability.qk_clip import check_qk_clip
-from longshort.train.checkpoint import CHECKPOINTS, Checkpoint, prune_checkpoints
+from longshort.train.checkpoints.checkpoint import CHECKPOINTS, Checkpoint, prune_checkpoints
+from longshort.train.checkpoints.together import Saver, newest_together
 from longshort.train.compilation import announce_compilation, choose_compilation
-from longshort.train.config import TrainConfig
-from longshort.train.determinism import equal_bits
-from longshort.train.distributed import World, joined
 from longshort.train.divergence import TrainingStopped, nonfinite_weight, told
-from longshort.train.flops import peak_flops
+from longshort.train.evaluation.held_out import eagerly
 from longshort.train.folder import run_folder
-from longshort.train.held_out import eagerly
 from longshort.train.identity import check_nothing_is_lost, check_same_run, open_log, rewind_run, run_description
 from longshort.train.late import Logits
+from longshort.train.machine.determinism import equal_bits
+from longshort.train.machine.distributed import World, joined
+from longshort.train.machine.flops import peak_flops
+from longshort.train.machine.precision import autocast, matmul_precision, matmuls
+from longshort.train.machine.signals import told_to_stop
 from longshort.train.memory import within_memory
 from longshort.train.models import Model, build_model, compiled, shard_model, share_sequences
 from longshort.train.optimizer import OptimizerState, build_guard, build_optimizer, describe_optimizer
-from longshort.train.precision import autocast, matmul_precision, matmuls
 from longshort.train.progress import Reporter, Silent
 from longshort.train.schedule import learning_rate
-from longshort.train.signals import told_to_stop
+from longshort.train.settings.config import TrainConfig
 from longshort.train.state import Progress, RunResult
-from longshort.train.together import Saver, newest_together
 
 
 class RunData(Protocol):

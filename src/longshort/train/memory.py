@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 from longshort.model import GPTConfig
-from longshort.train.checkpoint import CHECKPOINTS, checkpoint_names
-from longshort.train.config import ConfigError, TrainConfig
-from longshort.train.distributed import World
+from longshort.train.checkpoints.checkpoint import CHECKPOINTS, checkpoint_names
+from longshort.train.machine.distributed import World
+from longshort.train.settings.config import ConfigError, TrainConfig
 
 REMEDY = (
     "a smaller data.batch_size, a larger run.accumulate, run.checkpoint_activations=true, a smaller data.length or "

@@ -14,11 +14,11 @@ from longshort.ops.shares import check_firsts, largest_group
 from longshort.parallel.drawing import draw_weights
 from longshort.parallel.mesh import build_mesh, sequence_group
 from longshort.parallel.sharding import shard
-from longshort.train.checkpoint import Checkpoint, CheckpointError, load_checkpoint
-from longshort.train.config import ConfigError, TrainConfig
-from longshort.train.distributed import World
+from longshort.train.checkpoints.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 from longshort.train.divergence import nonfinite_weight
-from longshort.train.precision import in_bf16
+from longshort.train.machine.distributed import World
+from longshort.train.machine.precision import in_bf16
+from longshort.train.settings.config import ConfigError, TrainConfig
 
 Model = GPT | SequenceClassifier
 """What the trainer trains. Both take (tokens, targets, segments=, stats=) and return logits, loss and stats."""

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from longshort.stability import SpikeGuard, TensorClip
-from longshort.train.config import ConfigError, OptimizerConfig, StabilityConfig
 from longshort.train.muon import Muon
+from longshort.train.settings.config import ConfigError, OptimizerConfig, StabilityConfig
 
 _CLIP_MEANS = "tensor_clip/means"
 

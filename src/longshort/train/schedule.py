@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from longshort.train.config import ScheduleConfig
+from longshort.train.settings.config import ScheduleConfig
 
 
 def learning_rate(step: int, *, peak: float, steps: int, schedule: ScheduleConfig) -> float:

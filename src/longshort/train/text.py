@@ -11,7 +11,7 @@ from longshort.data.stream import TokenStream
 from longshort.data.tokenizer import TOKENIZER_FILE, load_tokenizer
 from longshort.data.tokens import TokenFile
 from longshort.files import write_atomically
-from longshort.train.config import ConfigError, TrainConfig
+from longshort.train.settings.config import ConfigError, TrainConfig
 
 READ_THROUGH = 1 << 30
 """Of a larger file only the header and size are checked: reading all of it would delay every start."""

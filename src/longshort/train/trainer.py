@@ -23,16 +23,16 @@ from longshort.nn.modes import evaluating
 from longshort.ops.options import Stats
 from longshort.stability import qk_clip
 from longshort.stability.clipping import gradient_norm, layer_norms
-from longshort.train.answers import TaskData, answer_scores
-from longshort.train.config import ConfigError, TrainConfig
-from longshort.train.distributed import World
-from longshort.train.flops import flops_per_token
-from longshort.train.held_out import eagerly, validation_scores
+from longshort.train.checkpoints.start import load_start
+from longshort.train.evaluation.answers import TaskData, answer_scores
+from longshort.train.evaluation.held_out import eagerly, validation_scores
 from longshort.train.late import Late, Mark, Numbers, Ready, Step
 from longshort.train.loop import Loop, run_loop
-from longshort.train.precision import autocast
+from longshort.train.machine.distributed import World
+from longshort.train.machine.flops import flops_per_token
+from longshort.train.machine.precision import autocast
 from longshort.train.progress import Reporter
-from longshort.train.start import load_start
+from longshort.train.settings.config import ConfigError, TrainConfig
 from longshort.train.state import RunResult
 from longshort.train.text import TextData
 

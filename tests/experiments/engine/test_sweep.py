@@ -15,8 +15,8 @@ from experiments.engine.records import Options
 from experiments.engine.sweep import is_left, plan_sweep
 from longshort.runs.log import METRICS, read_log
 from longshort.train import ConfigError, train
-from longshort.train import processes as runner
-from longshort.train.processes import RunFailed
+from longshort.train.sweeps import processes as runner
+from longshort.train.sweeps.processes import RunFailed
 
 from ..made_up import made_up_sweep
 

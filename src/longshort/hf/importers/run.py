@@ -18,7 +18,7 @@ from longshort.hf.importers.author import from_author
 from longshort.model import GPT
 from longshort.stability import SpikeGuard
 from longshort.train import TrainConfig
-from longshort.train.checkpoint import CHECKPOINTS, save_checkpoint
+from longshort.train.checkpoints.checkpoint import CHECKPOINTS, save_checkpoint
 
 CONFIG = "config.yaml"
 

@@ -1,0 +1,162 @@
+"""Evaluates a checkpoint on a whole split, and prints the results as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from longshort.data.stream import Batch, document_numbers, windows
+from longshort.data.tokens import TokenFile
+from longshort.model import GPT
+from longshort.train.checkpoints.checkpoint import load_checkpoint
+from longshort.train.evaluation.answers import TaskData, answer_scores
+from longshort.train.evaluation.calibration import fit_temperature, score_sample
+from longshort.train.evaluation.held_out import evaluate_split
+from longshort.train.machine.distributed import World, choose_device
+from longshort.train.models import load_model, load_trained
+from longshort.train.settings.config import ConfigError, TrainConfig
+from longshort.train.text import TextData, open_tokens
+
+
+def evaluate_checkpoint(
+    checkpoint: Path,
+    *,
+    data: Path | None = None,
+    split: str = "validation",
+    length: int | None = None,
+    stride: int | None = None,
+    limit: int | None = None,
+    bucket: int = 256,
+    device: str = "auto",
+    progress: Callable[[int], None] = lambda windows_done: None,
+) -> dict[str, Any]:
+    """Perplexity over a split of the run's own data, or of another folder with the same vocabulary.
+
+    A model trained with loss.exponent below 1 is also evaluated with a plain softmax(s / T) of its scores, with T
+    fitted on the split's first windows: `temperature`, `temperature_loss` and `temperature_perplexity`.
+    """
+    if split not in ("train", "validation", "test"):
+        raise ConfigError(f"split must be train, validation or test, got {split!r}")
+    chosen = choose_device(device)
+    found = load_checkpoint(checkpoint)
+    config = TrainConfig.from_dict(found.state["config"])
+    if config.task.name is not None:
+        for name, value in (("--data", data), ("--length", length), ("--stride", stride), ("--limit", limit)):
+            if value is not None:
+                raise ConfigError(f"{name} is for text; {checkpoint} was trained on the task {config.task.name}")
+        return evaluate_task(found.path, split=split, device=chosen, progress=progress)
+    model, loaded = load_model(found.path, chosen)  # not the run's path: damaged checkpoints were reported above
+    folder = data if data is not None else TextData.open(config).folder
+    tokens = open_tokens(folder / f"{split}.tokens", loaded.state["vocabulary"])
+    sizes: dict[str, Any] = {"length": length, "stride": stride, "limit": limit, "bucket": bucket}
+    numbers = text_scores(model, tokens, config, **sizes, progress=progress)
+    return {"checkpoint": str(loaded.path), "step": loaded.step, "data": str(folder), "split": split, **numbers}
+
+
+def text_scores(
+    model: GPT,
+    tokens: TokenFile,
+    config: TrainConfig,
+    *,
+    length: int | None,
+    stride: int | None,
+    limit: int | None,
+    bucket: int,
+    progress: Callable[[int], None],
+) -> dict[str, Any]:
+    """The numbers of `evaluate_checkpoint`."""
+    device = model.embedding.weight.device
+    length = length or config.length
+    if config.model.positions == "learned" and length > config.model.context:
+        raise ConfigError(f"length must be at most {config.model.context}, which positions are learned for")
+    score = partial(
+        evaluate_split,
+        model,
+        tokens,
+        length=length,
+        stride=stride or max(1, length // 2),
+        device=device,
+        precision=config.run.precision,
+        bucket=bucket,
+        limit=limit,
+        segments=config.data.segments,
+        progress=progress,
+    )
+    numbers = score()
+    if (exponent := model.config.loss.exponent) < 1:
+        temperature = _temperature(model, tokens, length=length, config=config, device=device)
+        plain = score(temperature=temperature)
+        numbers |= {"exponent": exponent, "temperature": temperature}
+        numbers |= {f"temperature_{key}": plain[key] for key in ("loss", "perplexity")}
+    return numbers
+
+
+def _temperature(
+    model: GPT, tokens: TokenFile, *, length: int, config: TrainConfig, device: torch.device, count: int = 8
+) -> float:
+    """The temperature, fitted on the first windows that do not overlap."""
+    first = list(windows(tokens, length, length, count))
+    inputs, targets = (torch.stack(rows).to(device) for rows in zip(*(w[:2] for w in first), strict=True))
+    documents = document_numbers(inputs, tokens.end_of_document) if config.data.segments else None
+    return fit_temperature(*score_sample(model, inputs, targets, documents, config.run.precision))
+
+
+def evaluate_task(
+    checkpoint: Path,
+    *,
+    split: str,
+    device: torch.device,
+    progress: Callable[[int], None] = lambda rows_done: None,
+) -> dict[str, Any]:
+    """Loss and accuracy over a whole split of the run's own task."""
+    model, loaded = load_trained(checkpoint, device)
+    config = TrainConfig.from_dict(loaded.state["config"])
+    data = TaskData.open(config)
+    stream = data.stream(split, seed=0)
+
+    def counted() -> Iterator[Batch]:
+        done = 0
+        for batch in stream.in_order():
+            yield batch
+            done += len(batch.tokens)
+            progress(done)
+
+    where: dict[str, Any] = {"world": World(0, 1, device), "precision": config.run.precision}
+    scores = answer_scores(model, counted(), kinds=data.task.kinds, **where)
+    where = {"checkpoint": str(loaded.path), "step": loaded.step, "task": config.task.name, "split": split}
+    return {**where, "examples": len(stream), **scores}
+
+
+def evaluation_table(result: dict[str, Any]) -> Table:
+    """The result of `evaluate_checkpoint` as a table."""
+    if "task" not in result:
+        return position_table(result)
+    table = Table(title=f"{result['split']} of {result['task']}: {result['examples']:,} examples")
+    scores: dict[str, float] = {n: result[n] for n in ("loss", "reward", "accuracy", "exact") if n in result}
+    scores |= {f"pass@{k}": value for k, value in result.get("pass", {}).items()}
+    for name in scores:
+        table.add_column(name, justify="right")
+    plain = ("loss", "reward")
+    table.add_row(*(f"{value:.4f}" if name in plain else f"{value:.2%}" for name, value in scores.items()))
+    return table
+
+
+def position_table(result: dict[str, Any]) -> Table:
+    """Loss and perplexity by position in the window, with the whole split in the last row."""
+    title = f"{result['split']} of {result['data']}: {result['tokens']:,} tokens, {result['windows']} windows"
+    table = Table(title=title)
+    for name in ("positions", "loss", "perplexity"):
+        table.add_column(name, justify="right")
+    for row in result["buckets"]:
+        table.add_row(row["positions"], f"{row['loss']:.4f}", f"{row['perplexity']:.3f}")
+    table.add_section()
+    table.add_row("all, each once", f"{result['loss']:.4f}", f"{result['perplexity']:.3f}")
+    if "temperature" in result:
+        name = f"scores untransformed, temperature {result['temperature']:.4g}"
+        table.add_row(name, f"{result['temperature_loss']:.4f}", f"{result['temperature_perplexity']:.3f}")
+    return table

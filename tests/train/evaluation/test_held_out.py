@@ -1,0 +1,99 @@
+"""Held-out loss against a direct computation."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from longshort.data.stream import TokenStream
+from longshort.data.tokens import TokenFile
+from longshort.train import load_model
+from longshort.train.evaluation.held_out import evaluate_split, validation_scores
+from longshort.train.machine.distributed import World
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def model(finished):
+    return load_model(finished)[0]
+
+
+@pytest.fixture(scope="module")
+def split(corpus):
+    return TokenFile.open(corpus / "validation.tokens")
+
+
+def evaluate(model, split, **options):
+    return evaluate_split(model, split, device=CPU, **options)
+
+
+@torch.no_grad()
+def direct(model, split, length, stride):
+    """The loss of every target in the first window that holds it, and of every position of every window."""
+    text = torch.tensor(split.tokens[:].astype("int64"))
+    first, by_position = {}, [[] for _ in range(length)]
+    last = len(text) - 1 - length
+    for start in sorted({*range(0, last, stride), last}):
+        logits = model(text[None, start : start + length]).logits[0]
+        found = F.cross_entropy(logits, text[start + 1 : start + length + 1], reduction="none")
+        for place, loss in enumerate(found.tolist()):
+            first.setdefault(start + 1 + place, loss)
+            by_position[place].append(loss)
+    return first, by_position
+
+
+@pytest.mark.parametrize(("length", "stride"), [(64, 64), (64, 32), (40, 33)])
+def test_it_is_the_mean_loss_of_every_target_counted_once(model, split, length, stride):
+    first, by_position = direct(model, split, length, stride)
+    found = evaluate(model, split, length=length, stride=stride, bucket=16)
+    assert found["tokens"] == len(first) == len(split) - 1
+    assert found["loss"] == pytest.approx(sum(first.values()) / len(first), rel=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
+    assert found["windows"] == len(by_position[0])
+    for number, bucket in enumerate(found["buckets"]):
+        inside = [loss for row in by_position[16 * number : 16 * number + 16] for loss in row]
+        assert bucket["loss"] == pytest.approx(sum(inside) / len(inside), rel=1e-5)
+        assert bucket["perplexity"] == pytest.approx(math.exp(bucket["loss"]))
+
+
+def test_buckets_are_named_after_their_positions_and_the_last_may_be_short(model, split):
+    found = evaluate(model, split, length=40, stride=40, bucket=16)
+    assert [bucket["positions"] for bucket in found["buckets"]] == ["0-15", "16-31", "32-39"]
+
+
+def test_the_result_does_not_depend_on_how_windows_are_batched(model, split):
+    one, three = (evaluate(model, split, length=64, stride=50, batch_size=size) for size in (1, 3))
+    assert one["loss"] == pytest.approx(three["loss"], rel=1e-6)
+    assert one["tokens"] == three["tokens"]
+
+
+def test_a_limit_stops_after_that_many_windows_and_progress_counts_them(model, split):
+    seen = []
+    found = evaluate(model, split, length=64, stride=32, limit=5, batch_size=2, progress=seen.append)
+    assert found["windows"] == 5 and found["tokens"] == 64 + 4 * 32
+    assert seen == [2, 4, 5]
+
+
+def test_it_turns_dropout_off(model, split):
+    model.train()
+    model.dropout.p = 0.5
+    first = evaluate(model, split, length=64, stride=64, limit=2)["loss"]
+    model.train()
+    assert evaluate(model, split, length=64, stride=64, limit=2)["loss"] == first
+    model.dropout.p = 0.0
+    model.eval()
+
+
+def test_validation_is_the_mean_over_the_same_first_batches_and_leaves_the_mode_alone(model, split):
+    stream = TokenStream(split, batch_size=4, length=64, seed=0)
+    batches = [stream.batch(step) for step in range(3)]
+    with torch.no_grad():
+        expected = sum(model(batch.tokens, batch.targets).loss.item() for batch in batches) / 3
+    for training in (True, False):
+        model.train(training)
+        found = validation_scores(model, map(stream.batch, range(3)), world=World(0, 1, CPU), precision="fp32")["loss"]
+        assert found == pytest.approx(expected, rel=1e-6)
+        assert model.training is training
+    model.eval()

@@ -1,0 +1,71 @@
+"""Two processes under torchrun are one run."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from longshort.runs.log import read_log
+from longshort.train import train
+from longshort.train.checkpoints.checkpoint import load_checkpoint
+from longshort.train.machine.distributed import World, choose_device
+
+from ..tiny import records, tiny_config
+
+CHANGES = ["run.steps=6", "run.save_every=3", "run.accumulate=2", "stability.guard=skip"]
+CHANGES += ["telemetry.entropy_every=3", "telemetry.logits_every=1"]
+
+
+def torchrun(config, path, processes=2):
+    path.write_text(json.dumps(config.to_dict()))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command = [*launcher, "-m", "longshort.train.sweeps.processes", str(path)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
+
+
+def test_two_processes_give_the_losses_of_one_with_the_same_global_batch(corpus, tmp_path):
+    train(tiny_config(corpus, tmp_path / "one", *CHANGES))
+    ended = torchrun(tiny_config(corpus, tmp_path / "two", *CHANGES), tmp_path / "config.json")
+    assert ended.returncode == 0, ended.stderr
+    one, two = (records(tmp_path / name, "train") for name in ("one", "two"))
+    for mine, theirs in zip(one, two, strict=True):  # one writer: one line a step
+        assert mine["step"] == theirs["step"]
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
+        assert mine["tokens"] == theirs["tokens"]
+        torch.testing.assert_close(
+            torch.tensor(mine["logit_max"]), torch.tensor(theirs["logit_max"]), rtol=1e-3, atol=1e-5
+        )
+    evaluations = [records(tmp_path / name, "eval")[0]["loss"] for name in ("one", "two")]
+    assert evaluations[0] == pytest.approx(evaluations[1], rel=1e-4)
+    log = read_log(tmp_path / "two")
+    assert [record["kind"] for record in log].count("run") == 1 and log[0]["world_size"] == 2
+    models = [load_checkpoint(tmp_path / name).model for name in ("one", "two")]
+    torch.testing.assert_close(models[0], models[1], rtol=1e-3, atol=1e-4)
+
+
+def test_one_process_asks_no_other():
+    world = World(0, 1, torch.device("cpu"))
+    assert world.is_writer and world.agree(True) and not world.agree(False)
+    assert world.mean(torch.tensor(3.0)) == 3
+    world.wait()
+
+
+def test_auto_is_a_device_that_this_machine_has():
+    assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", ""])
+def test_a_device_of_no_kind_is_named(name):
+    with pytest.raises(ValueError, match=f"device must be auto, cpu, cuda or cuda:N, got '{name}'"):
+        choose_device(name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has it")
+def test_a_device_that_is_not_there_is_an_error():
+    with pytest.raises(ValueError, match="PyTorch finds no CUDA GPU, got 'cuda'"):
+        choose_device("cuda")

@@ -1,0 +1,74 @@
+"""Runs in processes of their own: how far they are, and what they say when they fail."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from longshort.train.sweeps import processes as runner
+from longshort.train.sweeps.processes import RunFailed, run_all
+
+from ...report.synthetic import run_record, write_lines
+
+
+def test_a_failing_run_is_reported_with_its_last_words(config, tmp_path):
+    broken = config.with_overrides([f"run.out={tmp_path / 'run'}", f"data.path={tmp_path / 'nowhere'}"])
+    with pytest.raises(RunFailed, match=rf"the run {tmp_path / 'run'} failed: .*nowhere"):
+        run_all([broken], jobs=1, poll_seconds=0.1)
+
+
+def test_a_run_that_a_signal_ended_is_not_reported_with_what_it_printed_before(config, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    (tmp_path / "killed.py").write_text(
+        "import os, signal\nprint('all is well', flush=True)\nos.kill(os.getpid(), 9)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RunFailed, match=r"failed: SIGKILL ended it$"):
+        run_all([config.with_overrides([f"run.out={out}"])], jobs=1, poll_seconds=0.05, module="killed")
+
+
+SLEEPER = "import sys, time, pathlib\npathlib.Path(sys.argv[1]).with_name('started').touch()\ntime.sleep(60)\n"
+
+
+def test_a_terminated_call_takes_its_runs_along(config, tmp_path, monkeypatch):
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    monkeypatch.syspath_prepend(tmp_path)
+    started, began = tmp_path / "run" / "started", time.monotonic()
+
+    def watch(readers):
+        if started.exists():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    processes = []
+    start = runner._start
+    monkeypatch.setattr(runner, "_start", lambda *a: processes.append(start(*a)) or processes[-1])
+    changed = config.with_overrides([f"run.out={tmp_path / 'run'}"])
+    assert not run_all([changed], jobs=1, poll_seconds=0.05, module="sleeper", watch=watch)
+    assert time.monotonic() - began < 30
+    assert [process.returncode for process in processes] == [-signal.SIGTERM]
+
+
+def test_an_error_in_the_call_leaves_no_run_behind(config, tmp_path, monkeypatch):
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    monkeypatch.syspath_prepend(tmp_path)
+    processes = []
+    start = runner._start
+    monkeypatch.setattr(runner, "_start", lambda *a: processes.append(start(*a)) or processes[-1])
+
+    def watch(readers):
+        raise OSError("the terminal is gone")
+
+    changed = config.with_overrides([f"run.out={tmp_path / 'run'}"])
+    with pytest.raises(OSError, match="the terminal is gone"):
+        run_all([changed], jobs=1, poll_seconds=0.05, module="sleeper", watch=watch)
+    assert [process.returncode for process in processes] == [-signal.SIGTERM]
+
+
+def test_the_end_of_an_earlier_shorter_run_does_not_make_it_finished(config, tmp_path, monkeypatch):
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    monkeypatch.syspath_prepend(tmp_path)
+    write_lines(tmp_path / "run", [run_record(), {"kind": "end", "step": 2, "status": "finished"}])
+    for steps, finished in ((2, True), (4, False)):
+        changed = config.with_overrides([f"run.out={tmp_path / 'run'}", f"run.steps={steps}"])
+        assert run_all([changed], jobs=1, poll_seconds=0.05, module="sleeper", until=0.0) == finished
