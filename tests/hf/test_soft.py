@@ -123,3 +123,15 @@ def test_without_trl_its_trainer_says_what_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, "longshort.hf.trl", raising=False)
     with pytest.raises(ImportError, match=r"pip install 'longshort\[trl\]'"):
         importlib.import_module("longshort.hf.trl")
+
+
+def test_a_model_whose_logits_are_more_than_its_head_is_not_scored():
+    model = llama().eval()
+    drawn = soft_rollout(model, PROMPTS, MASK, THINKING, max_new_tokens=4, sampling=Sampling(), stops=())
+    model.config.final_logit_softcapping = 30.0
+    with pytest.raises(ValueError, match=r"final_logit_softcapping must be None or 1 with soft thinking, got 30\.0"):
+        soft_scores(model, drawn)
+    del model.config.final_logit_softcapping
+    model.lm_head = torch.nn.Linear(32, 24)
+    with pytest.raises(ValueError, match="model must have a head without a bias, got Linear with one"):
+        soft_scores(model, drawn)

@@ -22,6 +22,16 @@ from longshort.generation.draws import Draws
 from longshort.rl import Rollout, Scores, soft_log_probs, token_scores
 from longshort.rl.log_probs import Form
 
+_BESIDE_THE_HEAD = (
+    "final_logit_softcapping",
+    "logit_scale",
+    "logits_scaling",
+    "lm_head_multiplier",
+    "output_multiplier",
+    "score_exponent",
+)
+"""Settings of models whose logits are more than the product of the head and the hidden state."""
+
 
 @torch.no_grad()
 def soft_rollout(
@@ -106,6 +116,7 @@ def soft_scores(model: Any, drawn: Rollout, *, form: Form = "paper") -> Scores:
     log-probability in the whole vocabulary. The entropy is that of the whole vocabulary at the rollout's temperature.
     """
     assert drawn.thinking is not None
+    check_head(model)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     before = slice(0, -1)  # no prediction follows the last token
     inputs = _embedded(
@@ -143,6 +154,16 @@ def soft_scores(model: Any, drawn: Rollout, *, form: Form = "paper") -> Scores:
     return Scores(log_probs.view(drawn.tokens.shape), entropy.view(drawn.tokens.shape))
 
 
+def check_head(model: Any) -> None:
+    """Raise unless the model's logits are the product of its head and the hidden state, as they are scored."""
+    config, head = bare(model).config.get_text_config(), bare(model).get_output_embeddings()
+    for name in _BESIDE_THE_HEAD:
+        if getattr(config, name, None) not in (None, 1):
+            raise ValueError(f"{name} must be None or 1 with soft thinking, got {getattr(config, name)}")
+    if getattr(head, "bias", None) is not None:
+        raise ValueError(f"model must have a head without a bias, got {type(head).__name__} with one")
+
+
 def _embedded(
     embedding: nn.Module, thinking: SoftThinking, tokens: Tensor, soft: Tensor, ids: Tensor, values: Tensor
 ) -> Tensor:
@@ -161,6 +182,10 @@ def _positions(mask: Tensor) -> Tensor:
     return (mask.cumsum(-1) - 1).clamp(min=0)
 
 
+def bare(model: Any) -> Any:
+    """The model inside a wrapper such as PEFT's."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def _takes(model: Any, name: str) -> bool:
-    bare = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return name in inspect.signature(type(bare).forward).parameters
+    return name in inspect.signature(type(bare(model)).forward).parameters

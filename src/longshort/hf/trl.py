@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from longshort.generation import Sampling, SoftThinking
-from longshort.hf.soft import soft_rollout, soft_scores
+from longshort.hf.soft import bare, check_head, soft_rollout, soft_scores
 from longshort.rl import FORMS, Rollout
 from longshort.rl.log_probs import Form
 
@@ -27,15 +27,6 @@ except ImportError as error:
 
 _STORED = ("soft", "ids", "values")
 """What a rollout holds beyond what TRL keeps of it; in TRL's batches the names begin with `thinking_`."""
-_BESIDE_THE_HEAD = (
-    "final_logit_softcapping",
-    "logit_scale",
-    "logits_scaling",
-    "lm_head_multiplier",
-    "output_multiplier",
-    "score_exponent",
-)
-"""Settings of models whose logits are more than the product of the head and the hidden state."""
 
 
 class SoftGRPOTrainer(GRPOTrainer):
@@ -78,7 +69,7 @@ class SoftGRPOTrainer(GRPOTrainer):
             )
         for part in (self.model, self.ref_model):
             if part is not None:
-                _add_soft_scores(_bare(self.accelerator.unwrap_model(part)))
+                _add_soft_scores(bare(self.accelerator.unwrap_model(part)))
 
     def _generate_single_turn(
         self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int, *more: Any
@@ -204,21 +195,11 @@ def _check_settings(args: GRPOConfig) -> None:
 
 
 def _check_model(model: Any, tokenizer: Any, thinking: SoftThinking) -> None:
-    bare = _bare(model)
     if thinking.end >= len(tokenizer) or thinking.end == tokenizer.unk_token_id:
         raise ValueError(
             f"end must be a token of the tokenizer, below {len(tokenizer)} and not the unknown one, got {thinking.end}"
         )
-    config, head = bare.config.get_text_config(), bare.get_output_embeddings()
-    for name in _BESIDE_THE_HEAD:
-        if getattr(config, name, None) not in (None, 1):
-            raise ValueError(f"{name} must be None or 1 with soft thinking, got {getattr(config, name)}")
-    if getattr(head, "bias", None) is not None:
-        raise ValueError(f"model must have a head without a bias, got {type(head).__name__} with one")
-
-
-def _bare(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+    check_head(model)
 
 
 def _add_soft_scores(model: Any) -> None:
