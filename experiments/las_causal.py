@@ -126,12 +126,12 @@ EXPERIMENT = replace(
         "sequences per step. ListOps (arXiv 2011.04006) has its published 500 to 2,000 tokens and 96,000 training "
         "examples, with 10,000 test examples instead of 2,000; with `--data`, CIFAR-10 has 1,024 grey pixels and "
         "45,000 training examples. Model and training are smaller than the paper's, to fit the GPU time there is: 4 "
-        "layers of width 128 with 8 heads, where the paper's model is probably 6 of 256 with 8; and 6,000 steps, which "
-        "are 2 epochs of ListOps and 4.3 of CIFAR-10, where S4 trains for 40 and 200. For 10 and 21 epochs of the "
-        "larger model, `--steps 30000 model.n_layers=6 model.width=256`, `--plan` estimates four hours of an H200 with "
+        "layers of width 128 with 8 heads, where the paper's model is probably 6 of 256 with 8; and 18,000 steps, "
+        "which are 6 epochs of ListOps and 12.8 of CIFAR-10 (4.5 and 9 times the examples that `long-range` saw), where "
+        "S4 trains for 40 and 200. For 10 and 21 epochs of the larger model, `--steps 30000 model.n_layers=6 model.width=256`, `--plan` estimates four hours of an H200 with "
         "three seeds. Variants can be compared with each other, not with published numbers."
     ),
-    cost="H200 with MPS, seven runs at a time: about 6 minutes per seed for 'listops-*' and 4 for 'image-*', by "
+    cost="H200 with MPS, seven runs at a time: about 15 minutes per seed for 'listops-*' and 9 for 'image-*', by "
     "estimate; CPU --quick: a minute or two",
     claims={
         "parts": Claim(
@@ -164,5 +164,5 @@ EXPERIMENT = replace(
     base={**BASE, "task": CAUSAL, "model": {**BASE["model"], **SIZES}},
     quick_base={**QUICK_BASE, "task": {**QUICK_BASE["task"], **CAUSAL}},
     on_request=(),
-    steps=6000,
+    steps=18_000,
 )
