@@ -127,9 +127,10 @@ EXPERIMENT = replace(
         "examples, with 10,000 test examples instead of 2,000; with `--data`, CIFAR-10 has 1,024 grey pixels and "
         "45,000 training examples. Model and training are smaller than the paper's, to fit the GPU time there is: 4 "
         "layers of width 128 with 8 heads, where the paper's model is probably 6 of 256 with 8; and 18,000 steps, "
-        "which are 6 epochs of ListOps and 12.8 of CIFAR-10 (4.5 and 9 times the examples that `long-range` saw), where "
-        "S4 trains for 40 and 200. For 10 and 21 epochs of the larger model, `--steps 30000 model.n_layers=6 model.width=256`, `--plan` estimates four hours of an H200 with "
-        "three seeds. Variants can be compared with each other, not with published numbers."
+        "which are 6 epochs of ListOps and 12.8 of CIFAR-10 (4.5 and 9 times the examples that `long-range` saw), "
+        "where S4 trains for 40 and 200. For 10 and 21 epochs of the larger model, `--steps 30000 model.n_layers=6 "
+        "model.width=256`, `--plan` estimates four hours of an H200 with three seeds. Variants can be compared with "
+        "each other, not with published numbers."
     ),
     cost="H200 with MPS, seven runs at a time: about 15 minutes per seed for 'listops-*' and 9 for 'image-*', by "
     "estimate; CPU --quick: a minute or two",
