@@ -37,7 +37,9 @@ def test_the_plans_of_a_modern_block_have_its_models(tmp_path, corpus):
     assert set(tuned) == set(retrieval_modern.USUAL) and {"full", *retrieval.JUDGED} <= set(tuned)
     for name, config in tuned.items():
         assert replace(config.model, vocab_size=8192) == base[name].model and config.task.start == "runs/reach-modern"
-    assert "modern-10m" in load("retrieval-modern").method
+    assert "(modern-10m, 200M tokens of books) fine-tuned alike for 2,000 steps" in load("retrieval-modern").method
+    seen = tuned["full"].run.steps * tuned["full"].data.batch_size
+    assert seen == tuned["full"].task.train  # each example once
     with pytest.raises(ConfigError, match="experiments reach-modern --variants full --seeds 0"):
         retrieval.start_of(tuned["full"], retrieval_modern.SOURCE)
 
