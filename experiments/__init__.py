@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from experiments.engine.records import Experiment
 
 NAMES = (
-    *("explosion", "stabilizers", "lr-sensitivity", "heads-and-window", "degrees-of-freedom", "positions", "latency"),
+    *("explosion", "stabilizers", "lr-sensitivity", "heads-and-window", "windows-long"),
+    *("degrees-of-freedom", "positions", "latency"),
     *("endurance", "endurance-others", "precision", "scale"),
     *("label-noise", "label-noise-images", "corrupted-tokens", "loss-landscape"),
     *("long-range", "las-sweep", "las-gain", "las-causal", "las-books", "recall"),
