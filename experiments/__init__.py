@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 NAMES = (
     *("explosion", "stabilizers", "lr-sensitivity", "heads-and-window", "windows-long"),
-    *("degrees-of-freedom", "positions", "latency"),
+    *("degrees-of-freedom", "positions", "positions-long", "latency"),
     *("endurance", "endurance-others", "precision", "scale"),
     *("label-noise", "label-noise-images", "corrupted-tokens", "loss-landscape"),
     *("long-range", "las-sweep", "las-gain", "las-causal", "las-books", "recall"),

@@ -6,6 +6,7 @@ locality of their own (rotary, ALiBi) may leave less for local heads to do.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,26 +61,27 @@ def independent(data: Data) -> Finding | None:
     return Finding(ours=ours, verdict=verdict_of(better.values(), of=len(ENCODINGS) - 1), seeds=seeds)
 
 
-def figure(data: Data) -> Any:
+def figure(data: Data, encodings: Sequence[str] = ENCODINGS, kinds: Sequence[str] = KINDS) -> Any:
+    """Largest |logit| above and perplexity below, a column for each encoding."""
     from longshort.report.charts import drawing
 
     alt = drawing()
     every_loss, every_logit = figures.points(data["curves"])
     tops: list[Any] = []
     bottoms: list[Any] = []
-    for encoding in ENCODINGS:
+    for encoding in encodings:
         curves = [c for c in data["curves"] if c["variant"].endswith(f"-{encoding}")]
         if not curves:
             continue
         common: dict[str, Any] = {
             "x": "step",
             "x_title": "step",
-            "names": KINDS,
+            "names": kinds,
             "log": True,
             "width": 158,
             "height": 160,
         }
-        losses, logits = figures.points(curves, series=lambda variant: variant.partition("-")[0])
+        losses, logits = figures.points(curves, series=lambda variant: variant.rpartition("-")[0])
         first = not tops
         top: dict[str, Any] = {"y": "logit", "y_title": "max |logit|" if first else None, "beside": every_logit}
         tops.append(figures.lines(logits, title=encoding, **top, **common))
