@@ -33,5 +33,8 @@ def launch(
 
 
 def _begin(worker: Callable[..., Any], *arguments: Any) -> None:
+    import torch
+
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the agent's handler, which a new program would not have
+    torch.set_num_threads(1)  # a new program would read OMP_NUM_THREADS; this one loaded torch before it was set
     worker(*arguments)
