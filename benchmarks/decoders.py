@@ -227,6 +227,17 @@ STATIC = DecoderKind(
 )
 
 
+def greedy_step(decoder: Decoder, prompt: Tensor, room: int) -> Callable[[], None]:
+    """Read the prompt (B, T); the step that decodes one more token of each sequence, at most `room` times."""
+    token = decoder.begin(prompt, room).argmax(-1)
+
+    def step() -> None:
+        nonlocal token
+        token = decoder.feed(token).argmax(-1)
+
+    return step
+
+
 @torch.no_grad()
 def last_logits(decoder: Decoder, tokens: Tensor) -> Tensor:
     """(B, FED, V) in fp32, on the CPU: what a decoder gives at the end of tokens (B, T), the last fed one by one."""

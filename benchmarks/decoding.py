@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks import prefill
-from benchmarks.decoders import DYNAMIC, LS, PLAIN, STATIC, DecoderKind, Expectation, Models, Setting
+from benchmarks.decoders import DYNAMIC, LS, PLAIN, STATIC, DecoderKind, Expectation, Models, Setting, greedy_step
 from benchmarks.decoding_page import PAGES, goals
 from benchmarks.harness import DTYPES, Entrant, Recorder, median_ratio, require, take_turns
 from benchmarks.memory import cache_rows, largest_batches
@@ -106,13 +106,7 @@ def decode_speed(
         decoder = kind.build(models)
         entrant.facts["error"] = expectation.check(kind, decoder, models)
         free(device)
-        token = decoder.begin(prompt, room).argmax(-1)
-
-        def step() -> None:
-            nonlocal token
-            token = decoder.feed(token).argmax(-1)
-
-        entrant.sample = clocked(warmed(step, _WARM_UP), device, calls=steps)
+        entrant.sample = clocked(warmed(greedy_step(decoder, prompt, room), _WARM_UP), device, calls=steps)
         entrant.facts["mode"] = decoder.mode
 
     entrants = [Entrant(kind.name, kind.heads, required=kind.required) for kind in kinds]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.decoders import FED, Ours, last_logits
+from benchmarks.decoders import FED, Ours, greedy_step, last_logits
 from benchmarks.harness import DTYPES, Entrant, take_turns
 from benchmarks.steps import BLOCKS, Setting, Way, as_a_user_trains, measure_steps
 from benchmarks.timing import clocked, free, queued, warmed
@@ -78,13 +78,7 @@ def decoding(models: Models, length: int, *, batch: int, device: str, rounds: in
         prompt = torch.randint(config.vocab_size, size, generator=torch.Generator().manual_seed(2)).to(device)
         decoder, entrant.facts["error"] = _checked(config, device=device)
         free(device)
-        token = decoder.begin(prompt, room).argmax(-1)
-
-        def step() -> None:
-            nonlocal token
-            token = decoder.feed(token).argmax(-1)
-
-        entrant.sample = clocked(warmed(step, _WARM_UP), device, calls=steps)
+        entrant.sample = clocked(warmed(greedy_step(decoder, prompt, room), _WARM_UP), device, calls=steps)
         entrant.facts["mode"] = decoder.mode
 
     entrants = [Entrant(name) for name in models]
