@@ -280,8 +280,8 @@ what was there before the model: weights, optimizer, activations.""",
     "host": (
         "Host time of one attention call",
         f"""Many calls in a row, at shapes so small that the GPU is never waited for. {FLEX} is compiled; {SDPA} attends
-to everything. Inside a compiled model: what one more layer of a stack of attention layers adds. Hosts differ, and one host
-from run to run, by half and more: compare within a table. Two commits in turns on one machine:
+to everything. Inside a compiled model: what one more layer of a stack of attention layers adds. Hosts differ, and one
+host from run to run, by half and more: compare within a table. Two commits in turns on one machine:
 [host-h200.txt](../../benchmarks/results/host-h200.txt).""",
         _host_table,
     ),

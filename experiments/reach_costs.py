@@ -224,7 +224,8 @@ def figure(data: Data) -> Any:
         ]
         x = alt.X("times:Q", title="tokens per second, times full's", scale=alt.Scale(type="log", nice=False))
         y = alt.Y("plan:N", title=None, sort=[row["variant"] for row in own], axis=alt.Axis(labelOverlap=False))
-        color = alt.Color("what:N", legend=alt.Legend(title=None, orient="bottom"))
+        kinds = list(dict.fromkeys(point["what"] for point in points))
+        color = alt.Color("what:N", sort=kinds, legend=alt.Legend(title=None, orient="bottom"))
         marks = frame(points).mark_point(filled=True, size=45).encode(x=x, y=y, color=color)
         panels.append(marks.properties(width=330, height=22 * len(own), title=full["experiment"]))
     return alt.vconcat(*(alt.hconcat(*panels[i : i + 2]) for i in range(0, len(panels), 2)))

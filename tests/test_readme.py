@@ -75,6 +75,15 @@ def retrieval():
     yield f"chains of variables, % right | {full} | ladder: {ladder}; LS: {ls} | 3 |"
 
 
+def costs():
+    rows = {row["variant"]: row for row in data("experiments/results/reach-costs.json")["rows"]}
+    full, *others = (rows[name] for name in ("full", "ladder", "ls1-w64"))
+    faster = [f"{row['training']['32768'] / full['training']['32768']:.1f}" for row in others]
+    mib = [f"{row['cache_bytes'] / 2**20:.0f}" for row in (full, *others)]
+    cells = f"1; {mib[0]} MiB | ladder: {faster[0]}; {mib[1]}; LS: {faster[1]}; {mib[2]}"
+    yield f"| the same plans at 32,768 tokens: training speed; cache | {cells} | |"
+
+
 def demo():
     losses = {}
     for run in data("docs/results/demo-setting.json")["chosen"]:
@@ -148,7 +157,7 @@ def settings():
     yield "one global head of 12 and windows of 128"
 
 
-SOURCES = (endurance, reach, retrieval, demo, attention, training, decoding, cpu, soak, settings)
+SOURCES = (endurance, reach, retrieval, costs, demo, attention, training, decoding, cpu, soak, settings)
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.__name__)

@@ -223,8 +223,8 @@ EXPERIMENT = Experiment(
             text="the e-exponentiated loss (e 0.5) is more robust to label noise than its base, cross-entropy",
             paper=f"arXiv 1902.06127 {_PAPER}",
             rule="last epoch at 40 % symmetric noise, by data set and model, where a difference counts if the paired "
-            "95 % interval excludes 0: holds if better in all, partly if better in more than worse, undecided if those "
-            "that do not count could change that",
+            "95 % interval excludes 0: holds if better in all, partly if better in more than worse; otherwise it does "
+            "not hold, or is undecided if those that do not count could change that",
             judge=partial(against_base, condition=NOISY.name, key="last"),
         ),
         "outliers": Claim(
