@@ -296,7 +296,7 @@ def test_the_first_update_is_what_the_gradient_noise_is_of(tmp_path):
         (["task.name=recall"], "task.name must not be set with rl.task=chains"),
         (["data.length=8"], "data.length must not be set with rl.task"),
         (["rl.task=null"], "rl.* needs rl.task"),
-        (["run.compile=true"], "run.compile must come with run.compile_scope=block"),
+        (["run.compile=true", "run.compile_scope=model"], "run.compile must come with run.compile_scope=block"),
         (["model.attention_chunk=4"], "model: rollouts need a model with a cache"),
     ],
 )

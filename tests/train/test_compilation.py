@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from torch._dynamo import config as dynamo
 
+from longshort import GPT, GPTConfig
 from longshort.runs.log import read_log
 from longshort.train import TrainConfig, train
 from longshort.train.compilation import announce_compilation, choose_compilation
 from longshort.train.machine.distributed import World
-from longshort.train.models import build_model
+from longshort.train.models import build_model, compiled
 
 from .tiny import tiny_config
 
@@ -57,6 +59,43 @@ def test_a_large_model_is_compiled_sooner_and_not_replayed():
 def test_what_cannot_be_replayed_is_compiled_all_the_same(changes, model, size):
     found = chosen(*changes, size=size, **model)
     assert found.compile and not found.cuda_graphs and "graphs" in found.reason
+
+
+LARGE = {"n_layers": 12, "width": 768, "context": 1024, "vocab_size": 50257}
+
+
+@pytest.mark.parametrize(("steps", "scope"), [(30_000, "block"), (60_000, "model")])
+def test_the_whole_of_a_large_model_is_compiled_only_in_a_long_run(steps, scope):
+    found = chosen(f"run.steps={steps}", "data.batch_size=32", **LARGE)
+    assert found[:3] == (True, scope, False)
+    assert "compiling the whole model pays from 2,200 s" in announce_compilation(found)
+    assert chosen(f"run.steps={steps}", "data.batch_size=32", "run.compile_scope=block", **LARGE).scope == "block"
+
+
+def test_layers_that_have_no_like_are_compiled_together():
+    ramp = {"reach": {"pattern": "ramp", "first": 8, "last": 512}, "positions": "rotary"}
+    assert chosen("run.steps=6000", "data.batch_size=32", **LARGE | ramp | {"n_layers": 4})[:2] == (True, "model")
+
+
+def test_every_block_is_compiled_however_many_differ(monkeypatch):
+    graphs, compile_block = [], torch.nn.Module.compile
+    count = {"backend": lambda graph, inputs: graphs.append(graph) or graph}
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda block, **options: compile_block(block, **count))
+    monkeypatch.setattr(dynamo, "recompile_limit", 8)
+    ramp = {"reach": {"pattern": "ramp", "first": 4, "last": 40}, "positions": "rotary"}
+    model = compiled(GPT(GPTConfig(**SMALL | ramp | {"n_layers": 10})), "block", cuda_graphs=False)
+    with torch.no_grad():
+        model(torch.zeros(1, 64, dtype=torch.int64))
+    assert len(graphs) == 10
+
+
+def test_recomputed_blocks_are_compiled_with_the_whole_model():
+    assert chosen("run.checkpoint_activations=true", "data.batch_size=32", **LARGE)[:2] == (True, "model")
+
+
+def test_reinforcement_learning_and_shards_are_compiled_block_by_block():
+    assert chosen("run.compile=true", "rl.task=chains", "data.batch_size=32")[:2] == (True, "block")
+    assert chosen("run.compile=true", "parallel.dp_shard=2", "run.compile_scope=model", size=2).scope == "block"
 
 
 @pytest.mark.parametrize("compiles", ["true", "false"])

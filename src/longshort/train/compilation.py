@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 from longshort.train.machine.distributed import World
@@ -14,6 +13,10 @@ HOST_SECONDS = 0.02
 """Time that Python takes to launch a step of a small model; a GPU that is faster waits for it."""
 PAYS_FROM = 120.0
 """Seconds of training from which compiling pays: it takes about half a minute and saves a sixth or more."""
+WHOLE_PAYS_FROM = 200.0
+"""Seconds of training, per layer that could use another one's code, from which it pays to compile the whole model: that
+takes about 2 s longer for each of them and saves up to 1.2 % (docs/results/training.md).
+"""
 _REACHED = 0.4
 """Share of the peak that a step reaches, roughly."""
 _USUAL_PEAK = 150e12
@@ -36,16 +39,15 @@ def choose_compilation(config: TrainConfig, world: World, model: Model) -> Compi
 
     The choice depends on the whole length of the run, so that a resumed run makes it again.
     """
-    run = config.run
-    if config.parallel.sizes(world.size).shards > 1:  # each block is gathered by itself
-        run = dataclasses.replace(run, compile_scope="block")
+    run, given = config.run, _given_scope(config, world)
+    scope = given or "model"
     if world.device.type != "cuda" or config.rl.task is not None:
         compiles = run.compile is True
-        return Compilation(compiles, run.compile_scope, compiles and run.cuda_graphs is True, "")
+        return Compilation(compiles, scope, compiles and run.cuda_graphs is True, "")
     seconds, reasons = _gpu_seconds(config, world, model), []
+    total = run.steps * max(seconds, HOST_SECONDS)
     compiles = run.compile is True
     if run.compile == "auto":
-        total = run.steps * max(seconds, HOST_SECONDS)
         compiles = total >= PAYS_FROM or run.cuda_graphs is True
         reasons.append(f"{run.steps:,} steps take roughly {total:,.0f} s, and compiling pays from {PAYS_FROM:.0f} s")
     graphs = run.cuda_graphs is True
@@ -54,7 +56,22 @@ def choose_compilation(config: TrainConfig, world: World, model: Model) -> Compi
         graphs = against is None and seconds < HOST_SECONDS
         busy = f"{1e3 * seconds:.2g} ms of computing per step, and graphs are for less than {1e3 * HOST_SECONDS:.0f} ms"
         reasons.append(against or f"roughly {busy}")
-    return Compilation(compiles, run.compile_scope, graphs, "; ".join(reasons))
+    if compiles and given is None and not graphs and not run.checkpoint_activations:
+        plans = config.model.layer_plans
+        pays = WHOLE_PAYS_FROM * (len(plans) - len(set(plans)))
+        scope = "model" if total >= pays else "block"
+        reasons.append(f"compiling the whole model pays from {pays:,.0f} s")
+    return Compilation(compiles, scope, graphs, "; ".join(reasons))
+
+
+def _given_scope(config: TrainConfig, world: World) -> str | None:
+    """What is compiled at a time, or None where the length of the run decides it."""
+    scope = config.run.compile_scope
+    if config.parallel.sizes(world.size).shards > 1:  # each block is gathered by itself
+        return "block"
+    if scope == "auto":
+        return None if config.rl.task is None else "block"
+    return scope
 
 
 def announce_compilation(chosen: Compilation) -> str:

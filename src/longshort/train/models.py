@@ -22,6 +22,8 @@ from longshort.train.settings.config import ConfigError, TrainConfig
 
 Model = GPT | SequenceClassifier
 """What the trainer trains. Both take (tokens, targets, segments=, stats=) and return logits, loss and stats."""
+_VERSIONS = 8
+"""Compiled versions of a block that torch allows before it gives up: with gradients, statistics, other lengths ..."""
 
 
 def build_model(config: TrainConfig) -> Model:
@@ -37,6 +39,10 @@ def compiled(model: Model, scope: str, *, cuda_graphs: bool) -> nn.Module:
     """The model compiled as a whole or, with the scope "block", block by block."""
     options = {"mode": "reduce-overhead"} if cuda_graphs else {}
     if scope == "block":
+        from torch._dynamo import config as dynamo
+
+        # Blocks are one function to torch, and those that differ are versions of it.
+        dynamo.recompile_limit = max(dynamo.recompile_limit, _VERSIONS * len(model.blocks))
         for block in model.blocks:
             block.compile(**options)
         return model

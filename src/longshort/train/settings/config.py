@@ -125,9 +125,11 @@ class RunConfig:
     compile: bool | str = "auto"
     """Compile the model with torch.compile: true, false, or auto, which compiles on CUDA if the steps will take about
     two minutes or more, and not on the CPU or for reinforcement learning."""
-    compile_scope: str = "model"
+    compile_scope: str = "auto"
     """model compiles the whole model, for the fastest step; block compiles one block and reuses its code for the
-    others, for the fastest start."""
+    others, for the fastest start; auto takes block for sharded runs, for reinforcement learning, and on CUDA for runs
+    that will take less than about 200 s for each layer that is like another one, without CUDA graphs and
+    checkpoint_activations."""
     cuda_graphs: bool | str = "auto"
     """Replay the compiled step as CUDA graphs: true, false, or auto, which does so for small models, whose steps
     otherwise wait for Python: under about 20 ms of computing per step, in one process, without dropout, segments and

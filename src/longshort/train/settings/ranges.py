@@ -109,7 +109,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "run.device": ("auto", "cpu", "cuda"),
     "run.precision": ("auto", "fp32", "bf16"),
     "run.matmul": ("auto", "high", "highest"),
-    "run.compile_scope": ("model", "block"),
+    "run.compile_scope": ("auto", "model", "block"),
     "stability.guard": ("off", "warn", "skip", "rollback"),
     "stability.clip": ("global", "tensor", "none"),
     "task.name": tuple(TASKS),

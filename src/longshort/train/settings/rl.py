@@ -105,7 +105,7 @@ def check_rl(config: Sections, untouched: Any) -> None:
             raise ConfigError(f"data.{name} must not be set with rl.task; use rl.task_options")
     if config.model.dropout:
         raise ConfigError(f"model.dropout must be 0 with rl.task, got {config.model.dropout}")
-    if run.cuda_graphs is True or (run.compile is True and run.compile_scope != "block"):
+    if run.cuda_graphs is True or (run.compile is True and run.compile_scope == "model"):
         raise ConfigError("run.compile must come with run.compile_scope=block and without run.cuda_graphs with rl.task")
     if rl.supervised_steps > run.steps:
         raise ConfigError(f"rl.supervised_steps must be at most run.steps={run.steps}, got {rl.supervised_steps}")
