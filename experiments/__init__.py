@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from experiments.engine.records import Experiment
 
 NAMES = (
-    *("explosion", "stabilizers", "lr-sensitivity", "heads-and-window", "windows-long"),
+    *("explosion", "stabilizers", "stabilizers-long", "lr-sensitivity", "heads-and-window", "windows-long"),
     *("degrees-of-freedom", "positions", "positions-long", "latency"),
     *("endurance", "endurance-others", "precision", "scale"),
     *("label-noise", "label-noise-images", "corrupted-tokens", "loss-landscape"),
