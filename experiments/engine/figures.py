@@ -48,7 +48,12 @@ def lines(
     alt = drawing()
     colors, dashes = _styles(names, ordered=ordered)
     legend = alt.Legend(
-        title=None, orient="bottom", symbolType="stroke", symbolOpacity=1, columns=_columns(names, width)
+        title=None,
+        orient="bottom",
+        symbolType="stroke",
+        symbolSize=450,
+        symbolOpacity=1,
+        columns=_columns(names, width),
     )
     whole = {"scale": alt.Scale(domain=[0, 1]), "axis": alt.Axis(format=".0%", tickCount=5)}
     encoding = {

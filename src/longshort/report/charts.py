@@ -304,7 +304,8 @@ class Charts:
         # The page has its own, made of buttons.
         if not self.legend:
             return None
-        return self.alt.Legend(title=None, orient="top", columns=4, symbolOpacity=1, symbolType="stroke")
+        stroke = {"symbolType": "stroke", "symbolSize": 450, "symbolOpacity": 1}  # long enough to tell dashes apart
+        return self.alt.Legend(title=None, orient="top", columns=4, **stroke)
 
     def _tip(self, field: str, form: str | None = None, title: str | None = None) -> altair.Tooltip:
         kind = "Q" if form else "N"

@@ -40,14 +40,15 @@ DASHES = ([1, 0], [6, 3], [2, 2], [8, 2, 2, 2], [12, 4], [4, 2, 1, 2, 1, 2])
 FAMILIES = (
     ("ls", "ls-smooth", "ls1", "ls2"),
     ("plain", "plain-flash", "plain-cudnn", "plain-fp32", "full"),
-    ("layer-wise", "all-local", "ladder", "ramp", "one-full", "two-full"),
-    ("qk-norm-head", "qk-norm-width", "qk-norm-plain"),
-    ("softcap", "qk-clip", "sigma-reparam"),
+    ("layer-wise", "all-local"),
+    ("qk-norm-head", "qk-norm-width", "qk-norm-plain", "ladder"),
+    ("softcap", "qk-clip", "sigma-reparam", "one-full"),
     ("z-loss", "adagc"),
     ("las", "decay-only", "smoothing-only", "las-before"),
 )
-"""Methods that share a colour, in the order of `category`: long-short, plain, other patterns of reach, QK-norms, limits
-on the logits, changes to loss or gradient, LaS. Within a family the dash tells methods apart.
+"""Methods that share a colour, in the order of `category`: long-short, plain, other windows, QK-norms, limits on the
+logits, changes to loss or gradient, LaS. Within a family the dash tells methods apart. Ladders and single full layers
+share colours with methods that no figure shows beside them.
 """
 MOST_STRONG = 6
 """At most this many lines of a panel are coloured; a reader cannot tell more apart."""
