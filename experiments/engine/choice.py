@@ -1,4 +1,4 @@
-"""The table to choose a plan by: loss, retrieval and cost of each, where they were measured."""
+"""The tables to choose a plan by: loss and retrieval of each, and its cost, where they were measured."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def is_there(data: Data) -> bool:
 
 
 def table(data: Data) -> str:
-    """A line for each variant of which more than the loss is known, the lowest loss first, and what columns mean."""
+    """A line for each variant of which more than the loss is known, the lowest loss first, and what columns mean; the
+    costs in a table below it, in the same order.
+    """
     spent, asked = (data.get(key, []) for key in ("costs", "retrieval"))
     by_cost, by_share = ({row["variant"]: row for row in rows} for rows in (spent, asked))
     rows = measures.by_name(data)
@@ -50,18 +52,19 @@ def table(data: Data) -> str:
                 *(("", "") if found is None else (f"{found.mean:+.4f}", comparison.interval_of(found))),
                 *(_mean(row, key) for key in ("first_positions", "second_half")),
                 *(_share(by_share.get(name), kind) for kind in (KINDS if asked else ())),
-                *(_costs(by_cost.get(name), spent) if spent else ()),
                 tables.shown(row["max_logit"], 3),
             )
         )
     header = (
         *("plan", "seeds", "loss", "minus full's", "95 % interval", "first positions", "second half"),
         *((f"{words}, %" for words in KINDS.values()) if asked else ()),
-        *(costs.header(spent) if spent else ()),
         "max abs logit",
     )
-    words = [about(data)] + ([costs.about(spent)] if spent else [])
-    return f"{tables.markdown(header, lines)}\n{' '.join(words)}\n"
+    parts = [tables.markdown(header, lines), f"{about(data)}\n"]
+    if spent:
+        rows_of = [(name, *costs.cells(by_cost[name], spent)) for name, *_ in lines if name in by_cost]
+        parts += [tables.markdown(("plan", *costs.header(spent)), rows_of), f"{costs.about(spent)}\n"]
+    return "\n".join(parts)
 
 
 def about(data: Data) -> str:
@@ -85,7 +88,3 @@ def _mean(row: Row, key: str) -> str:
 def _share(row: Row | None, kind: str) -> str:
     shares = [] if row is None else row["shares"].get(kind, {}).get(str(row["length"]), [])
     return f"{100 * statistics.fmean(shares):.0f}" if shares else ""
-
-
-def _costs(row: Row | None, rows: list[Row]) -> tuple[str, ...]:
-    return ("",) * len(costs.header(rows)) if row is None else costs.cells(row, rows)
