@@ -29,10 +29,10 @@ from experiments.engine.measures import Outcome, Row
 from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
 from experiments.engine.tables import percent
 from longshort.data.tasks.retrieval import KINDS
-from longshort.generation.sample import checkpoint_tokenizer
 from longshort.runs import read_log
 from longshort.train import ConfigError, TrainConfig, load_model
 from longshort.train.checkpoints.checkpoint import CHECKPOINTS
+from longshort.train.checkpoints.tokenizer import checkpoint_tokenizer
 from longshort.train.evaluation.retrieval import evaluate_retrieval
 from longshort.train.machine.distributed import choose_device
 

@@ -106,14 +106,19 @@ def unsealed(text: str) -> Any:
     return data
 
 
+def check_new_folder(path: Path) -> None:
+    """Raise if `path` exists and is not an empty folder."""
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"{path}: already exists; give the name of a new folder")
+
+
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """A draft folder beside `path`, renamed to `path` when the block ends and removed if the block fails.
 
     An existing path is an error unless it is an empty folder: nothing is overwritten.
     """
-    if os.path.lexists(path) and (path.is_symlink() or not path.is_dir() or any(path.iterdir())):
-        raise ValueError(f"{path}: already exists; give the name of a new folder")
+    check_new_folder(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
     try:

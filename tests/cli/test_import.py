@@ -5,13 +5,11 @@ import torch
 import transformers
 import yaml
 from safetensors import SafetensorError
-from tokenizers.processors import TemplateProcessing
 from typer.testing import CliRunner
 
 from longshort import GPT, GPTConfig
 from longshort.cli import app
-from longshort.data.tokenizer import BPETokenizer, ByteTokenizer
-from longshort.generation.sample import text_stream
+from longshort.data.tokenizer import ByteTokenizer
 from longshort.hf.importers.run import save_as_run
 from longshort.runs.log import read_log
 from longshort.train import load_model
@@ -159,26 +157,3 @@ def test_without_a_tokenizer_generate_says_what_is_missing(theirs, tmp_path):
     assert "tokenizer.json" in shown.stderr
     with pytest.raises(CheckpointError):
         load_model(tmp_path / "gpt2")
-
-
-def test_an_imported_model_gets_what_its_tokenizer_puts_before_a_text(tmp_path):
-    inner = BPETokenizer.train(["the cat sat on the mat, the dog lay on the log"], vocab_size=270)._inner
-    inner.add_special_tokens(["<|begin_of_text|>"])
-    begin = inner.token_to_id("<|begin_of_text|>")
-    inner.post_processor = TemplateProcessing(
-        single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", begin)]
-    )
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    torch.manual_seed(0)
-    theirs = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(vocab_size=begin + 1, initializer_range=0.5, **sizes)
-    ).eval()
-    theirs.save_pretrained(tmp_path / "llama")
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|endoftext|>")
-    tokenizer.save_pretrained(tmp_path / "llama")
-    assert run("import", tmp_path / "llama", "--out", tmp_path / "run").exit_code == 0
-    asked = tokenizer("the cat", return_tensors="pt")
-    assert asked.input_ids[0, 0] == begin
-    expected = theirs.generate(**asked, max_new_tokens=12, do_sample=False, pad_token_id=0)[0]
-    stream = text_stream(tmp_path / "run", "the cat", max_new_tokens=12, temperature=0.0)
-    assert [int(token) for token in stream._tokens] == expected[asked.input_ids.shape[1] :].tolist()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshort.data.errors import DataError
-from longshort.data.stream import TokenStream, document_numbers, windows
+from longshort.data.stream import TokenStream, document_numbers, targets_of_window, windows
 from longshort.data.tokenizer import ByteTokenizer
 from longshort.data.tokens import TokenFile, write_token_file
 
@@ -177,5 +177,28 @@ def test_a_limit_keeps_the_first_windows(count, limit):
 
 @pytest.mark.parametrize("stride", [0, 5])
 def test_a_stride_that_stands_still_or_skips_is_refused(stride):
-    with pytest.raises(ValueError, match=f"stride must be from 1 to length=4, got {stride}"):
+    with pytest.raises(ValueError, match=f"stride must be from 1 to 4, the targets of a window, got {stride}"):
         windows(counting(100), 4, stride)
+
+
+@given(count=SIZES, length=LENGTHS, data=st.data())
+def test_windows_with_a_beginning_make_every_token_of_the_file_fresh_once(count, length, data):
+    beginning = [1 << 19, 1 << 18, 1 << 17][: data.draw(st.integers(1, min(3, length)))]
+    stride = data.draw(st.integers(1, most := targets_of_window(length, beginning)))
+    seen = list(windows(counting(count), length, stride, None, beginning))
+    assert torch.cat([window.targets[window.fresh :] for window in seen]).tolist() == list(range(count))
+    for window in seen:
+        text = list(range(window.start, window.start + length - len(beginning)))
+        assert window.tokens.tolist() == beginning + text and window.tokens.dtype == torch.int64
+        assert window.targets.tolist() == list(range(window.start, window.start + most))
+    assert [window.start for window in seen[:-1]] == [i * stride for i in range(len(seen) - 1)]
+
+
+def test_a_beginning_takes_its_room_in_the_window():
+    assert [window.start for window in windows(counting(10), 10, 10, None, [7])] == [0]
+    with pytest.raises(DataError, match=r"10 tokens, but one window of length 11 needs 11"):
+        windows(counting(10), 11, 1, None, [7])
+    with pytest.raises(ValueError, match="length must be at least 2, got 1"):
+        windows(counting(10), 1, 1, None, [7, 8])
+    with pytest.raises(ValueError, match="stride must be from 1 to 3, the targets of a window, got 4"):
+        windows(counting(10), 4, 4, None, [7, 8])

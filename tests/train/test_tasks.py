@@ -7,10 +7,10 @@ from longshort import GPT
 from longshort.data.tasks import open_task
 from longshort.data.tasks.example_stream import ExampleStream
 from longshort.data.tokenizer import BPETokenizer
-from longshort.generation.sample import checkpoint_tokenizer
 from longshort.model import SequenceClassifier
 from longshort.train import ConfigError, TrainConfig, load_model, train
 from longshort.train.checkpoints.checkpoint import CheckpointError, load_checkpoint
+from longshort.train.checkpoints.tokenizer import checkpoint_tokenizer
 from longshort.train.evaluation.answers import answer_scores
 from longshort.train.identity import check_same_run
 from longshort.train.machine.distributed import World

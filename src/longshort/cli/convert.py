@@ -37,7 +37,8 @@ def convert(
     """Give a model's heads shorter reaches, and train it briefly.
 
     Writes a folder that transformers opens with the plan (after import longshort.hf), and generate, evaluate and import
-    where the architecture is one that they read. Prints the loss before, with the plan, and after training.
+    where the architecture is one that they read. Prints the loss before, with the plan, and after training. If it is
+    stopped, the same command resumes it.
 
     Example: longshort inspect qwen3/ --text book.txt --budget 0.25
 
@@ -52,6 +53,7 @@ def convert(
         from longshort.hf.inspection.convert import convert as converted
         from longshort.hf.inspection.opened import open_folder
         from longshort.hf.inspection.propose import Budget
+        from longshort.hf.inspection.uptraining import Interrupted
     except ImportError as error:
         raise ValueError(f"convert needs transformers >= 5.17 ({error}): pip install 'longshort[hf]'") from None
     from longshort.train.machine.distributed import choose_device
@@ -62,22 +64,26 @@ def convert(
         raise ValueError(f"--lr must be a number above 0, got {lr}")
     plans = None if plan is None else read_plans(plan)
     wanted = None if budget is None else Budget.parse(budget)
-    with Console(stderr=True).status("reading the model") as status:
-        opened = open_folder(model, choose_device(device), trained=steps > 0)
-        record = converted(
-            opened,
-            out,
-            plans=plans,
-            budget=wanted,
-            first=first,
-            text=text,
-            length=length,
-            rows=rows,
-            steps=steps,
-            batch=batch,
-            rate=lr,
-            progress=lambda what, done, total: status.update(f"{what}: {done} of {total}"),
-        )
+    try:
+        with Console(stderr=True).status("reading the model") as status:
+            opened = open_folder(model, choose_device(device), trained=steps > 0)
+            record = converted(
+                opened,
+                out,
+                plans=plans,
+                budget=wanted,
+                first=first,
+                text=text,
+                length=length,
+                rows=rows,
+                steps=steps,
+                batch=batch,
+                rate=lr,
+                progress=lambda what, done, total: status.update(f"{what}: {done} of {total}"),
+            )
+    except Interrupted as stopped:
+        typer.echo(f"{stopped}; run the same command again to resume", err=True)
+        raise typer.Exit(130) from None
     loss, costs = record["loss"], record["costs"]
     typer.echo(f"{costs['share']:.1%} of full attention's keys, {costs['cache_share']:.1%} of its cache")
     typer.echo(f"loss {loss['before']:.4f} before, {loss['planned']:.4f} with the plan", nl=not steps)

@@ -82,7 +82,7 @@ def generate(
         from longshort.train.machine.distributed import choose_device
 
         opened = open_language_model(checkpoint, choose_device(device))
-        stream = stream_of(opened.model, opened.tokenizer, prompt, **options)
+        stream = stream_of(opened.model, opened.tokenizer, prompt, beginning=opened.beginning, **options)
     else:
         stream = text_stream(checkpoint, prompt, device=device, **options)
     for piece in chain((prompt,), stream, ("\n",)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,13 +52,13 @@ class Window(NamedTuple):
     """One step of a sliding window over a split."""
 
     tokens: Tensor
-    """(T,) int64"""
+    """(T,) int64: what goes before every window, if anything does, and tokens of the file"""
     targets: Tensor
-    """(T,) int64"""
+    """(S,) int64: what follows the last S of them, all of the file; S is `targets_of_window`"""
     fresh: int
     """Targets from here on were in no earlier window: scoring only those counts every target once."""
     start: int
-    """Position of the first token in the file"""
+    """Position in the file of its first token"""
 
 
 class TokenStream:
@@ -161,39 +161,54 @@ def document_numbers(tokens: Tensor, end_of_document: int) -> Tensor:
     return ends.cumsum(dim=-1) - ends
 
 
-def windows(token_file: TokenFile, length: int, stride: int, limit: int | None = None) -> Iterator[Window]:
+def windows(
+    token_file: TokenFile, length: int, stride: int, limit: int | None = None, beginning: Sequence[int] = ()
+) -> Iterator[Window]:
     """Windows over a whole split, in order, starting `stride` tokens apart; the last one ends where the split does.
 
     Every target is fresh in exactly one window, so without a `limit` the fresh targets are the whole split except its
-    first token. `limit` stops after that many windows.
+    first token. `limit` stops after that many windows. A `beginning` is the first of the `length` tokens of every
+    window and never a target; the first token of the split then is one.
     """
-    _check_length(token_file, length)
-    if not 1 <= stride <= length:
-        raise ValueError(f"stride must be from 1 to length={length}, got {stride}")
-    last = len(token_file) - 1 - length
+    _check_length(token_file, length, before=len(beginning))
+    most = targets_of_window(length, beginning)
+    if not 1 <= stride <= most:
+        raise ValueError(f"stride must be from 1 to {most}, the targets of a window, got {stride}")
+    last = len(token_file) - 1 - (length - len(beginning))
     starts = itertools.chain(range(0, last, stride), [last])
-    return _slide(token_file.tokens, length, itertools.islice(starts, limit))
+    return _slide(token_file.tokens, length, itertools.islice(starts, limit), torch.tensor(beginning).long())
 
 
-def _slide(tokens: NDArray[Any], length: int, starts: Iterable[int]) -> Iterator[Window]:
-    seen = 0
+def targets_of_window(length: int, beginning: Sequence[int] = ()) -> int:
+    """How many targets a window has.
+
+    >>> targets_of_window(8), targets_of_window(8, [1]), targets_of_window(8, [1, 2])
+    (8, 8, 7)
+    """
+    return length - max(0, len(beginning) - 1)
+
+
+def _slide(tokens: NDArray[Any], length: int, starts: Iterable[int], beginning: Tensor) -> Iterator[Window]:
+    seen, own = 0, length - len(beginning)
     for start in starts:
-        row = torch.from_numpy(tokens[start : start + length + 1].astype(np.int64))
-        yield Window(row[:-1], row[1:], seen - start, start)
-        seen = start + length
+        text = torch.from_numpy(tokens[start : start + own + 1].astype(np.int64))
+        row = torch.cat((beginning, text))
+        targets = row[max(1, len(beginning)) :]
+        yield Window(row[:-1], targets, seen - start, start)
+        seen = start + len(targets)
 
 
-def _check_length(token_file: TokenFile, length: int) -> None:
-    if length < 1:
-        raise ValueError(f"length must be at least 1, got {length}")
+def _check_length(token_file: TokenFile, length: int, *, before: int = 0) -> None:
+    if length < max(1, before):
+        raise ValueError(f"length must be at least {max(1, before)}, got {length}")
     if not len(token_file):
         split = token_file.path.stem
         raise DataError(
             f"{token_file.path}: empty, since this data has no {split} split; prepare the data with a share for it "
             "(longshort data --split 0.9 0.05 0.05) or with a source of its own"
         )
-    if len(token_file) < length + 1:
+    if len(token_file) < (needed := length + 1 - before):
         raise DataError(
             f"{token_file.path}: {len(token_file):,} tokens, but one window of length {length:,} needs "
-            f"{length + 1:,}; give a longer text or a smaller length"
+            f"{needed:,}; give a longer text or a smaller length"
         )

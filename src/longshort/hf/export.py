@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from longshort.generation.sample import checkpoint_tokenizer, tokenizer_folder
+from longshort.data.tokenizer import tokenizer_from_dict
 from longshort.hf.chat_template import read_chat_template
 from longshort.train import TrainConfig, load_model
 from longshort.train.checkpoints.checkpoint import Checkpoint
+from longshort.train.checkpoints.tokenizer import beginning_of, checkpoint_tokenizer, tokenizer_folder
 from longshort.train.settings.vocabulary import open_problems
 
 FORMATS = ("hf",)
 
 
 def export_checkpoint(checkpoint: Path, folder: Path, *, format: str = "hf") -> Path:
-    """Write the checkpoint's model, and its tokenizer if it has one, to a folder that must not exist yet."""
+    """Write the checkpoint's model, and its tokenizer if it has one, to a folder that must not exist yet.
+
+    The tokenizer puts no token before a text if the model was not trained with one.
+    """
     if format not in FORMATS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
     try:
@@ -27,8 +31,10 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, format: str = "hf") -> 
     if rl.task is not None:  # its tokens are not text
         end = open_problems(rl.task, rl.task_options).stop
         return write_folder(model, None, folder, end=end, trained=trained)
-    template = read_chat_template(tokenizer_folder(loaded.path))
-    return write_folder(model, checkpoint_tokenizer(loaded), folder, chat_template=template, trained=trained)
+    template, tokenizer = read_chat_template(tokenizer_folder(loaded.path)), checkpoint_tokenizer(loaded)
+    if tokenizer.beginning and not beginning_of(loaded):  # whoever opens the folder encodes as its tokenizer.json says
+        tokenizer = tokenizer_from_dict(tokenizer.to_dict() | {"post_processor": None})
+    return write_folder(model, tokenizer, folder, chat_template=template, trained=trained)
 
 
 def facts_of(config: TrainConfig, loaded: Checkpoint) -> dict[str, str]:

@@ -10,9 +10,9 @@ import torch
 
 from longshort.data.tokenizer import Tokenizer, load_tokenizer
 from longshort.files import is_of_transformers
-from longshort.generation.sample import checkpoint_tokenizer
 from longshort.model import GPT
 from longshort.train import ConfigError, TrainConfig, load_model
+from longshort.train.checkpoints.tokenizer import beginning_of, checkpoint_tokenizer
 from longshort.train.evaluation.checkpoint_scores import text_scores
 from longshort.train.machine.distributed import choose_device
 from longshort.train.text import open_tokens
@@ -26,17 +26,23 @@ class Opened(NamedTuple):
     checkpoint: Path
     step: int | None
     config: TrainConfig | None
+    beginning: tuple[int, ...]
+    """Tokens that go before a text."""
 
 
 def open_language_model(path: Path, device: torch.device) -> Opened:
-    """A run's newest checkpoint, a checkpoint, or the folder of an exported or third-party model."""
+    """A run's newest checkpoint, a checkpoint, or the folder of an exported or third-party model.
+
+    Before a text goes what `beginning_of` says; for a folder, what its tokenizer.json puts there.
+    """
     if is_of_transformers(path):
         from longshort.hf.importers import from_transformers
 
-        return Opened(from_transformers(path).to(device), load_tokenizer(path), path, None, None)
+        tokenizer = load_tokenizer(path)
+        return Opened(from_transformers(path).to(device), tokenizer, path, None, None, tokenizer.beginning)
     model, loaded = load_model(path, device)
     config = TrainConfig.from_dict(loaded.state["config"])
-    return Opened(model, checkpoint_tokenizer(loaded), loaded.path, loaded.step, config)
+    return Opened(model, checkpoint_tokenizer(loaded), loaded.path, loaded.step, config, beginning_of(loaded))
 
 
 def evaluate_folder(
@@ -58,5 +64,5 @@ def evaluate_folder(
     config = TrainConfig.from_dict({"model": opened.model.config.to_dict()})
     tokens = open_tokens(data / f"{split}.tokens", opened.tokenizer.fingerprint)
     sizes: dict[str, Any] = {"length": length, "stride": stride, "limit": limit, "bucket": bucket}
-    numbers = text_scores(opened.model, tokens, config, **sizes, progress=progress)
+    numbers = text_scores(opened.model, tokens, config, **sizes, beginning=opened.beginning, progress=progress)
     return {"checkpoint": str(folder), "step": None, "data": str(data), "split": split, **numbers}

@@ -44,6 +44,7 @@ def evaluate_suite(
     result = evaluate_retrieval(
         opened.model,
         opened.tokenizer,
+        beginning=opened.beginning,
         books=books,
         lengths=LENGTHS if length is None else (length,),
         past_context=length is not None,

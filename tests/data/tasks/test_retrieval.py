@@ -52,6 +52,16 @@ def test_an_example_depends_on_its_key_alone_and_has_the_asked_length(kind, retr
     assert not np.array_equal(retrieval.draw(kind, "key/18", length=700)[0], tokens)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_beginning_goes_before_the_example_and_counts_in_its_length(kind, retrieval):
+    begun = Retrieval(retrieval.tokenizer, retrieval.books, beginning=(256, 3))
+    assert begun.least(kind) == retrieval.least(kind) + 2
+    tokens, targets = begun.draw(kind, "key", length=602)
+    expected = retrieval.draw(kind, "key", length=600)
+    assert tokens[:2].tolist() == [256, 3] and targets[:2].tolist() == [-100, -100]
+    assert np.array_equal(tokens[2:], expected[0]) and np.array_equal(targets[2:], expected[1])
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("needle")])
 def test_the_needle_asked_for_is_among_those_said_and_its_number_nowhere_else(kind, retrieval):
     depths = []

@@ -11,11 +11,12 @@ from longshort import HeadPlan
 from longshort.cli import app
 from longshort.hf.head_plans import ATTENTION_NAME
 from longshort.hf.importers import from_transformers
-from longshort.hf.inspection.convert import convert, read_plans, train
+from longshort.hf.inspection.convert import convert, read_plans
 from longshort.hf.inspection.opened import open_folder
 from longshort.hf.inspection.planned import loss_on, with_plans
 from longshort.hf.inspection.propose import Budget
 from longshort.hf.inspection.texts import text_sequences
+from longshort.hf.inspection.uptraining import train
 
 from ..small import shell
 from .models import CONFIGS, folder_of, model_of
@@ -102,9 +103,9 @@ def test_nothing_is_left_where_it_fails(llama, tmp_path, text):
     assert [path.name for path in tmp_path.iterdir()] == ["short.txt"]
 
 
-def test_training_goes_over_short_texts_again():
+def test_training_goes_over_short_texts_again(tmp_path):
     model = model_of("llama", "sdpa")
-    losses = train(model, IDS[:1], steps=6, batch=2, rate=1e-2)
+    losses = train(model, IDS[:1], tmp_path, steps=6, batch=2, rate=1e-2)
     assert losses[-1] < losses[0] - 0.5 and not model.training
 
 

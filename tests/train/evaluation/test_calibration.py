@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from longshort.data.stream import TokenStream
 from longshort.data.tokens import TokenFile
 from longshort.losses import LossSettings, transform_scores
-from longshort.train import ConfigError, load_model, train
+from longshort.train import ConfigError, TrainConfig, load_model, train
 from longshort.train.evaluation.calibration import calibrated_losses, fit_temperature
-from longshort.train.evaluation.checkpoint_scores import evaluate_checkpoint
+from longshort.train.evaluation.checkpoint_scores import evaluate_checkpoint, text_scores
 from longshort.train.evaluation.held_out import evaluate_split, raw_scores
 from longshort.train.text import TextData
 
@@ -96,6 +96,17 @@ def test_evaluation_shows_the_untransformed_scores_at_their_temperature_too(damp
     options = {"length": 64, "stride": 32, "limit": 6, "device": CPU, "temperature": found["temperature"]}
     assert found["temperature_loss"] == evaluate_split(model, split, **options)["loss"] != found["loss"]
     assert "temperature" not in evaluate_checkpoint(finished, device="cpu", limit=6)
+
+
+def test_a_temperature_is_fitted_on_windows_that_begin_as_those_scored(damped, corpus):
+    model, found = load_model(damped)
+    split, config = TokenFile.open(corpus / "validation.tokens"), TrainConfig.from_dict(found.state["config"])
+    sizes = {"length": 8, "stride": None, "limit": 4, "bucket": 8, "progress": lambda done: None}
+    fitted = text_scores(model, split, config, beginning=(7, 9, 11), **sizes)["temperature"]
+    text = torch.tensor(split.tokens[: 8 * 6].astype("int64")).view(8, 6)
+    rows = torch.cat((torch.tensor([7, 9, 11]).expand(8, 3), text), 1)
+    scores = raw_scores(model, rows[:, :-1], None, "fp32")[:, 2:].flatten(0, 1)
+    assert fitted == pytest.approx(fit_temperature(scores, text.flatten()), rel=1e-5)
 
 
 def test_a_run_from_before_these_options_can_be_resumed(corpus, tmp_path):

@@ -30,16 +30,18 @@ def evaluate(model, split, **options):
 
 
 @torch.no_grad()
-def direct(model, split, length, stride):
+def direct(model, split, length, stride, beginning=()):
     """The loss of every target in the first window that holds it, and of every position of every window."""
     text = torch.tensor(split.tokens[:].astype("int64"))
     first, by_position = {}, [[] for _ in range(length)]
-    last = len(text) - 1 - length
+    room = length - len(beginning)
+    last = len(text) - 1 - room
     for start in sorted({*range(0, last, stride), last}):
-        logits = model(text[None, start : start + length]).logits[0]
-        found = F.cross_entropy(logits, text[start + 1 : start + length + 1], reduction="none")
-        for place, loss in enumerate(found.tolist()):
-            first.setdefault(start + 1 + place, loss)
+        row = torch.cat((torch.tensor(beginning, dtype=torch.long), text[start : start + room + 1]))
+        logits = model(row[None, :-1]).logits[0]
+        for place in range(max(0, len(beginning) - 1), length):
+            loss = F.cross_entropy(logits[place], row[place + 1]).item()
+            first.setdefault(start + 1 + place - len(beginning), loss)
             by_position[place].append(loss)
     return first, by_position
 
@@ -56,6 +58,17 @@ def test_it_is_the_mean_loss_of_every_target_counted_once(model, split, length, 
         inside = [loss for row in by_position[16 * number : 16 * number + 16] for loss in row]
         assert bucket["loss"] == pytest.approx(sum(inside) / len(inside), rel=1e-5)
         assert bucket["perplexity"] == pytest.approx(math.exp(bucket["loss"]))
+
+
+@pytest.mark.parametrize(("beginning", "scored"), [((7,), 16), ((7, 256), 15)])
+def test_every_window_begins_with_the_beginning_which_is_never_a_target(model, split, beginning, scored):
+    first, by_position = direct(model, split, 16, 10, beginning)
+    found = evaluate(model, split, length=16, stride=10, bucket=1, beginning=beginning)
+    assert found["tokens"] == len(first) == len(split)
+    assert found["loss"] == pytest.approx(sum(first.values()) / len(first), rel=1e-5)
+    assert [int(bucket["positions"].partition("-")[0]) for bucket in found["buckets"]] == list(range(16))[-scored:]
+    for bucket, losses in zip(found["buckets"], by_position[-scored:], strict=True):
+        assert bucket["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
 
 
 def test_buckets_are_named_after_their_positions_and_the_last_may_be_short(model, split):

@@ -63,6 +63,7 @@ class Retrieval:
     Args:
         books: A folder made by `longshort data`, for the kinds in books; with another vocabulary, its text is
             tokenized again.
+        beginning: Tokens that every example begins with, counted in its length.
 
     >>> from longshort.data.tokenizer import ByteTokenizer
     >>> retrieval = Retrieval(ByteTokenizer())
@@ -72,8 +73,9 @@ class Retrieval:
     (' What is the secret number of bott', ' 38570')
     """
 
-    def __init__(self, tokenizer: Tokenizer, books: Path | str | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer, books: Path | str | None = None, beginning: Sequence[int] = ()) -> None:
         self.tokenizer = tokenizer
+        self.beginning = np.array(beginning, dtype=np.int64)
         self.books = None if books is None else Path(books)
         self.ids = functools.lru_cache(maxsize=1 << 14)(self._ids)
         self._files: dict[str, TokenFile] = {}
@@ -81,7 +83,7 @@ class Retrieval:
     def least(self, kind: str) -> int:
         """The shortest length that surely has room for an example of this kind."""
         if kind == "recall":
-            return 32
+            return len(self.beginning) + 32
         word = max(len(self.ids(f" {word}")) for word in WORDS)
         if kind == "variables":
             alike = self._total(" VAR", " =", " VAR", ".") + 2 * _NAME_TOKENS
@@ -92,7 +94,7 @@ class Retrieval:
             count = 1 if kind.startswith("needle-") else NEEDLES
             needle = self._total(*_NEEDLE, ".") + word + _VALUE_TOKENS
             said = count * needle + self._total(*_ASKED, *_NEEDLE) + 2 * word + _VALUE_TOKENS
-        return said + _SURROUNDINGS - 1
+        return len(self.beginning) + said + _SURROUNDINGS - 1
 
     def check(self, kinds: Sequence[str], length: int) -> None:
         """Raise where the kind is unknown, the length too short for it, or the books are missing."""
@@ -106,6 +108,11 @@ class Retrieval:
 
     def draw(self, kind: str, key: str, *, length: int, split: str = "test") -> tuple[Tokens, Tokens]:
         """One example, chosen by the key, as (tokens, targets), both (length,); books are those of the split."""
+        tokens, targets = self._draw(kind, key, length - len(self.beginning), split)
+        ignored = np.full_like(self.beginning, IGNORED)
+        return np.concatenate((self.beginning, tokens)), np.concatenate((ignored, targets))
+
+    def _draw(self, kind: str, key: str, length: int, split: str) -> tuple[Tokens, Tokens]:
         source = generator(f"{key}/{kind}/{length}")
         if kind == "recall":
             return self._recall(source, length)

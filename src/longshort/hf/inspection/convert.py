@@ -6,15 +6,14 @@ The folder is transformers': its own weights and configuration, in which the pla
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from longshort.files import new_folder, parse_json, write_json
+from longshort.files import check_new_folder, new_folder, parse_json, write_json
 from longshort.heads import HeadPlan
 from longshort.hf.folder import full_disk_as_oserror
 from longshort.hf.inspection.calls import make_observable
@@ -24,10 +23,11 @@ from longshort.hf.inspection.planned import loss_on, with_plans
 from longshort.hf.inspection.propose import Budget, plan_costs
 from longshort.hf.inspection.record import ROWS, Progress, check_finite, checked_length, described, propose
 from longshort.hf.inspection.texts import text_sequences
+from longshort.hf.inspection.unfinished import model_digest, tokens_digest, unfinished
+from longshort.hf.inspection.uptraining import BATCH, RATE, train
 from longshort.version import __version__
 
 RECORD = "conversion.json"
-BATCH, RATE = 4, 1e-4
 
 
 def convert(
@@ -48,7 +48,8 @@ def convert(
     """Apply plans, or the best that are found within a budget, train for some steps, and write a folder.
 
     The first half of `rows` sequences is measured on, the other half gives the losses, and training takes what follows
-    in the text, over and over if it is short.
+    in the text, over and over if it is short. What was done so far is kept in `OUT.unfinished`, which the same call
+    resumes; other settings there are an error. It is removed at the end, and where the same call would fail again.
 
     Args:
         first: try plans in which local heads also see the first keys.
@@ -59,35 +60,78 @@ def convert(
     if (plans is None) == (budget is None):
         raise ValueError("convert must have either plans or a budget, got both or neither")
     length = checked_length(opened, length)
-    with quiet(), new_folder(out) as draft:
+    check_new_folder(out)
+    with quiet():
+        digest = model_digest(opened.model)
         make_observable(opened.model)
         least, wanted = 2 + bool(steps), rows + steps * batch
         tokens, source = text_sequences(opened.tokenizer, text, rows=wanted, length=length, least=least)
+        settings = {
+            "version": __version__,
+            "--device": opened.model.device.type,
+            "model": digest,
+            "plan": None if plans is None else [plan.to_dict() for plan in plans],
+            "--budget": None if budget is None else asdict(budget),
+            "--first": first,
+            "--length": length,
+            "--rows": rows,
+            "--steps": steps,
+            "--batch": batch,
+            "--lr": rate,
+            "text": tokens_digest(tokens),
+        }
         kept = min(rows, len(tokens) - 1) if steps else len(tokens)
         seen, held_out, rest = tokens.to(opened.model.device).tensor_split([(kept + 1) // 2, kept])
-        before = loss_on(opened.model, held_out, lambda done: progress("loss", done, len(held_out)))
-        measured = measure(opened.model, seen, lambda done: progress("measuring", done, len(seen)))
-        check_finite(measured)
-        if budget is not None:
-            found = propose(opened, measured, seen, held_out, budget, first, progress)
-            plans = [HeadPlan.from_dict(plan) for plan in found["plans"]]
-        plans = _checked(plans or (), measured)
-        model = with_plans(opened.model, plans)
-        planned = loss_on(model, held_out)
-        losses = train(model, rest, steps=steps, batch=batch, rate=rate, progress=progress) if steps else []
-        costs = plan_costs(plans, measured, opened.dtype.itemsize)
-        record = {
-            "longshort_conversion": 1,
-            "version": __version__,
-            "model": described(opened, measured),
-            "text": {"source": source, "length": length, "held_out": len(held_out), "training": len(rest)},
-            "plans": [plan.to_dict() for plan in plans],
-            "costs": {"share": costs.share, "cache_share": costs.cache_share, "cache_bytes": costs.cache_bytes},
-            "training": {"steps": steps, "batch": batch, "lr": rate, "losses": losses},
-            "loss": {"before": before, "planned": planned, "after": loss_on(model, held_out) if steps else planned},
-        }
-        _write(draft, out, model, opened, record)
+        with unfinished(out, settings) as begun:
+            with begun.removed_if_wrong():
+                measured = begun.measured or begun.keep(
+                    _measured(opened, seen, held_out, plans, budget, first, progress)
+                )
+                model = with_plans(opened.model, [HeadPlan.from_dict(plan) for plan in measured["plans"]])
+                options: dict[str, Any] = {"steps": steps, "batch": batch, "rate": rate, "progress": progress}
+                losses = train(model, rest, begun.checkpoints, **options) if steps else []
+            after = loss_on(model, held_out) if steps else measured["loss"]["planned"]
+            record = {
+                "longshort_conversion": 1,
+                "version": __version__,
+                "model": measured["model"],
+                "text": {"source": source, "length": length, "held_out": len(held_out), "training": len(rest)},
+                "plans": measured["plans"],
+                "costs": measured["costs"],
+                "training": {"steps": steps, "batch": batch, "lr": rate, "losses": losses},
+                "loss": measured["loss"] | {"after": after},
+            }
+            with new_folder(out) as draft:
+                _write(draft, out, model, opened, record)
+            begun.remove()
     return record
+
+
+def _measured(
+    opened: OpenedFolder,
+    seen: Tensor,
+    held_out: Tensor,
+    plans: Sequence[HeadPlan] | None,
+    budget: Budget | None,
+    first: bool,
+    progress: Progress,
+) -> dict[str, Any]:
+    """What the record has of the model, the plans and their losses before training."""
+    before = loss_on(opened.model, held_out, lambda done: progress("loss", done, len(held_out)))
+    measured = measure(opened.model, seen, lambda done: progress("measuring", done, len(seen)))
+    check_finite(measured)
+    if budget is not None:
+        found = propose(opened, measured, seen, held_out, budget, first, progress)
+        plans = [HeadPlan.from_dict(plan) for plan in found["plans"]]
+    plans = _checked(plans or (), measured)
+    planned = loss_on(with_plans(opened.model, plans), held_out)
+    costs = plan_costs(plans, measured, opened.dtype.itemsize)
+    return {
+        "model": described(opened, measured),
+        "plans": [plan.to_dict() for plan in plans],
+        "costs": {"share": costs.share, "cache_share": costs.cache_share, "cache_bytes": costs.cache_bytes},
+        "loss": {"before": before, "planned": planned},
+    }
 
 
 def _write(draft: Path, out: Path, model: PreTrainedModel, opened: OpenedFolder, record: dict[str, Any]) -> None:
@@ -105,41 +149,6 @@ def _checked(plans: Sequence[HeadPlan], measured: Measured) -> list[HeadPlan]:
         got = f"{len(plans)} of {', '.join(sorted({str(plan.n_heads) for plan in plans}))}"
         raise ValueError(f"--plan must have {len(sizes)} layers of {sizes[0]} heads, got {got}")
     return list(plans)
-
-
-def train(
-    model: PreTrainedModel,
-    sequences: Tensor,
-    *,
-    steps: int,
-    batch: int = BATCH,
-    rate: float = RATE,
-    progress: Progress = lambda what, done, total: None,
-) -> list[float]:
-    """Train on sequences (B, T), in their order and over again; returns the loss of each step.
-
-    The model stays in evaluation mode: dropout is off, which our attention does not have.
-    """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
-    device, losses = model.device.type, []
-    half = torch.autocast(device, torch.bfloat16) if device == "cuda" else nullcontext()
-    for step in range(steps):
-        rows = sequences[torch.arange(step * batch, (step + 1) * batch) % len(sequences)]
-        with half:
-            loss = model(rows, labels=rows, use_cache=False).loss
-        if not bool(loss.isfinite()):
-            raise ValueError(
-                f"the loss must stay finite, got {loss.item()} at step {step + 1}: lower --lr from {rate:g}"
-            )
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-        losses.append(loss.item())
-        progress(f"training, loss {losses[-1]:.3f}", step + 1, steps)
-    return losses
 
 
 def read_plans(path: Path) -> list[HeadPlan]:

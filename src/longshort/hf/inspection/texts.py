@@ -74,18 +74,15 @@ def repeated(tokenizer: Any, *, rows: int, length: int, seed: int = 0) -> list[A
 def needles(tokenizer: Any, *, rows: int, length: int, seed: int = 0) -> list[Asked]:
     """A number said once in filler sentences and asked for at the end: where a token of it is written, a retrieval
     head looks at that token (arXiv 2404.15574). Empty where the length has no room for it."""
-    first = torch.tensor(opening(tokenizer), dtype=torch.long)
-    retrieval, room = Retrieval(_Encoding(tokenizer)), length - len(first)
-    if room < retrieval.least("needle-noise"):
+    retrieval = Retrieval(_Encoding(tokenizer), beginning=opening(tokenizer))
+    if length < retrieval.least("needle-noise"):
         return []
     found: list[Asked] = []
     for number in range(rows):
-        tokens, targets = retrieval.draw("needle-noise", f"inspect/{seed}/{number}", length=room)
+        tokens, targets = retrieval.draw("needle-noise", f"inspect/{seed}/{number}", length=length)
         asked = np.flatnonzero(targets >= 0)
         said = _place_of(targets[asked], tokens)
-        queries = [len(first) + int(at) for at in asked]
-        keys = [len(first) + said + place for place in range(len(asked))]
-        found.append((torch.cat((first, torch.from_numpy(tokens))), queries, keys))
+        found.append((torch.from_numpy(tokens), asked.tolist(), list(range(said, said + len(asked)))))
     return found
 
 

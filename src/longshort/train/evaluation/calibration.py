@@ -47,7 +47,7 @@ def score_sample(
     model: GPT, tokens: Tensor, targets: Tensor, segments: Tensor | None, precision: str
 ) -> tuple[Tensor, Tensor]:
     """Scores s (N, V) and targets (N,) at evenly spaced positions of a batch, at most `FITTED_ROWS`."""
-    scores = raw_scores(model, tokens, segments, precision).flatten(0, 1)
+    scores = raw_scores(model, tokens, segments, precision)[:, -targets.shape[1] :].flatten(0, 1)
     kept = torch.linspace(0, len(scores) - 1, min(FITTED_ROWS, len(scores)), device=scores.device).long()
     return scores[kept], targets.flatten()[kept]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from longshort.data.stream import Batch, document_numbers, windows
+from longshort.data.stream import Batch, Window, document_numbers, targets_of_window, windows
 from longshort.data.tokens import TokenFile
 from longshort.model import GPT
 from longshort.train.checkpoints.checkpoint import load_checkpoint
+from longshort.train.checkpoints.tokenizer import beginning_of
 from longshort.train.evaluation.answers import TaskData, answer_scores
 from longshort.train.evaluation.calibration import fit_temperature, score_sample
 from longshort.train.evaluation.held_out import evaluate_split
@@ -21,6 +22,9 @@ from longshort.train.machine.distributed import World, choose_device
 from longshort.train.models import load_model, load_trained
 from longshort.train.settings.config import ConfigError, TrainConfig
 from longshort.train.text import TextData, open_tokens
+
+_FITTED_WINDOWS = 8
+"""Windows, one after another, that a temperature is fitted on."""
 
 
 def evaluate_checkpoint(
@@ -38,7 +42,8 @@ def evaluate_checkpoint(
     """Perplexity over a split of the run's own data, or of another folder with the same vocabulary.
 
     A model trained with loss.exponent below 1 is also evaluated with a plain softmax(s / T) of its scores, with T
-    fitted on the split's first windows: `temperature`, `temperature_loss` and `temperature_perplexity`.
+    fitted on the split's first windows: `temperature`, `temperature_loss` and `temperature_perplexity`. Every window
+    of an imported model begins with what its tokenizer puts before a text: `beginning`, if there is any.
     """
     if split not in ("train", "validation", "test"):
         raise ConfigError(f"split must be train, validation or test, got {split!r}")
@@ -54,7 +59,7 @@ def evaluate_checkpoint(
     folder = data if data is not None else TextData.open(config).folder
     tokens = open_tokens(folder / f"{split}.tokens", loaded.state["vocabulary"])
     sizes: dict[str, Any] = {"length": length, "stride": stride, "limit": limit, "bucket": bucket}
-    numbers = text_scores(model, tokens, config, **sizes, progress=progress)
+    numbers = text_scores(model, tokens, config, **sizes, beginning=beginning_of(loaded), progress=progress)
     return {"checkpoint": str(loaded.path), "step": loaded.step, "data": str(folder), "split": split, **numbers}
 
 
@@ -67,6 +72,7 @@ def text_scores(
     stride: int | None,
     limit: int | None,
     bucket: int,
+    beginning: Sequence[int],
     progress: Callable[[int], None],
 ) -> dict[str, Any]:
     """The numbers of `evaluate_checkpoint`."""
@@ -74,35 +80,36 @@ def text_scores(
     length = length or config.length
     if config.model.positions == "learned" and length > config.model.context:
         raise ConfigError(f"length must be at most {config.model.context}, which positions are learned for")
+    targets = targets_of_window(length, beginning)
     score = partial(
         evaluate_split,
         model,
         tokens,
         length=length,
-        stride=stride or max(1, length // 2),
+        stride=stride or max(1, targets // 2),
         device=device,
         precision=config.run.precision,
         bucket=bucket,
         limit=limit,
         segments=config.data.segments,
+        beginning=beginning,
         progress=progress,
     )
-    numbers = score()
+    numbers = score() | ({"beginning": list(beginning)} if beginning else {})
     if (exponent := model.config.loss.exponent) < 1:
-        temperature = _temperature(model, tokens, length=length, config=config, device=device)
+        first = list(windows(tokens, length, targets, _FITTED_WINDOWS, beginning))
+        temperature = _temperature(model, first, tokens.end_of_document, config)
         plain = score(temperature=temperature)
         numbers |= {"exponent": exponent, "temperature": temperature}
         numbers |= {f"temperature_{key}": plain[key] for key in ("loss", "perplexity")}
     return numbers
 
 
-def _temperature(
-    model: GPT, tokens: TokenFile, *, length: int, config: TrainConfig, device: torch.device, count: int = 8
-) -> float:
-    """The temperature, fitted on the first windows that do not overlap."""
-    first = list(windows(tokens, length, length, count))
+def _temperature(model: GPT, first: list[Window], end_of_document: int, config: TrainConfig) -> float:
+    """The temperature, fitted on these windows."""
+    device = model.embedding.weight.device
     inputs, targets = (torch.stack(rows).to(device) for rows in zip(*(w[:2] for w in first), strict=True))
-    documents = document_numbers(inputs, tokens.end_of_document) if config.data.segments else None
+    documents = document_numbers(inputs, end_of_document) if config.data.segments else None
     return fit_temperature(*score_sample(model, inputs, targets, documents, config.run.precision))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longshort.data.stream import Batch, Window, document_numbers, windows
+from longshort.data.stream import Batch, Window, document_numbers, targets_of_window, windows
 from longshort.data.tokens import TokenFile
 from longshort.model import GPT
 from longshort.nn.modes import evaluating
@@ -51,6 +51,7 @@ def evaluate_split(
     limit: int | None = None,
     batch_size: int = 8,
     segments: bool = False,
+    beginning: Sequence[int] = (),
     temperature: float | None = None,
     progress: Callable[[int], None] = lambda windows_done: None,
 ) -> dict[str, Any]:
@@ -58,28 +59,30 @@ def evaluate_split(
 
     Windows of `length` tokens start every `stride` tokens; each token's loss counts once, in the first window that
     holds it. Buckets count every position of every window instead, since they show what context is worth. With
-    `segments`, tokens see only their own document, as in training with data.segments. Losses are those of the model's
-    logits; with a `temperature`, those of its untransformed scores divided by it.
+    `segments`, tokens see only their own document, as in training with data.segments. A `beginning` is the first of
+    the `length` tokens of every window and never a target. Losses are those of the model's logits; with a
+    `temperature`, those of its untransformed scores divided by it.
     """
     model.eval()
     bucket = min(bucket, length)  # torch takes no integer of more than 64 bits
     n_buckets = math.ceil(length / bucket)
     sums, counts = torch.zeros(n_buckets, dtype=torch.float64), torch.zeros(n_buckets, dtype=torch.float64)
-    place = torch.arange(length) // bucket
+    place = torch.arange(length)[-targets_of_window(length, beginning) :] // bucket
     total, counted, done = 0.0, 0, 0
-    for group in batched(windows(tokens, length, stride, limit), batch_size):
+    for group in batched(windows(tokens, length, stride, limit, beginning), batch_size):
         rows = torch.stack([window.tokens for window in group]).to(device)
         targets = torch.stack([window.targets for window in group]).to(device)
         documents = document_numbers(rows, tokens.end_of_document) if segments else None
         losses = _token_losses(model, rows, targets, documents, precision, temperature).double().cpu()
         for window, row in zip(group, losses, strict=True):
-            total, counted = total + float(row[window.fresh :].sum()), counted + length - window.fresh
+            total, counted = total + float(row[window.fresh :].sum()), counted + len(row) - window.fresh
             sums.index_add_(0, place, row)
             counts.index_add_(0, place, torch.ones_like(row))
         done += len(group)
         progress(done)
     means = (sums / counts).tolist()
     names = [f"{i * bucket}-{min((i + 1) * bucket, length) - 1}" for i in range(n_buckets)]
+    scored = [i for i in range(n_buckets) if counts[i]]  # a long beginning may fill the first ones
     return {
         "loss": total / counted,
         "perplexity": math.exp(min(total / counted, 700.0)),
@@ -88,8 +91,7 @@ def evaluate_split(
         "length": length,
         "stride": stride,
         "buckets": [
-            {"positions": name, "loss": mean, "perplexity": math.exp(min(mean, 700.0))}
-            for name, mean in zip(names, means, strict=True)
+            {"positions": names[i], "loss": means[i], "perplexity": math.exp(min(means[i], 700.0))} for i in scored
         ],
     }
 
@@ -115,4 +117,5 @@ def _token_losses(
             logits = model(rows, segments=segments).logits.float()
     else:
         logits = raw_scores(model, rows, segments, precision) / temperature
+    logits = logits[:, -targets.shape[1] :]
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)

@@ -37,6 +37,7 @@ def evaluate_retrieval(
     model: GPT,
     tokenizer: Tokenizer,
     *,
+    beginning: Sequence[int] = (),
     books: Path | None = None,
     lengths: Sequence[int] = LENGTHS,
     past_context: bool = False,
@@ -53,6 +54,7 @@ def evaluate_retrieval(
     is listed under `skipped`, with the reason.
 
     Args:
+        beginning: Tokens that every sequence begins with, counted in its length.
         books: A folder made by `longshort data`, for the kinds in books.
         past_context: Ask beyond the model's context too, unless its positions are learned.
         split: The text of the books that is used; examples depend on it too, and on the seed.
@@ -61,7 +63,7 @@ def evaluate_retrieval(
         raise ConfigError(
             f"tokenizer must have no more tokens than the model, {model.config.vocab_size}, got {tokenizer.vocab_size}"
         )
-    retrieval, rows, skipped = Retrieval(tokenizer, books), [], []
+    retrieval, rows, skipped = Retrieval(tokenizer, books, beginning), [], []
     for length in lengths:
         reason = _too_long(model, length, past_context)
         if reason is not None:
