@@ -41,8 +41,10 @@ def plan(
     """
     from longshort.files import check_replaceable, write_json
     from longshort.planning import Machines, planned
+    from longshort.planning.search import check_not_set
     from longshort.train import TrainConfig
 
+    check_not_set(overrides or [])
     settings = TrainConfig.load(config, overrides or [], typer.echo)
     if out is not None:
         check_replaceable(out, '"gpu_hours_per_billion_tokens":')

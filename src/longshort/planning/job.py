@@ -103,8 +103,8 @@ class Job:
     def halo(self) -> int:
         """Keys that each of the ranks that share a sequence must have: see `ops.shares.check_shard`.
 
-        >>> model = GPTConfig(vocab_size=8, context=64, n_layers=1, width=8, n_heads=2, plan=HeadPlan.streaming(2, 4, 16))
-        >>> Job(model=model, length=64, batch=1).halo
+        >>> sizes = {"vocab_size": 8, "context": 64, "n_layers": 1, "width": 8, "n_heads": 2}
+        >>> Job(model=GPTConfig(**sizes, plan=HeadPlan.streaming(2, 4, 16)), length=64, batch=1).halo
         19
         """
         roles = (Roles.of(plan, self.kv_heads, self.length) for plan, _ in self.plans)
