@@ -111,8 +111,13 @@ def test_choice_is_within_its_budget(n_layers, heads, context, share, by_cache):
         ({"cache_bytes": 0}, "cache_bytes must be a number above 0, got 0"),
         ({"share": 0.01}, r"the budget must allow one global layer, which takes 13\.2%"),
         ({"share": 0.5, "n_kv_heads": 3}, "n_kv_heads must be a divisor"),
+        ({"share": 0.5, "n_kv_heads": "2"}, "n_kv_heads must be an integer >= 1, got '2'"),
+        ({"share": 0.5, "n_heads": 0}, "n_heads must be an integer >= 1, got 0"),
+        ({"share": 0.5, "context": None}, "context must be an integer >= 1, got None"),
+        ({"cache_bytes": 4000, "head_dim": 0}, "head_dim must be an integer >= 1, got 0"),
+        ({"cache_bytes": 4000, "value_bytes": -1}, "value_bytes must be an integer >= 1, got -1"),
     ],
 )
 def test_impossible_budget_gets_one_clear_error(given, words):
     with pytest.raises(ValueError, match=f"^{words}"):
-        reach.budget(n_layers=8, n_heads=8, context=2048, **given)
+        reach.budget(**{"n_layers": 8, "n_heads": 8, "context": 2048} | given)

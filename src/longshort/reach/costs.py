@@ -49,8 +49,9 @@ def costs(
     >>> round(costs(ladder(n_layers=8, n_heads=8), context=2048).share, 3)
     0.239
     """
-    if not layers or not isinstance(context, int) or context < 1:
-        raise ValueError(f"layers must not be empty and context at least 1, got {len(layers)} layers, {context!r}")
+    if not layers:
+        raise ValueError("layers must have at least one LayerReach, got none")
+    check_sizes(context=context, head_dim=head_dim, value_bytes=value_bytes)
     kv_heads = n_kv_heads or layers[0].n_heads
     heads = sum(layer.n_heads for layer in layers)
     seen, most = sum(plan_visible(layer.plan, context) for layer in layers), mean_visible(None, context)
@@ -68,6 +69,13 @@ def costs(
         flops=4 * head_dim * seen,
         full_flops=4 * head_dim * most * heads,
     )
+
+
+def check_sizes(**sizes: int) -> None:
+    """Raise if one of the sizes is no integer from 1."""
+    for name, value in sizes.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
 
 
 def plan_visible(plan: HeadPlan, length: int) -> float:
