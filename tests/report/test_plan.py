@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from longshort import GPTConfig, HeadPlan, reach
@@ -120,6 +121,22 @@ def test_show_writes_the_picture(tmp_path, name, start):
     assert shown.exit_code == 0, shown.output
     assert shown.output.rstrip().endswith(f"wrote {tmp_path / name}")
     assert (tmp_path / name).read_bytes().lstrip().startswith(start)
+
+
+@pytest.mark.parametrize("name", ["plan.png", "plan.svg", "plan.html"])
+def test_show_replaces_its_own_picture_and_no_other(tmp_path, name):
+    for _ in range(2):
+        assert run("show", "tiny", "--out", tmp_path / name).exit_code == 0
+    (tmp_path / name).write_text("mine")
+    shown = run("show", "tiny", "--out", tmp_path / name)
+    assert shown.exit_code == 1 and "already exists and is not one of our files" in shown.stderr
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_png_with_its_title_is_a_whole_picture(tmp_path):
+    with Image.open(write_plan(model(), tmp_path / "plan.png", title="Mine")) as image:
+        image.load()
+        assert image.text == {"Title": "Mine"}
 
 
 def test_svg_says_what_it_costs(tmp_path):

@@ -26,14 +26,17 @@ def show(
     """
     import os
 
-    from longshort.report.plan import FORMATS, plan_text, write_plan
+    from longshort.files import check_replaceable
+    from longshort.report.plan import FORMATS, TITLE, plan_text, write_plan
     from longshort.train import TrainConfig
     from longshort.train.settings.values import is_text
 
     if out is not None and (not is_text(str(out)) or out.suffix not in FORMATS):
         raise ValueError(f"--out must be a file that ends in {', '.join(FORMATS)}, got {str(out)!r}")
+    if out is not None:
+        check_replaceable(out, TITLE)
     model = TrainConfig.load(config, overrides or [], typer.echo).model
     typer.echo(plan_text(model, context, color="NO_COLOR" not in os.environ))  # echo drops colours in a file
     if out is not None:
-        title = f"What each head sees: {Path(config).stem}"
+        title = f"{TITLE}: {Path(config).stem}"
         typer.echo(f"wrote {write_plan(model, out, title=title, context=context)}")
