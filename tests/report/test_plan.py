@@ -151,6 +151,16 @@ def test_show_draws_a_shipped_configuration_without_colours_in_a_file():
     assert "at 1,024 tokens" in shown.output
 
 
+def test_show_of_a_classifier_counts_the_keys_on_both_sides(tmp_path):
+    shown = run("show", "listops", "--out", tmp_path / "plan.svg")
+    assert shown.exit_code == 0, shown.output
+    lines = [" ".join(line.split()) for line in shown.output.splitlines()]
+    assert "G all keys 12 heads" in lines and "a 63 keys to each side 36 heads" in lines
+    assert "visible keys per token and head 594 2,000 29.7%" in lines
+    assert "cache" not in shown.output and "cache" not in (tmp_path / "plan.svg").read_text()
+    assert "all earlier keys" in run("show", "listops", "task.causal=true").output
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
