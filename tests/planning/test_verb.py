@@ -48,6 +48,8 @@ def test_without_a_number_of_gpus_the_cheapest_is_shown(tmp_path):
             "error: 8 GPUs cannot share data.batch_size=8 sequences of 512 tokens as fixed: 512 tokens are not a "
             "multiple of 2 x cp = 6\n",
         ),
+        (["tiny", "--memory", "-1"], "error: --memory must be a number above 0, got -1\n"),
+        (["tiny", "--link", "nan"], "error: --link must be a number above 0, got nan\n"),
         (["tiny", "--gpu", "tpu"], "error: gpu must be one of h200, h100, b200, a100, l40s, 4090, got 'tpu'"),
         (
             ["tiny", "parallel.cp=4"],
