@@ -102,6 +102,7 @@ def test_plan_takes_keywords_only():
         (12, "windows must be a sequence with one entry per head, got 12"),
         ("full", "windows must be a sequence with one entry per head, got 'full'"),
         (None, "windows must be a sequence with one entry per head, got None"),
+        ({8, None}, r"windows must be a sequence with one entry per head, got \{"),
         ((), "windows must have at least one entry"),
         ((None, 0), r"windows\[1\] must be None \(global\) or an integer >= 1, got 0"),
         ((-1,), r"windows\[0\] must be None \(global\) or an integer >= 1, got -1"),

@@ -8,7 +8,7 @@ validation; the op and the modules read it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -192,7 +192,7 @@ def _positive(name: str, value: int) -> int:
 
 
 def _checked_windows(windows: Iterable[int | None]) -> tuple[int | None, ...]:
-    if isinstance(windows, str) or not isinstance(windows, Iterable):
+    if isinstance(windows, str | Set | Mapping) or not isinstance(windows, Iterable):
         raise ValueError(f"windows must be a sequence with one entry per head, got {windows!r}")
     checked = tuple(windows)
     if not checked:

@@ -402,3 +402,6 @@ def test_the_verb_refuses_to_join_with_other_options(books, tmp_path):
     shown = run("--out", tmp_path / "out", books, "--join", 2, "--part", "1/2")
     assert shown.exit_code == 1
     assert "--join must come with --out alone, since the parts say the rest, got SOURCES, --part" in shown.stderr
+    shown = run("--out", tmp_path / "out", "--join", 2, "--seed", 3, "--split", 0.8, 0.1, 0.1)
+    assert shown.exit_code == 1
+    assert "since the parts say the rest, got --split, --seed" in shown.stderr

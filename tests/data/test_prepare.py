@@ -95,6 +95,19 @@ def test_a_vocabulary_is_learned_from_training_text_alone(tmp_path):
     assert len(prepared.tokenizer.encode("zzzzzzzz")) == 8
 
 
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_a_file_of_training_is_not_held_out_too(tmp_path, split):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / "books" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "books" / name).write_text("It was a dark and stormy night.")
+    (tmp_path / "other").symlink_to(tmp_path / "books")
+    held = tmp_path / "other" / "b.txt"
+    with pytest.raises(DataError, match=f"^{held}: a source of training and of {split}; move it out"):
+        prepare(tmp_path / "books", tmp_path / "out", **{split: held})
+    assert not (tmp_path / "out").exists()
+    prepare(tmp_path / "books" / "a.txt", tmp_path / "out", **{split: held})
+
+
 def test_named_validation_text_leaves_all_sources_to_training(books, tmp_path):
     (tmp_path / "held.txt").write_text("held out")
     prepared = prepare(books, tmp_path / "out", validation=tmp_path / "held.txt")

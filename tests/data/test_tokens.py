@@ -92,7 +92,11 @@ def refusal(path, **options):
 
 
 def test_a_missing_file_names_the_command_that_makes_it(tmp_path):
-    assert "longshort data --out" in refusal(tmp_path / "train.tokens")
+    (tmp_path / ".train.tokens.tmp").write_text("what a killed writer leaves")
+    assert refusal(tmp_path / "train.tokens").endswith(f"longshort data SOURCES --out {tmp_path}")
+    (tmp_path / "book.txt").write_text("It was a dark and stormy night.")
+    for text in (tmp_path, tmp_path / "book.txt"):  # the text itself given as data.path
+        assert f"make one: longshort data {text} --out FOLDER, and name that" in refusal(text / "train.tokens")
 
 
 def test_a_file_without_header_is_unfinished(tmp_path):

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from longshort import GPTConfig
+from longshort import GPTConfig, HeadPlan
 from longshort.planning import Job, Machines, Settings, estimate, fastest, sweep
 from longshort.planning.job import check
 from longshort.planning.search import fixed_settings
@@ -56,7 +56,24 @@ def test_a_sweep_goes_from_1_to_1024_gpus_and_names_those_that_cannot_be_used():
 def test_a_window_bounds_how_far_a_sequence_is_divided():
     assert check(JOB, Settings(cp=128)) is None
     reason = check(JOB, Settings(cp=256))
-    assert reason == "a window of 128 keys needs cp of at most 129, got 256"
+    assert reason == "a halo of 127 keys needs cp of at most 129, got 256"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"attention_chunk": 128}, "model.attention_chunk=128 needs cp of 1, got 8"),
+        ({"smoothing": 4096}, "a halo of 4,095 keys needs cp of at most 4, got 8"),
+        (
+            {"n_global": None, "window": None, "plan": HeadPlan.streaming(8, 1024, 1500)},
+            "a halo of 2,523 keys needs cp of at most 6, got 8",
+        ),
+    ],
+)
+def test_sequences_that_training_cannot_share_are_not_shared_in_a_plan(changes, reason):
+    job = Job(model=replace(MODEL, **changes), length=16_384, batch=1)
+    assert check(job, Settings(cp=8)) == reason
+    assert fastest(job, Machines(gpus=8)) is None
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,11 @@ def test_a_halo_is_a_key_less_than_the_window():
     assert sent["halo of local heads"] == 2 * 2 * 127 * 128 * 31
 
 
+def test_smoothing_needs_values_of_the_rank_before_in_every_head():
+    plain, smoothed = (exchange_bytes(job.model.layer_plans[0], job, 8) for job in (job_of(), job_of(smoothing=4)))
+    assert smoothed["halo of local heads"] - plain["halo of local heads"] == 2 * 3 * 128 * 32
+
+
 @pytest.mark.parametrize(
     ("options", "ring", "ulysses"), [({}, 5640, 940), ({"n_kv_heads": 8, "n_global": 4}, 1410, 587)]
 )

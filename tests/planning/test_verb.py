@@ -43,8 +43,22 @@ def test_without_a_number_of_gpus_the_cheapest_is_shown(tmp_path):
     [
         (["tiny", "--gpus", "1", "--memory", "2"], "error: nothing fits 1 x h200: the least is "),
         (["tiny", "--gpus", "7"], "error: 7 GPUs cannot share data.batch_size=8 sequences of 512 tokens; "),
-        (["tiny", "--gpus", "8", "--fix", "cp=3"], "error: 8 GPUs cannot share data.batch_size=8 sequences"),
+        (
+            ["tiny", "--gpus", "8", "--fix", "cp=3"],
+            "error: 8 GPUs cannot share data.batch_size=8 sequences of 512 tokens as fixed: 512 tokens are not a "
+            "multiple of 2 x cp = 6\n",
+        ),
+        (["tiny", "--memory", "-1"], "error: --memory must be a number above 0, got -1\n"),
+        (["tiny", "--link", "nan"], "error: --link must be a number above 0, got nan\n"),
         (["tiny", "--gpu", "tpu"], "error: gpu must be one of h200, h100, b200, a100, l40s, 4090, got 'tpu'"),
+        (
+            ["tiny", "parallel.cp=4"],
+            "error: parallel.cp must not be set, since a plan chooses it, got 4; use --fix cp=4",
+        ),
+        (
+            ["tiny", "run.checkpoint_activations=true"],
+            "error: run.checkpoint_activations must not be set, since a plan",
+        ),
         (["listops"], "error: a plan must be of a language model, got the classifier of task=listops"),
         (["rl-tiny"], "error: a plan must be of training on text, got rl.task=chains"),
     ],

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from experiments.reach import OF_EIGHT
 from longshort import HeadPlan, reach
 from longshort.reach.budgets import EVIDENCE
+from longshort.reach.costs import mean_visible
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "results" / "reach.json"
 
@@ -36,6 +37,16 @@ def test_costs_are_those_of_the_pairs_one_by_one(windows, context):
     assert found.full_cache_bytes == 2 * 2 * 4 * 2 * len(windows)
     assert 0 < found.share <= 1
     assert 0 < found.cache_share <= 1
+
+
+@given(st.none() | st.integers(1, 14), st.integers(1, 12), st.integers(0, 14), st.booleans())
+def test_visible_keys_are_those_of_the_definition(window, length, first, causal):
+    def sees(t, j):
+        near = window is None or abs(t - j) < window or j < first
+        return near and (j <= t or not causal)
+
+    counted = sum(sees(t, j) for t in range(length) for j in range(length))
+    assert mean_visible(window, length, first, causal=causal) == pytest.approx(counted / length)
 
 
 def test_grouped_queries_share_a_cache():
@@ -111,8 +122,13 @@ def test_choice_is_within_its_budget(n_layers, heads, context, share, by_cache):
         ({"cache_bytes": 0}, "cache_bytes must be a number above 0, got 0"),
         ({"share": 0.01}, r"the budget must allow one global layer, which takes 13\.2%"),
         ({"share": 0.5, "n_kv_heads": 3}, "n_kv_heads must be a divisor"),
+        ({"share": 0.5, "n_kv_heads": "2"}, "n_kv_heads must be an integer >= 1, got '2'"),
+        ({"share": 0.5, "n_heads": 0}, "n_heads must be an integer >= 1, got 0"),
+        ({"share": 0.5, "context": None}, "context must be an integer >= 1, got None"),
+        ({"cache_bytes": 4000, "head_dim": 0}, "head_dim must be an integer >= 1, got 0"),
+        ({"cache_bytes": 4000, "value_bytes": -1}, "value_bytes must be an integer >= 1, got -1"),
     ],
 )
 def test_impossible_budget_gets_one_clear_error(given, words):
     with pytest.raises(ValueError, match=f"^{words}"):
-        reach.budget(n_layers=8, n_heads=8, context=2048, **given)
+        reach.budget(**{"n_layers": 8, "n_heads": 8, "context": 2048} | given)

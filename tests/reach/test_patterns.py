@@ -109,6 +109,7 @@ BAD = {
     "window must be an integer from 1": {"layers": "LG", "window": 0},
     "window must be at most context=64, got 65": {"layers": "LG", "window": 65},
     "nope must be True or False": {"layers": "LG", "window": 8, "nope": 1},
+    "last_global must be True or False, got 'maybe'": {"layers": "LG", "window": 8, "last_global": "maybe"},
     "sinks must be True, False or 'local'": {"layers": "LG", "window": 8, "sinks": "all"},
     "dual_rope must be True, False or the bases": {"layers": "LG", "window": 8, "dual_rope": 10_000},
     "local_base must be None or a number above 1": {"layers": "LG", "window": 8, "dual_rope": [0, 1e6]},
@@ -136,6 +137,7 @@ def test_bad_interleave_gets_one_clear_error(words):
         (lambda: reach.ladder(n_layers=2, n_heads=4, context=256), "largest must be at most context=256, got 512"),
         (lambda: reach.ramp(64, 8, n_layers=2, n_heads=4), "first must be at most last=8, got 64"),
         (lambda: reach.ramp(n_layers=1, n_heads=4), "n_layers must be at least 2 for a ramp, got 1"),
+        (lambda: reach.ramp(n_layers=8, n_heads=4, last_global=3), "last_global must be True or False, got 3"),
         (lambda: reach.full(n_layers=2, n_heads=4, windows=8), "options must be among .*, got windows"),
     ],
 )

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 from longshort.cli import app
 from longshort.files import write_atomically
 from longshort.report import live
-from longshort.report.compare import Trial, plan_trials, summarize
+from longshort.report.compare import Trial, check_steps, plan_trials, summarize
 from longshort.report.live import live_table, result_table, running_table
 from longshort.runs import METRICS, Reader
-from longshort.train import ConfigError
+from longshort.train import ConfigError, TrainConfig
 from longshort.train.sweeps import processes as runner
 
 from .synthetic import eval_record, run_record, spike_record, train_record, write_lines
@@ -89,6 +89,23 @@ def test_a_trial_is_finished_when_its_log_ends_at_its_last_step_with_its_configu
     assert not trial.is_finished
     (trial.out / METRICS).unlink()
     assert not trial.is_finished
+
+
+def test_runs_of_more_steps_than_the_others_are_not_compared(config, tmp_path):
+    trial = made_up_trial(config, tmp_path, "ls", 0, [2.0])
+    check_steps([trial])
+    check_steps([Trial("ls", 0, trial.config.with_overrides(["run.steps=5"]))])  # it is resumed
+    fewer = Trial("ls", 0, trial.config.with_overrides(["run.steps=3"]))
+    words = "ls-seed0: has taken 4 steps, more than run.steps=3; set run.steps=4 for all"
+    with pytest.raises(ConfigError, match=words):
+        check_steps([trial, fewer])
+
+
+def test_the_verb_compares_runs_of_as_many_steps(yaml_file, tmp_path):
+    made_up_trial(TrainConfig.load(yaml_file), tmp_path / "out", "ls", 0, [2.0])
+    arguments = ["compare", str(yaml_file), "run.steps=3", "--variants", "ls", "--out", str(tmp_path / "out")]
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 1 and "has taken 4 steps, more than run.steps=3" in shown.stderr
 
 
 def test_without_a_terminal_a_run_has_a_line_when_it_has_moved_on(config, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from longshort import GPTConfig, HeadPlan, reach
@@ -122,6 +123,22 @@ def test_show_writes_the_picture(tmp_path, name, start):
     assert (tmp_path / name).read_bytes().lstrip().startswith(start)
 
 
+@pytest.mark.parametrize("name", ["plan.png", "plan.svg", "plan.html"])
+def test_show_replaces_its_own_picture_and_no_other(tmp_path, name):
+    for _ in range(2):
+        assert run("show", "tiny", "--out", tmp_path / name).exit_code == 0
+    (tmp_path / name).write_text("mine")
+    shown = run("show", "tiny", "--out", tmp_path / name)
+    assert shown.exit_code == 1 and "already exists and is not one of our files" in shown.stderr
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_png_with_its_title_is_a_whole_picture(tmp_path):
+    with Image.open(write_plan(model(), tmp_path / "plan.png", title="Mine")) as image:
+        image.load()
+        assert image.text == {"Title": "Mine"}
+
+
 def test_svg_says_what_it_costs(tmp_path):
     text = write_plan(model(), tmp_path / "plan.svg", title="Mine").read_text()
     assert "Mine" in text and "23.9% of full attention" in text
@@ -132,6 +149,16 @@ def test_show_draws_a_shipped_configuration_without_colours_in_a_file():
     assert shown.exit_code == 0, shown.output
     assert shown.output.startswith("layer 0  G a a a\nlayer 1  G a a a\n\nG  all earlier keys")
     assert "at 1,024 tokens" in shown.output
+
+
+def test_show_of_a_classifier_counts_the_keys_on_both_sides(tmp_path):
+    shown = run("show", "listops", "--out", tmp_path / "plan.svg")
+    assert shown.exit_code == 0, shown.output
+    lines = [" ".join(line.split()) for line in shown.output.splitlines()]
+    assert "G all keys 12 heads" in lines and "a 63 keys to each side 36 heads" in lines
+    assert "visible keys per token and head 594 2,000 29.7%" in lines
+    assert "cache" not in shown.output and "cache" not in (tmp_path / "plan.svg").read_text()
+    assert "all earlier keys" in run("show", "listops", "task.causal=true").output
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,11 @@ def test_another_configuration_in_the_same_folder_is_refused_by_key(finished, co
     assert (finished / "metrics.jsonl").read_bytes() == before
 
 
+def test_what_is_no_configuration_is_refused():
+    with pytest.raises(ConfigError, match=r"^config must be a TrainConfig, as TrainConfig\.load .*, got dict$"):
+        train({"model": {"preset": "tiny"}})
+
+
 def test_a_model_too_small_for_the_vocabulary_is_refused(corpus, tmp_path):
     with pytest.raises(ConfigError, match=r"model\.vocab_size must be at least 257"):
         train(tiny_config(corpus, tmp_path / "run", vocab_size=256))

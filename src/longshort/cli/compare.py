@@ -50,6 +50,7 @@ def compare(
     names = every(settings) if variants == "all" else [name.strip() for name in variants.split(",")]
     trials = comparison.plan_trials(settings, names, range(settings.run.seed, settings.run.seed + seeds), out)
     comparison.check_results(out)
+    comparison.check_steps(trials)
     left = [trial.config for trial in trials if not trial.is_finished]
     sbatch = parse_settings(slurm) if slurm else None
     start = Slurm(out / FOLDER, sbatch) if sbatch and left else None

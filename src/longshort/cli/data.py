@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+SPLIT = (0.9, 0.05, 0.05)
+
 
 def data(
     out: Annotated[Path, typer.Option(help="Folder for the token files.")],
@@ -21,7 +23,7 @@ def data(
     split: Annotated[
         tuple[float, float, float],
         typer.Option(help="Shares of train, validation and test, if no source is given for them."),
-    ] = (0.9, 0.05, 0.05),
+    ] = SPLIT,
     workers: Annotated[int | None, typer.Option(help="Processes (default: 1 for bytes, every core for BPE).")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split of the documents.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace what is in the folder.")] = False,
@@ -43,7 +45,7 @@ def data(
 
     if join is not None:
         others = {"SOURCES": sources, "--part": part, "--tokenizer": tokenizer, "--vocab-size": vocab_size}
-        others |= {"--validation": validation, "--test": test}
+        others |= {"--validation": validation, "--test": test, "--split": split != SPLIT, "--seed": seed}
         if given := [name for name, value in others.items() if value]:
             raise DataError(f"--join must come with --out alone, since the parts say the rest, got {', '.join(given)}")
         join_and_show(out, join, console=Console(), force=force)

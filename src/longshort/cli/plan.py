@@ -41,13 +41,19 @@ def plan(
     """
     from longshort.files import check_replaceable, write_json
     from longshort.planning import Machines, planned
+    from longshort.planning.search import check_not_set
     from longshort.train import TrainConfig
 
+    check_not_set(overrides or [])
     settings = TrainConfig.load(config, overrides or [], typer.echo)
     if out is not None:
         check_replaceable(out, '"gpu_hours_per_billion_tokens":')
-    sizes: list[Any] = [None if size is None else 1e9 * size for size in (memory, link, network)]
-    machines = Machines(gpu=gpu, per_node=per_node, **dict(zip(("memory", "link", "network"), sizes, strict=True)))
+    given = {"memory": memory, "link": link, "network": network}
+    for name, size in given.items():
+        if size is not None and not 0 < 1e9 * size < float("inf"):
+            raise ValueError(f"--{name} must be a number above 0, got {size:g}")
+    sizes: dict[str, Any] = {name: None if size is None else 1e9 * size for name, size in given.items()}
+    machines = Machines(gpu=gpu, per_node=per_node, **sizes)
     text, numbers = planned(settings, machines, gpus=gpus, fix=fix or [])
     typer.echo(text)
     if out is not None:

@@ -26,14 +26,20 @@ def show(
     """
     import os
 
-    from longshort.report.plan import FORMATS, plan_text, write_plan
+    from longshort.files import check_replaceable
+    from longshort.report.plan import FORMATS, TITLE, plan_text, write_plan
     from longshort.train import TrainConfig
     from longshort.train.settings.values import is_text
+    from longshort.train.sweeps.variants import is_two_sided
 
     if out is not None and (not is_text(str(out)) or out.suffix not in FORMATS):
         raise ValueError(f"--out must be a file that ends in {', '.join(FORMATS)}, got {str(out)!r}")
-    model = TrainConfig.load(config, overrides or [], typer.echo).model
-    typer.echo(plan_text(model, context, color="NO_COLOR" not in os.environ))  # echo drops colours in a file
     if out is not None:
-        title = f"What each head sees: {Path(config).stem}"
-        typer.echo(f"wrote {write_plan(model, out, title=title, context=context)}")
+        check_replaceable(out, TITLE)
+    settings = TrainConfig.load(config, overrides or [], typer.echo)
+    model, causal = settings.model, not is_two_sided(settings)
+    # echo drops colours in a file
+    typer.echo(plan_text(model, context, color="NO_COLOR" not in os.environ, causal=causal))
+    if out is not None:
+        title = f"{TITLE}: {Path(config).stem}"
+        typer.echo(f"wrote {write_plan(model, out, title=title, context=context, causal=causal)}")

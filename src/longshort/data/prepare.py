@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from longshort.data.corpus import SPLITS, Corpus, HubDataset, open_corpus
+from longshort.data.corpus import SPLITS, Corpus, HubDataset, TextFile, open_corpus
 from longshort.data.errors import DataError
 from longshort.data.folder import (
     PreparedData,
@@ -232,6 +232,7 @@ def _corpora(
     for name, other in (("validation", validation), ("test", test)):
         if other is not None:
             corpora[name] = open_corpus(_as_list(other))
+            _check_held_out(corpora["train"], name, corpora[name])
     match corpora["train"].parts:
         case [HubDataset(split=None) as dataset] if len(corpora) == 1:
             address = str(dataset).removesuffix(":train")
@@ -239,6 +240,13 @@ def _corpora(
             if "train" in own and len(set(own) & set(SPLITS)) > 1:
                 return {name: open_corpus([f"{address}:{name}"]) for name in SPLITS if name in own}
     return corpora
+
+
+def _check_held_out(train: Corpus, name: str, other: Corpus) -> None:
+    trained = {part.path.resolve() for part in train.parts if isinstance(part, TextFile)}
+    for part in other.parts:
+        if isinstance(part, TextFile) and part.path.resolve() in trained:
+            raise DataError(f"{part.path}: a source of training and of {name}; move it out of the sources of training")
 
 
 def _as_list(sources: Sources) -> list[str | Path]:

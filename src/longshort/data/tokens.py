@@ -209,7 +209,10 @@ def flush_folder(folder: Path) -> None:
 
 def _read_header(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise DataError(f"{path}: no such token file; make one: longshort data --out {path.parent}")
+        folder = path.parent
+        is_text = folder.is_file() or any(folder.glob("*.txt")) or any(folder.glob("*.jsonl"))
+        how = f"{folder} --out FOLDER, and name that folder" if is_text else f"SOURCES --out {folder}"
+        raise DataError(f"{path}: no such token file; make one: longshort data {how}")
     beside = header_path(path)
     try:
         header = unsealed(beside.read_text(encoding="utf-8"))

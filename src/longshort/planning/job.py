@@ -9,6 +9,7 @@ from functools import cached_property
 from longshort.heads import HeadPlan
 from longshort.model import GPTConfig
 from longshort.nn.block import GATED
+from longshort.ops.shares import Roles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +99,17 @@ class Job:
         extra = gains.get(model.qk_norm or "", 0) + (model.n_heads if sinks else 0)
         return self.block_matrices + biases + self.norms * self._norm + extra
 
+    @cached_property
+    def halo(self) -> int:
+        """Keys that each of the ranks that share a sequence must have: see `ops.shares.check_shard`.
+
+        >>> sizes = {"vocab_size": 8, "context": 64, "n_layers": 1, "width": 8, "n_heads": 2}
+        >>> Job(model=GPTConfig(**sizes, plan=HeadPlan.streaming(2, 4, 16)), length=64, batch=1).halo
+        19
+        """
+        roles = (Roles.of(plan, self.kv_heads, self.length) for plan, _ in self.plans)
+        return max((self.model.smoothing or 1) - 1, *(each.back + each.first for each in roles))
+
     def as_plain(self) -> Job:
         """The same with full attention in every head."""
         plan = HeadPlan.full(self.model.n_heads)
@@ -149,16 +161,12 @@ def check(job: Job, settings: Settings) -> str | None:
         share = job.batch // settings.copies
         return f"the {share} sequences per rank are not a multiple of run.accumulate={settings.accumulate}"
     if settings.cp > 1:
+        if job.model.attention_chunk is not None:
+            return f"model.attention_chunk={job.model.attention_chunk} needs cp of 1, got {settings.cp}"
         # zig-zag deals two pieces of a sequence to each rank
         if job.length % (2 * settings.cp):
             return f"{job.length:,} tokens are not a multiple of 2 x cp = {2 * settings.cp}"
-        if widest(job) - 1 > job.length // settings.cp:
-            most = max(job.length // max(1, widest(job) - 1), 1)
-            return f"a window of {widest(job):,} keys needs cp of at most {most}, got {settings.cp}"
+        if job.halo > job.length // settings.cp:
+            most = max(job.length // job.halo, 1)
+            return f"a halo of {job.halo:,} keys needs cp of at most {most}, got {settings.cp}"
     return None
-
-
-def widest(job: Job) -> int:
-    """The widest window below the length of the sequences; 1 if there is none."""
-    windows = (w for plan, _ in job.plans for w in plan.windows if w is not None and w < job.length)
-    return max(windows, default=1)

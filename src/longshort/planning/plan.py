@@ -72,5 +72,5 @@ def _why_not(job: Job, machines: Machines, fixed: Mapping[str, Any]) -> str:
     reason = check(job, Settings(**sizes)) or f"dp_replicate x dp_shard x cp does not come to {machines.gpus:,} GPUs"
     return (
         f"{machines.gpus:,} GPUs cannot share data.batch_size={job.batch:,} sequences of {job.length:,} tokens"
-        f"{' as fixed: ' + reason if fixed else ''}; a batch that is a multiple of the GPUs / cp would do"
+        f"{' as fixed: ' + reason if fixed else '; a batch that is a multiple of the GPUs / cp would do'}"
     )

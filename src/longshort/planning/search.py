@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from math import isqrt
@@ -118,6 +118,16 @@ def fixed_settings(words: list[str]) -> dict[str, Any]:
             right = {int: "an integer from 1 to 999,999", bool: "true or false", str: "fp32 or bf16"}[kind]
             raise ValueError(f"--fix {name} must be {right}, got {text!r}")
     return found
+
+
+def check_not_set(overrides: Sequence[str]) -> None:
+    """Raise if an override sets what a plan chooses by itself; `run.accumulate` may be needed for the batch."""
+    chosen = {word.split("=")[0] for word in Settings(cp=2, reduce="bf16").overrides()} - {"run.accumulate"}
+    for override in overrides:
+        name, _, value = override.partition("=")
+        if name in chosen:
+            short = name.partition(".")[2]
+            raise ValueError(f"{name} must not be set, since a plan chooses it, got {value}; use --fix {short}={value}")
 
 
 def _candidates(job: Job, machines: Machines, fixed: dict[str, Any]) -> Iterator[Estimate]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from longshort.reach.costs import Costs, costs
+from longshort.reach.costs import Costs, check_sizes, costs
 from longshort.reach.layer import LayerReach
 from longshort.reach.patterns import interleave, ladder, long_short
 
@@ -59,6 +59,7 @@ def budget(
     (None, 64, 64, 64, 64, 64, 64, 64)
     """
     check_budget(cache_bytes, share)
+    check_sizes(n_heads=n_heads, context=context, **({} if n_kv_heads is None else {"n_kv_heads": n_kv_heads}))
     cheapest: Costs | None = None
     for layers, reason in _candidates(n_layers, n_heads, n_kv_heads, context):
         found = costs(layers, context=context, n_kv_heads=n_kv_heads, head_dim=head_dim, value_bytes=value_bytes)

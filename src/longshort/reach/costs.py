@@ -11,7 +11,7 @@ from longshort.reach.layer import LayerReach
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What the attention of a causal model costs per token, on the average over a sequence of `context` tokens."""
+    """What the attention of a model costs per token, on the average over a sequence of `context` tokens."""
 
     visible_keys: float
     """Keys that a head sees, on the average over heads."""
@@ -42,18 +42,23 @@ def costs(
     n_kv_heads: int | None = None,
     head_dim: int = 1,
     value_bytes: int = 2,
+    causal: bool = True,
 ) -> Costs:
     """What these layers cost at a context; `value_bytes` is the size of a cached number, 2 for bf16.
+
+    With `causal=False` tokens see keys after them too, as in classifiers; what is said of a cache has no meaning then.
 
     >>> from longshort.reach.patterns import ladder
     >>> round(costs(ladder(n_layers=8, n_heads=8), context=2048).share, 3)
     0.239
     """
-    if not layers or not isinstance(context, int) or context < 1:
-        raise ValueError(f"layers must not be empty and context at least 1, got {len(layers)} layers, {context!r}")
+    if not layers:
+        raise ValueError("layers must have at least one LayerReach, got none")
+    check_sizes(context=context, head_dim=head_dim, value_bytes=value_bytes)
     kv_heads = n_kv_heads or layers[0].n_heads
     heads = sum(layer.n_heads for layer in layers)
-    seen, most = sum(plan_visible(layer.plan, context) for layer in layers), mean_visible(None, context)
+    seen = sum(plan_visible(layer.plan, context, causal=causal) for layer in layers)
+    most = mean_visible(None, context, causal=causal)
     held = [
         reach
         for plan in (layer.plan for layer in layers)
@@ -70,19 +75,32 @@ def costs(
     )
 
 
-def plan_visible(plan: HeadPlan, length: int) -> float:
+def check_sizes(**sizes: int) -> None:
+    """Raise if one of the sizes is no integer from 1."""
+    for name, value in sizes.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+
+
+def plan_visible(plan: HeadPlan, length: int, *, causal: bool = True) -> float:
     """Keys that a query sees, averaged over a sequence and summed over the heads of a plan."""
-    firsts = plan.firsts or (0,) * plan.n_heads
-    return sum(mean_visible(window, length, first) for window, first in zip(plan.windows, firsts, strict=True))
+    heads = zip(plan.windows, plan.firsts or (0,) * plan.n_heads, strict=True)
+    return sum(mean_visible(window, length, first, causal=causal) for window, first in heads)
 
 
-def mean_visible(window: int | None, length: int, first: int = 0) -> float:
+def mean_visible(window: int | None, length: int, first: int = 0, *, causal: bool = True) -> float:
     """Keys that a query sees, averaged over a sequence; windows, first keys and causality are counted exactly.
 
     >>> mean_visible(None, 3), mean_visible(2, 3), mean_visible(1, 4, 2)
     (2.0, 1.6666666666666667, 2.25)
+    >>> mean_visible(None, 3, causal=False), mean_visible(2, 3, causal=False)
+    (3.0, 2.3333333333333335)
     """
     w = length if window is None else min(window, length)
     beyond = length - w  # the n-th of these queries has n keys before its window
-    first = min(first, beyond)
-    return (w * (w + 1) / 2 + beyond * w + first * (first + 1) / 2 + (beyond - first) * first) / length
+    within, kept = w * (w + 1) / 2 + beyond * w, min(first, beyond)
+    before = within + kept * (kept + 1) / 2 + (beyond - kept) * kept
+    if causal:
+        return before / length
+    ahead = max(min(first, length) - w, 0)  # of the queries at the start, the n-th from the last has n keys ahead
+    return (before + within - length + ahead * (ahead + 1) / 2) / length

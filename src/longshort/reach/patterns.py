@@ -71,6 +71,7 @@ def interleave(
     if len(layers) > n_layers:
         raise ValueError(f"layers must be at most n_layers={n_layers} letters, got {layers!r}")
     _check_window("window", window, options)
+    _check_switch("last_global", last_global)
     letters = [layers[layer % len(layers)] for layer in range(n_layers)]
     if last_global:
         letters[-1] = "G"
@@ -127,6 +128,7 @@ def ramp(
     kv_heads = _kv_heads(n_layers, n_heads, options)
     _check_window("first", first, options)
     _check_window("last", last, options)
+    _check_switch("last_global", last_global)
     if first > last:
         raise ValueError(f"first must be at most last={last}, got {first}: windows grow with depth")
     steps = n_layers - last_global
@@ -161,8 +163,7 @@ def layers_of(kv_windows: Sequence[Windows], n_heads: int, options: Options, fir
     """A layer for each row of reaches of KV heads, with the options; local heads also see the `first` keys."""
     local_base, global_base = _bases(options.get("dual_rope", False))
     nope, sinks = options.get("nope", False), options.get("sinks", False)
-    if not isinstance(nope, bool):
-        raise ValueError(f"nope must be True or False, got {nope!r}")
+    _check_switch("nope", nope)
     if not isinstance(sinks, bool) and sinks != "local":
         raise ValueError(f"sinks must be True, False or 'local', got {sinks!r}")
     temperature = temperature_of(options.get("temperature"))
@@ -232,6 +233,11 @@ def _check_window(name: str, window: int, options: Options) -> None:
     context = options.get("context")
     if context is not None and window > context:
         raise ValueError(f"{name} must be at most context={context}, got {window}")
+
+
+def _check_switch(name: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
 
 
 def _check_count(name: str, value: int) -> None:

@@ -103,6 +103,17 @@ def check_results(out: Path) -> None:
     check_page(out / PAGE)
 
 
+def check_steps(trials: Sequence[Trial]) -> None:
+    """Raise if a run of an earlier call took more steps than the others would: they could not be compared."""
+    for trial in trials:
+        steps = trial.config.run.steps
+        if trial.is_finished and (end := load_run(trial.out).end) is not None and end.step > steps:
+            raise ConfigError(
+                f"{trial.out}: has taken {end.step:,} steps, more than run.steps={steps}; set run.steps={end.step} for "
+                "all, or choose another --out"
+            )
+
+
 def save_summary(trials: Sequence[Trial], out: Path) -> list[dict[str, Any]]:
     """Summarize, and write the rows as JSON into the comparison's folder."""
     rows = summarize(trials)

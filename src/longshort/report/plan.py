@@ -6,6 +6,8 @@ alone or with the first keys of the sequence.
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
@@ -25,6 +27,8 @@ Windows = Sequence[Sequence[Sees]]
 """What each head of each layer sees."""
 COLUMNS = 80
 FORMATS = (".png", ".svg", ".html")
+TITLE = "What each head sees"
+"""Begins the title of the files that `longshort show` writes, by which it knows them."""
 MOST_LAYERS = 48
 """Layers that a terminal shows one by one."""
 MOST_LABELLED = 16
@@ -72,18 +76,22 @@ def _width(sees: int | tuple[int, int]) -> tuple[int, ...]:
     return (sees, 0) if isinstance(sees, int) else (sum(sees), sees[0])
 
 
-def model_costs(model: GPTConfig, context: int | None = None) -> Costs:
+def model_costs(model: GPTConfig, context: int | None = None, *, causal: bool = True) -> Costs:
     """What the attention of a model costs at a context, the model's own if None, with a cache in bf16."""
     return costs(
         model.layer_reaches,
         context=model.context if context is None else context,
         n_kv_heads=model.n_kv_heads,
         head_dim=model.head_dim or model.width // model.n_heads,
+        causal=causal,
     )
 
 
-def plan_text(model: GPTConfig, context: int | None = None, *, color: bool = False) -> str:
-    """Layers downwards, heads to the right, what the signs mean, and what it costs beside full attention."""
+def plan_text(model: GPTConfig, context: int | None = None, *, color: bool = False, causal: bool = True) -> str:
+    """Layers downwards, heads to the right, what the signs mean, and what it costs beside full attention.
+
+    With `causal=False` for a model whose tokens see what follows them, as a classifier's do.
+    """
     context = model.context if context is None else context
     plans = [seen_by(plan) for plan in model.layer_plans]
     found = kinds(plans)
@@ -101,16 +109,21 @@ def plan_text(model: GPTConfig, context: int | None = None, *, color: bool = Fal
     counts = Counter(window for layer in plans for window in layer)
     lines.append("")
     for window, kind in found.items():
-        sees = "all earlier keys" if window is None else _described(window)
+        sees = _described(window, causal)
         of = f"{counts[window]:,} head{'s' if counts[window] > 1 else ''}"
         lines.append(f"{_cell(kind, '', color)}  {sees:26}{of:14}{_rotation(model, window is None)}".rstrip())
     if sinks := _sinks(model):
         lines.append(sinks)
-    return "\n".join([*lines, "", *_costs_table(model_costs(model, context), context)])
+    return "\n".join([*lines, "", *_costs_table(model_costs(model, context, causal=causal), context, causal)])
 
 
-def _described(sees: int | tuple[int, int]) -> str:
-    return f"a window of {sees:,} keys" if isinstance(sees, int) else f"the first {sees[0]:,} and {sees[1]:,} keys"
+def _described(sees: Sees, causal: bool) -> str:
+    if sees is None:
+        return "all earlier keys" if causal else "all keys"
+    first, window = ("", sees) if isinstance(sees, int) else (f"the first {sees[0]:,} and ", sees[1])
+    if not causal:
+        return f"{first}{window - 1:,} keys to each side"
+    return f"{first}{window:,} keys" if first else f"a window of {window:,} keys"
 
 
 def _gathered(plans: Windows) -> list[tuple[str, Sequence[Sees]]]:
@@ -160,8 +173,8 @@ def plan_chart(plans: Windows, title: str | None = None, subtitle: list[str] | N
     return spec | {"datasets": {"plan": rows}}
 
 
-def write_plan(model: GPTConfig, path: Path, *, title: str, context: int | None = None) -> Path:
-    """Draw the plan of a model into a PNG, SVG or HTML file."""
+def write_plan(model: GPTConfig, path: Path, *, title: str, context: int | None = None, causal: bool = True) -> Path:
+    """Draw the plan of a model into a PNG, SVG or HTML file; `causal` is as in `plan_text`."""
     from longshort.report.charts import ReportError, drawing
     from longshort.report.pictures import drawn, vegalite
     from longshort.report.theme import LIGHT, vega_config
@@ -172,19 +185,25 @@ def write_plan(model: GPTConfig, path: Path, *, title: str, context: int | None 
     import vl_convert
 
     context = model.context if context is None else context
-    found = model_costs(model, context)
+    found = model_costs(model, context, causal=causal)
     costs_line = (
         f"At {context:,} tokens: {found.visible_keys:,.0f} keys per token and head, "
-        f"{found.share:.1%} of full attention's FLOPs, {found.cache_share:.1%} of its cache"
+        f"{found.share:.1%} of full attention's FLOPs{f', {found.cache_share:.1%} of its cache' if causal else ''}"
     )
     subtitle = [line for line in (costs_line, _sinks(model)) if line]
     spec = plan_chart([seen_by(plan) for plan in model.layer_plans], title, subtitle)
     spec["config"] = vega_config(LIGHT) | {"background": LIGHT["card"], "padding": 20}
     if path.suffix == ".png":
-        return write_atomically(path, drawn(spec))
+        return write_atomically(path, _titled(drawn(spec), title))
     if path.suffix == ".svg":
         return write_atomically(path, vl_convert.vegalite_to_svg(spec, vl_version=vegalite()))
     return write_atomically(path, vl_convert.vegalite_to_html(spec, vl_version=vegalite(), bundle=True))
+
+
+def _titled(png: bytes, title: str) -> bytes:
+    """The picture with its title as text after the header (8 + 25 bytes), as SVG and HTML have it anyway."""
+    text = b"tEXtTitle\0" + title.encode("latin-1", "replace")
+    return png[:33] + struct.pack(">I", len(text) - 4) + text + struct.pack(">I", zlib.crc32(text)) + png[33:]
 
 
 def _cell(kind: Kind, gap: str, color: bool) -> str:
@@ -238,12 +257,14 @@ def _sinks(model: GPTConfig) -> str:
     return f"Learned sinks in {where}"
 
 
-def _costs_table(found: Costs, context: int) -> list[str]:
+def _costs_table(found: Costs, context: int, causal: bool) -> list[str]:
     rows = [
         ("visible keys per token and head", found.visible_keys, found.full_visible_keys, _count),
         ("cache per token, bf16", found.cache_bytes, found.full_cache_bytes, _bytes),
         ("attention FLOPs per token, forward", found.flops, found.full_flops, _count),
     ]
+    if not causal:
+        del rows[1]
     lines = [f"{f'at {context:,} tokens':36}{'this plan':>12}{'full':>12}{'share':>10}"]
     return lines + [f"{name:36}{form(own):>12}{form(full):>12}{own / full:>10.1%}" for name, own, full, form in rows]
 

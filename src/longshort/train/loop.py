@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -188,6 +188,9 @@ class Loop(ABC):
         return RunResult(status, progress.step, progress.best_loss, self.out, progress.best_reward)
 
     def _interrupt(self) -> None:
+        if not self._interrupted:
+            with suppress(RuntimeError):  # the signal came while something was printed
+                self.reporter.message("stopping after this step; Ctrl-C again stops at once")
         self._interrupted = True
 
     def _is_lost(self) -> bool:

@@ -45,6 +45,10 @@ def train(config: TrainConfig, reporter: Reporter | None = None) -> RunResult:
 
     A run that diverges ends in `TrainingStopped`; its log and its last finite checkpoints remain.
     """
+    if not isinstance(config, TrainConfig):
+        raise ConfigError(
+            f"config must be a TrainConfig, as TrainConfig.load or from_dict makes, got {type(config).__name__}"
+        )
     if config.rl.task is not None:
         raise ConfigError(
             f"rl.task must be null to train on text or examples, got {config.rl.task!r}; run longshort rl"

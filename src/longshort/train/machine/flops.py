@@ -18,11 +18,8 @@ def flops_per_token(model: GPT | SequenceClassifier, length: int) -> float:
         tables.append(model.position_embedding)
     weights = sum(p.numel() for p in model.parameters()) - sum(table.weight.numel() for table in tables)
     head_dim = model.config.head_dim or model.config.width // model.config.n_heads
-    seen = sum(plan_visible(plan, length) for plan in model.config.layer_plans)
-    if isinstance(model, SequenceClassifier) and not model.causal:
-        seen = (
-            2 * seen - model.config.n_layers * model.config.n_heads
-        )  # as many visible keys after a token as before it
+    causal = not isinstance(model, SequenceClassifier) or model.causal
+    seen = sum(plan_visible(plan, length, causal=causal) for plan in model.config.layer_plans)
     return 6.0 * weights + 12.0 * head_dim * seen
 
 

@@ -56,7 +56,7 @@ def las_before(config: TrainConfig) -> TrainConfig:
     """
     config = las(config)
     model = replace(config.model, smoothing_stage="before")
-    return replace(config, model=replace(model, backend="reference") if _is_two_sided(config) else model)
+    return replace(config, model=replace(model, backend="reference") if is_two_sided(config) else model)
 
 
 def smoothed(config: TrainConfig) -> TrainConfig:
@@ -77,7 +77,7 @@ def local_window(config: TrainConfig) -> int:
     return min(windows)
 
 
-def _is_two_sided(config: TrainConfig) -> bool:
+def is_two_sided(config: TrainConfig) -> bool:
     """Whether it trains a classifier that sees both sides."""
     task = config.task
     return task.name is not None and not task.causal and classes_of(task.name) is not None
@@ -132,7 +132,7 @@ VARIANTS: dict[str, Change] = {
 
 def every(config: TrainConfig) -> list[str]:
     """The variants of `all`: not those that form whole attention matrices, as las-before does to both sides."""
-    return [name for name in VARIANTS if name != "las-before" or not _is_two_sided(config)]
+    return [name for name in VARIANTS if name != "las-before" or not is_two_sided(config)]
 
 
 def described(name: str) -> str:
