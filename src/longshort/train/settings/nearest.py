@@ -64,6 +64,10 @@ _FOREIGN_KEYS = {
     "run.save_every": "save_interval save_steps checkpoint_every",
     "run.keep": "save_total_limit",
     "run.wandb": "wandb_project",
+    "parallel.dp_replicate": "dp ddp ddp_size data_parallel_size data_parallel_replicate_degree",
+    "parallel.dp_shard": "fsdp fsdp_size zero zero_stage data_parallel_shard_degree",
+    "parallel.cp": "cp_size context_parallel context_parallel_size context_parallel_degree sequence_parallel",
+    "parallel.reshard": "reshard_after_forward",
     "stability.clip_norm": "grad_clip max_grad_norm gradient_clip_val clip_grad_norm",
 }
 FOREIGN = {alias: key for key, aliases in _FOREIGN_KEYS.items() for alias in aliases.split()}

@@ -105,7 +105,8 @@ def typed(name: str, value: Any, kind: Any) -> Any:
         if kind is str and not is_text(str(value)):
             raise ConfigError(f"{name} must be text in UTF-8 without NUL, got {value!r}")
         return value
-    expected = getattr(kind, "__name__", str(kind))
+    pair = typing.get_args(kind) if typing.get_origin(kind) is tuple else ()
+    expected = f"a list of {len(pair)} numbers" if pair else getattr(kind, "__name__", str(kind))
     raise ConfigError(f"{name} must be {expected}, got {value!r}")
 
 
