@@ -61,6 +61,7 @@ def test_without_a_number_of_gpus_the_cheapest_is_shown(tmp_path):
         ),
         (["listops"], "error: a plan must be of a language model, got the classifier of task=listops"),
         (["rl-tiny"], "error: a plan must be of training on text, got rl.task=chains"),
+        (["tiny", "run.precision=fp32"], "error: a plan must be of a run in bf16, got run.precision=fp32"),
     ],
 )
 def test_what_cannot_be_planned_ends_in_one_line(arguments, message):
