@@ -97,6 +97,12 @@ def test_generate_writes_on_from_the_prompt_and_repeats_itself_by_seed(trained):
     assert texts[0] == texts[1] != texts[2]
 
 
+def test_generate_reads_a_prompt_from_standard_input(trained):
+    said = run("generate", trained, "--prompt", "abc\n", "--tokens", 20, "--seed", 1).stdout
+    arguments = ["generate", str(trained), "--prompt", "-", "--tokens", "20", "--seed", "1"]
+    assert CliRunner().invoke(app, arguments, input="abc\n").stdout == said
+
+
 def test_generate_tells_the_speed_beside_the_text_and_ends_before_a_stop_string(trained):
     greedy = ("generate", trained, "--prompt", "abc", "--tokens", 20, "--temperature", 0)
     free = run(*greedy)

@@ -11,7 +11,7 @@ import typer
 
 def generate(
     checkpoint: Annotated[Path, typer.Argument(help="A run's folder, one checkpoint in it, or an exported folder.")],
-    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "\n",
+    prompt: Annotated[str, typer.Option(help="Text to continue; - reads standard input.")] = "\n",
     tokens: Annotated[int, typer.Option(min=1, help="Number of tokens to write.")] = 200,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most probable token.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k most probable tokens.")] = None,
@@ -66,6 +66,8 @@ def generate(
     }
     given = {name: value for name, value in fields.items() if value is not None}
     _check_thinking(thinking, given)
+    if prompt == "-":
+        prompt = typer.get_text_stream("stdin").read()
     options: dict[str, Any] = {
         "stop_strings": stop or (),
         "max_new_tokens": tokens,
