@@ -81,10 +81,9 @@ def test_every_block_is_compiled_however_many_differ(monkeypatch):
     graphs, compile_block = [], torch.nn.Module.compile
     count = {"backend": lambda graph, inputs: graphs.append(graph) or graph}
     monkeypatch.setattr(torch.nn.Module, "compile", lambda block, **options: compile_block(block, **count))
-    monkeypatch.setattr(dynamo, "recompile_limit", 8)
     ramp = {"reach": {"pattern": "ramp", "first": 4, "last": 40}, "positions": "rotary"}
-    model = compiled(GPT(GPTConfig(**SMALL | ramp | {"n_layers": 10})), "block", cuda_graphs=False)
-    with torch.no_grad():
+    with torch.no_grad(), dynamo.patch(recompile_limit=8):
+        model = compiled(GPT(GPTConfig(**SMALL | ramp | {"n_layers": 10})), "block", cuda_graphs=False)
         model(torch.zeros(1, 64, dtype=torch.int64))
     assert len(graphs) == 10
 
