@@ -30,6 +30,8 @@ def by_name(job, settings):
         {"qk_norm": "width", "n_kv_heads": 4, "n_global": 3, "norm_placement": "sandwich", "bias": True},
         {"head_dim": 32, "ff_width": 100, "positions": "sinusoidal"},
         {"reach": {"like": "gpt-oss", "window": 64}, "positions": "rotary", "n_global": None, "window": None},
+        {"sigma_reparam": True},
+        {"sigma_reparam": True, "mlp": "swiglu", "n_kv_heads": 4, "n_global": 3},
     ],
 )
 def test_parameters_are_those_of_the_model(changes):

@@ -70,6 +70,12 @@ def test_what_cannot_be_planned_ends_in_one_line(arguments, message):
     assert shown.stderr.startswith(message) and shown.stderr.count("\n") == 1
 
 
+def test_a_plan_chooses_the_micro_batches_whatever_the_file_has():
+    shown = run("gpt2-small", "data.batch_size=1", "--gpus", 1)  # the file has run.accumulate=4
+    assert shown.exit_code == 0, shown.output
+    assert "run.accumulate=1" in shown.output
+
+
 def test_a_file_that_is_not_ours_is_not_overwritten(tmp_path):
     (tmp_path / "mine.json").write_text("{}")
     assert run("tiny", "--gpus", 1, "--out", tmp_path / "mine.json").exit_code == 1

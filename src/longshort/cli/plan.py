@@ -45,7 +45,8 @@ def plan(
     from longshort.train import TrainConfig
 
     check_not_set(overrides or [])
-    settings = TrainConfig.load(config, overrides or [], typer.echo)
+    # A plan chooses run.accumulate, so that of the file need not divide the batch.
+    settings = TrainConfig.load(config, ["run.accumulate=1", *(overrides or [])], typer.echo)
     if out is not None:
         check_replaceable(out, '"gpu_hours_per_billion_tokens":')
     given = {"memory": memory, "link": link, "network": network}

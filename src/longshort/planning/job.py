@@ -97,6 +97,10 @@ class Job:
         biases = sum(outputs for _, outputs in self.products) if model.bias else 0
         gains = {"head": 2 * self.head_dim, "width": (model.n_heads + self.kv_heads) * self.head_dim}
         extra = gains.get(model.qk_norm or "", 0) + (model.n_heads if sinks else 0)
+        if (
+            model.sigma_reparam
+        ):  # a gain for each of queries, keys, values, output, one or two of the MLP, and its output
+            extra += 5 + (2 if model.mlp in GATED else 1)
         return self.block_matrices + biases + self.norms * self._norm + extra
 
     @cached_property

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ import torch
 from longshort.runs.log import read_log
 from longshort.train import train
 from longshort.train.checkpoints.checkpoint import load_checkpoint
-from longshort.train.machine.distributed import World, choose_device
+from longshort.train.machine.distributed import World, choose_device, joined
 
 from ..tiny import records, tiny_config
 
@@ -69,3 +70,21 @@ def test_a_device_of_no_kind_is_named(name):
 def test_a_device_that_is_not_there_is_an_error():
     with pytest.raises(ValueError, match="PyTorch finds no CUDA GPU, got 'cuda'"):
         choose_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"RANK": "x"}, "RANK must be an integer of at least 0, as torchrun sets it, got 'x'"),
+        ({"WORLD_SIZE": "-1"}, "WORLD_SIZE must be an integer of at least 0, as torchrun sets it, got '-1'"),
+        ({"WORLD_SIZE": "2", "RANK": "5"}, "RANK must be below WORLD_SIZE=2, got 5; torchrun sets both"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 needs MASTER_ADDR and MASTER_PORT too; torchrun sets them all"),
+    ],
+)
+def test_what_torchrun_would_not_set_is_refused(given, message, monkeypatch):
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"), joined("cpu"):
+        pass

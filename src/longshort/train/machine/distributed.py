@@ -62,8 +62,12 @@ def joined(device: str) -> Iterator[World]:
     """Join the processes that torchrun started, and leave them at the end: tensors on the host travel by gloo, those on
     GPUs by NCCL.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
+    size = _given("WORLD_SIZE", 1)
+    rank, local = _given("RANK", 0), _given("LOCAL_RANK", 0)
+    if not rank < size:
+        raise ValueError(f"RANK must be below WORLD_SIZE={size}, got {rank}; torchrun sets both")
+    if size > 1 and "MASTER_ADDR" not in os.environ:
+        raise ValueError(f"WORLD_SIZE={size} needs MASTER_ADDR and MASTER_PORT too; torchrun sets them all")
     chosen = choose_device(device, local if size > 1 else None)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
@@ -75,6 +79,14 @@ def joined(device: str) -> Iterator[World]:
     finally:
         if size > 1:
             dist.destroy_process_group()
+
+
+def _given(name: str, default: int) -> int:
+    """A number that torchrun sets."""
+    text = os.environ.get(name, str(default))
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{name} must be an integer of at least 0, as torchrun sets it, got {text!r}")
+    return int(text)
 
 
 def _unused_store(rank: int, size: int) -> dist.Store:
