@@ -15,6 +15,7 @@ from typing import Any
 from experiments.descent import EXPONENTS, NETWORKS, POINTS, RESULTS, SETTLED, STARTS, STEPS, STUCK_GAP, measure
 from experiments.engine import figures, measures, tables
 from experiments.engine.evidence import verdict_of
+from experiments.engine.measures import Row
 from experiments.engine.records import Claim, Data, Experiment, Finding
 
 NAME = "loss-landscape"
@@ -30,21 +31,25 @@ def collect(folder: Path) -> Data:
 
 
 def table(data: Data) -> str:
-    header = ("network", "loss", "data", "seed", "e", "lowest risk", "highest", "settled", "stuck", "never moved")
+    """Stuck and settled starts of all seeds, by e."""
+    exponents = sorted({row["e"] for row in data["rows"]})
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in data["rows"]:
+        groups.setdefault((row["network"], row["base"].replace("_", " "), row["data"]), []).append(row)
     lines = [
-        (
-            *(row[key] for key in ("network", "base", "data", "seed")),
-            f"{row['e']:g}",
-            f"{row['lowest']:.4f}",
-            f"{row['highest']:.4f}",
-            *(f"{row[key]} of {row['starts']}" for key in ("settled", "stuck", "unmoved")),
-        )
-        for row in data["rows"]
+        (*group, *(_cell([row for row in rows if row["e"] == e]) for e in exponents)) for group, rows in groups.items()
     ]
+    unmoved, starts = (sum(row[key] for row in data["rows"] if row["e"] == 0) for key in ("unmoved", "starts"))
     return (
-        f"Risk: mean loss over the points, in nats. Settled: a second descent lowered the risk by less than {SETTLED}. "
-        f"Stuck: settled more than {STUCK_GAP} above the lowest of the row.\n\n{tables.markdown(header, lines)}"
+        f"Settled: a second descent lowered the risk by less than {SETTLED} nats. Stuck: settled more than {STUCK_GAP} "
+        "above the lowest risk that a start with the same data found. Stuck of settled starts, all seeds together:\n\n"
+        f"{tables.markdown(('network', 'loss', 'data', *(f'e {e:g}' for e in exponents)), lines)}\n"
+        f"At e 0, {unmoved} of {starts} starts never moved."
     )
+
+
+def _cell(rows: Sequence[Row]) -> str:
+    return f"{sum(row['stuck'] for row in rows)} of {sum(row['settled'] for row in rows)}"
 
 
 def counts(data: Data, networks: Sequence[str], exponent: float) -> tuple[int, int]:
@@ -107,7 +112,8 @@ EXPERIMENT = Experiment(
     cost="CPU: about 8 minutes on one core for --seeds 0,1,2; --quick: seconds",
     caption=(
         "Gap between the highest and the lowest risk (left) and share of starts that are stuck (right) against e, by "
-        "network and base loss, with one row per kind of data; one seed."
+        "network and base loss, with one row per kind of data; points are means over seeds, and bars go from the "
+        "lowest to the highest."
     ),
     claims={
         "one-layer": Claim(

@@ -43,6 +43,12 @@ def test_a_published_claim_is_decided_by_three_seeds_or_more(name):
         assert found.verdict not in (HOLDS, PARTLY, FAILS) or min(found.seeds, default=3) > 2, found
 
 
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if "one seed" in " ".join(load(name).caption.split())])
+def test_a_caption_that_says_one_seed_has_data_of_one(name):
+    findings = load(name).findings(pages.load(load(name))).values()
+    assert {seeds for found in findings for seeds in found.seeds} == {1}
+
+
 def test_the_committed_table_of_claims_is_what_the_data_give():
     text = (pages.PAGES / pages.INDEX).read_text(encoding="utf-8")
     assert f"{pages.START}\n\n{pages.claims_table(map(load, NAMES))}\n\n{pages.END}" in text
