@@ -89,20 +89,29 @@ def shown(row: Row, key: str) -> str:
 
 
 def table(data: Data) -> str:
-    return "\n".join(_table(result, data["rows"]) for result in data["results"])
+    """Accuracies at the last epoch."""
+    return _tables(data, "last", "## {}: test accuracy in per cent (mean ± standard deviation)")
 
 
-def _table(result: Result, rows: Sequence[Row]) -> str:
+def more(data: Data) -> str:
+    """Accuracies where the validation data stopped each run."""
+    return _tables(data, "stopped", "### {}, stopped early")
+
+
+def _tables(data: Data, key: str, heading: str) -> str:
+    titles = [heading.format(f"{result['dataset']}, {result['model']}") for result in data["results"]]
+    bodies = [_table(result, data["rows"], key) for result in data["results"]]
+    return "\n".join(f"{title}\n\n{body}" for title, body in zip(titles, bodies, strict=True))
+
+
+def _table(result: Result, rows: Sequence[Row], key: str) -> str:
     mine = [row for row in rows if (row["dataset"], row["model"]) == (result["dataset"], result["model"])]
     names = [condition["name"] for condition in result["conditions"]]
     cells = {(row["loss"], row["condition"]): row for row in mine}
-    lines = []
-    for loss in result["variants"]:
-        for key, words in (("last", ""), ("stopped", ", stopped early")):
-            values = [cells[loss, name] for name in names]
-            lines.append((loss + words, len(result["seeds"]), *(shown(value, key) for value in values)))
-    title = f"{result['dataset']}, {result['model']}: test accuracy in per cent"
-    return f"## {title} (mean ± standard deviation)\n\n{tables.markdown(('loss', 'seeds', *names), lines)}"
+    lines = [
+        (loss, len(result["seeds"]), *(shown(cells[loss, name], key) for name in names)) for loss in result["variants"]
+    ]
+    return tables.markdown(("loss", "seeds", *names), lines)
 
 
 def accuracies(result: Result, loss: str, condition: str, key: str) -> list[float] | None:
@@ -248,6 +257,7 @@ EXPERIMENT = Experiment(
     },
     collect=collect,
     table=table,
+    more=more,
     figure=figure,
     measure=measure,
 )
