@@ -105,10 +105,7 @@ def _seeds(found: Mapping[str, Difference]) -> tuple[int, ...]:
 def figure(data: Data) -> Any:
     from longshort.report.charts import drawing
 
-    strong = [name for name in NAMES if name != "qk-clip"]
-    grey = [c if c["variant"] in strong else c | {"variant": figures.OTHERS} for c in data["curves"]]
-    named = [*strong, figures.OTHERS]
-    return drawing().hconcat(*figures.over_steps(data | {"curves": grey}, named, width=340, height=260))
+    return drawing().hconcat(*figures.over_steps(data, NAMES, width=340, height=260))
 
 
 _RULE = f"the whole paired 95 % interval over at least {FEWEST_SEEDS} seeds, after {LATE:,} steps"
@@ -123,7 +120,7 @@ EXPERIMENT = Experiment(
         "written before any of these runs."
     ),
     cost="H200: about 7 minutes per seed, seven at a time under MPS; CPU --quick: a minute",
-    caption="Validation perplexity and largest |logit| over the steps; bands are ranges over seeds. QK-clip is grey.",
+    caption="Validation perplexity and largest |logit| over the steps; bands are ranges over seeds.",
     claims={
         "ahead": Claim(
             text="after 6,000 steps LS-attention is ahead of plain attention, QK-norm, QK-clip and all local heads",
