@@ -112,10 +112,18 @@ class Browser:
 
     def wait_until(self, expression: str) -> None:
         deadline = time.monotonic() + PATIENCE
-        while not self.evaluate(expression):
+        while not self._holds(expression):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"never true: {expression}; the page says: {self.complaints}")
             time.sleep(0.05)
+
+    def _holds(self, expression: str) -> bool:
+        try:
+            return bool(self.evaluate(expression))
+        except RuntimeError as error:
+            if "navigated" in str(error):  # the page changed while it was asked: ask the next one
+                return False
+            raise
 
     def screenshot(self, file: Path) -> Path:
         shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
