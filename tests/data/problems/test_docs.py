@@ -26,7 +26,7 @@ def test_the_command_of_the_page_trains_the_task(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("sorting.py").write_text(re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M)[0])
     (command,) = re.findall(r"^    longshort (.*)$", PAGE, re.M)
-    small = "run.steps=2 rl.supervised_steps=1 data.batch_size=2 rl.prompts=2 rl.group=2 rl.eval_problems=2"
+    small = "run.steps=2 rl.supervised_steps=1 data.batch_size=2 rl.prompts=4 rl.group=2 rl.eval_problems=2"
     shown = CliRunner().invoke(app, [*shlex.split(command), *small.split(), "run.device=cpu"])
     assert shown.exit_code == 0, shown.output
     assert (tmp_path / "runs" / "sorting" / "metrics.jsonl").exists()
