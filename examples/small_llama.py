@@ -31,7 +31,8 @@ def main(out: str, steps: int) -> None:
     context: dict[str, Any] = {"vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT}
     model = LlamaForCausalLM(LlamaConfig(**SIZES, **context, num_key_value_heads=4, tie_word_embeddings=True))
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.1)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=RATE, total_steps=steps, pct_start=0.05)
+    warmup = max(0.05, 2 / steps)  # a share; OneCycleLR divides by zero if its warm-up is one step
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=RATE, total_steps=steps, pct_start=warmup)
     for step in range(steps):
         starts = torch.randint(len(tokens) - LENGTH, (BATCH,)).tolist()
         rows = torch.stack([tokens[start : start + LENGTH] for start in starts])

@@ -12,7 +12,7 @@ README = Path(__file__).parents[1] / "README.md"
 TEXT = README.read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", TEXT, flags=re.DOTALL | re.MULTILINE)
 NAMES = (
-    r"GPT-2|H200|x86|bf16|fp32|e-exponentiated|Hajra \d{4}|Python 3\.\d+|torch you have \(2\.\d+ or newer\)|"
+    r"GPT-2|H200|x86|bf16|fp32|e-exponentiated|Hajra \d{4}|Python 3\.\d+ to 3\.\d+|torch you have \(2\.\d+ or newer\)|"
     r"127\.0\.0\.1"
 )
 """Digits that are part of a name or a version."""

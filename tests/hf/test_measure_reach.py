@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from longshort import HeadPlan
+from longshort import GPT, GPTConfig, HeadPlan
 from longshort.data import ByteTokenizer
-from longshort.hf import far_mass, fast_tokenizer, plans_by_mass, use_head_plan
+from longshort.hf import far_mass, fast_tokenizer, plans_by_mass, use_head_plan, write_folder
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -91,3 +91,12 @@ def test_what_is_not_there_is_named_in_one_line(tmp_path, monkeypatch, capsys, m
     assert run(monkeypatch, tmp_path, "--text", text, "--length", 40, "--window", 8, "--rows", 3) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and missing in line
+
+
+def test_a_model_whose_heads_take_no_plan_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+    write_folder(GPT(GPTConfig.preset("tiny", vocab_size=257)), ByteTokenizer(), tmp_path / "exported")
+    (tmp_path / "text").write_text("What each head can see. " * 20)
+    sizes = ("--length", 40, "--window", 8, "--rows", 3)
+    assert run(monkeypatch, tmp_path / "exported", "--text", tmp_path / "text", *sizes) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f"error: {tmp_path / 'exported'}: model must use") and "longshort inspect" in line

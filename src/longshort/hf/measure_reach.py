@@ -103,7 +103,10 @@ def command(
         )
     input_ids = tokens[: rows * length].view(rows, length)
     model = _loaded(AutoModelForCausalLM, folder, "language model").eval()
-    use_head_plan(model, HeadPlan.full(model.config.get_text_config().num_attention_heads))
+    try:
+        use_head_plan(model, HeadPlan.full(model.config.get_text_config().num_attention_heads))
+    except ValueError as error:
+        raise _Refused(f"{folder}: {error}; longshort inspect also reads exported folders") from None
     mass = far_mass(model, input_ids, window=window)
     typer.echo(f"share of attention beyond {window} keys, one line per layer:")
     for layer, own in enumerate(mass.tolist()):
