@@ -152,7 +152,7 @@ def _take_in(experiment: Experiment, out: Path, *, unpack: Path | None, publish:
         kept = read_pack(unpack, out)
         say(f"unpacked {unpack} into {out}")
         if kept:
-            say(f"kept as they are, since they have more steps than those in the pack: {', '.join(kept)}")
+            say(f"kept as they are, since they came farther than those in the pack: {', '.join(kept)}")
     if publish:
         data, published = experiment.collect(out), pages.load(experiment)
         say(f"wrote {pages.save(experiment, joined(published, data) if add and published is not None else data)}")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from experiments.engine.measures import AFTER, COMMANDS, STEP_TIMES
+from longshort.data.tokenizer import TOKENIZER_FILE
 from longshort.files import write_atomically
 from longshort.report.thinning import thin
 from longshort.runs import difference
@@ -56,7 +57,7 @@ def pack(folder: Path, archive: Path) -> Path:
     """Write a .tar.gz of the folder's results, which `collect` reads once unpacked."""
     logs = sorted(folder.glob(f"*/{METRICS}"))
     plain = sorted(path for path in folder.glob("*.json"))
-    plain += [path for log in logs for path in sorted(log.parent.glob("*.json")) if path.name != "tokenizer.json"]
+    plain += [path for log in logs for path in sorted(log.parent.glob("*.json")) if path.name != TOKENIZER_FILE]
     plain += [path for path in sorted(folder.glob(f"*/{OUTPUT}")) if path.stat().st_size < 1 << 16]
     if not logs and not plain:
         raise ValueError(f"{folder}: holds no results to pack; --out must name a folder of runs with a {METRICS}")
@@ -73,7 +74,7 @@ def pack(folder: Path, archive: Path) -> Path:
 def unpack(archive: Path, folder: Path) -> list[str]:
     """Add a pack's results to the folder; return the names of runs that were kept as they are.
 
-    Of a run that is in both, the one with more steps stays, or the pack's if they are equal. A damaged pack changes
+    Of a run that is in both, the one that came farther stays, or the pack's if they are equal. A damaged pack changes
     nothing, and neither does one that has a run of the same name with other settings: their results would be mixed on
     one page.
     """
@@ -87,7 +88,7 @@ def unpack(archive: Path, folder: Path) -> list[str]:
                 f"{archive}: its run {run} has {key} {there!r}, and the one in {folder} has {here!r}; unpack into "
                 "another folder, or remove that run first"
             )
-    kept = sorted(run for run in runs if _steps_in(folder / run) > _last_step(files.get(f"{run}/{METRICS}", b"")))
+    kept = sorted(run for run in runs if _progress(_files_in(folder / run)) > _progress(_files_of(run, files)))
     for name, content in files.items():
         run, inside, _ = name.partition("/")
         if inside and run in kept:
@@ -117,17 +118,24 @@ def _read(archive: Path) -> dict[str, bytes]:
     return files
 
 
-def _steps_in(run: Path) -> int:
-    return _last_step((run / METRICS).read_bytes()) if (run / METRICS).is_file() else 0
+def _files_in(run: Path) -> dict[str, bytes]:
+    """The files of a run's folder that a pack of it would have, by name."""
+    paths = (run / METRICS, *(path for path in run.glob("*.json") if path.name != TOKENIZER_FILE))
+    return {path.name: path.read_bytes() for path in paths if path.is_file()}
 
 
-def _last_step(log: bytes) -> int:
-    """The step of the last whole line that has one."""
-    for line in reversed(log[: log.rfind(b"\n") + 1].splitlines()):
-        step = json.loads(line).get("step")
-        if step is not None:
-            return int(step)
-    return 0
+def _files_of(run: str, files: dict[str, bytes]) -> dict[str, bytes]:
+    """The files of one run of a pack, by name."""
+    return {name.removeprefix(f"{run}/"): content for name, content in files.items() if name.startswith(f"{run}/")}
+
+
+def _progress(files: dict[str, bytes]) -> tuple[int, bool, int]:
+    """How far a run came: its last step, whether it ended there by itself, and how many files tell of it since."""
+    log = files.get(METRICS, b"")
+    records = [json.loads(line) for line in log[: log.rfind(b"\n") + 1].splitlines() if line.strip()]
+    steps = [int(record["step"]) for record in records if record.get("step") is not None]
+    over = bool(records) and records[-1].get("status") in ("finished", "diverged")
+    return (steps[-1] if steps else 0, over, sum(name.endswith(".json") for name in files))
 
 
 def _merged(path: Path, content: bytes) -> str:

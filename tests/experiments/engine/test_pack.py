@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import tarfile
 
 import pytest
@@ -13,7 +14,7 @@ from experiments.engine.sweep import plan_sweep
 from longshort.files import write_json
 
 from ...report.synthetic import logits_of, run_record, train_record
-from ..made_up import made_up_sweep
+from ..made_up import made_up_sweep, rewrite
 
 
 def test_long_logs_are_thinned_without_losing_extremes_or_what_is_not_finite():
@@ -123,6 +124,22 @@ def test_a_run_that_came_farther_than_the_packs_stays(tmp_path):
     assert unpack(packs[120], tmp_path / "here") == []
     assert unpack(packs[60], tmp_path / "here") == ["ls-seed0"]
     assert experiment.collect(tmp_path / "here")["rows"][0]["steps"] == [120]
+
+
+@pytest.mark.parametrize("last", ["after.json", "end"])
+def test_of_equally_many_steps_the_run_that_is_done_stays(last, tmp_path):
+    here, there = (made_up_sweep(load("endurance"), tmp_path / place, variants=("ls",)) for place in ("here", "there"))
+    (there / "ls-seed0" / "after.json").unlink()
+    if last == "end":  # stopped at its last step, before it was recorded as finished
+        (here / "ls-seed0" / "after.json").unlink()
+        rewrite(
+            there / "ls-seed0", lambda record: record | {"status": "stopped"} if record["kind"] == "end" else record
+        )
+    before = {path: path.read_bytes() for path in (here / "ls-seed0").iterdir()}
+    assert unpack(pack(there, tmp_path / "r.tar.gz"), here) == ["ls-seed0"]
+    assert {path: path.read_bytes() for path in (here / "ls-seed0").iterdir()} == before
+    shutil.rmtree(there)
+    assert unpack(pack(here, tmp_path / "r.tar.gz"), there) == []
 
 
 def test_a_run_of_the_same_name_with_other_settings_is_refused(tmp_path):
