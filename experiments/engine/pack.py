@@ -21,7 +21,7 @@ from longshort.files import write_atomically
 from longshort.report.thinning import thin
 from longshort.runs import difference
 from longshort.runs.log import METRICS, largest_logit, read_log
-from longshort.train.sweeps.processes import CONFIG, OUTPUT
+from longshort.train.sweeps.processes import OUTPUT
 
 TRAIN_RECORDS, LOGIT_READINGS = 1500, 200
 """The most that is kept of one run: about 300 KB, a fifth of that when packed."""
@@ -81,8 +81,7 @@ def unpack(archive: Path, folder: Path) -> list[str]:
     files = _read(archive)
     runs = {name.partition("/")[0] for name in files if "/" in name}
     for run in sorted(runs):
-        mine = (folder / run / CONFIG).read_bytes() if (folder / run / CONFIG).is_file() else b"{}"
-        if other := difference(json.loads(mine), json.loads(files.get(f"{run}/{CONFIG}", b"{}"))):
+        if other := difference(_settings(_files_in(folder / run)), _settings(_files_of(run, files))):
             key, there, here = other
             raise ValueError(
                 f"{archive}: its run {run} has {key} {there!r}, and the one in {folder} has {here!r}; unpack into "
@@ -129,10 +128,21 @@ def _files_of(run: str, files: dict[str, bytes]) -> dict[str, bytes]:
     return {name.removeprefix(f"{run}/"): content for name, content in files.items() if name.startswith(f"{run}/")}
 
 
+def _records(files: dict[str, bytes]) -> list[dict[str, Any]]:
+    """The whole lines of a run's log."""
+    log = files.get(METRICS, b"")
+    return [json.loads(line) for line in log[: log.rfind(b"\n") + 1].splitlines() if line.strip()]
+
+
+def _settings(files: dict[str, bytes]) -> dict[str, Any]:
+    """The configuration in a run's log; that beside it may be of a later call, which was refused."""
+    found: dict[str, Any] = next((record.get("config", {}) for record in _records(files)), {})
+    return found
+
+
 def _progress(files: dict[str, bytes]) -> tuple[int, bool, int]:
     """How far a run came: its last step, whether it ended there by itself, and how many files tell of it since."""
-    log = files.get(METRICS, b"")
-    records = [json.loads(line) for line in log[: log.rfind(b"\n") + 1].splitlines() if line.strip()]
+    records = _records(files)
     steps = [int(record["step"]) for record in records if record.get("step") is not None]
     over = bool(records) and records[-1].get("status") in ("finished", "diverged")
     return (steps[-1] if steps else 0, over, sum(name.endswith(".json") for name in files))

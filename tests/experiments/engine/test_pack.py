@@ -142,17 +142,23 @@ def test_of_equally_many_steps_the_run_that_is_done_stays(last, tmp_path):
     assert unpack(pack(here, tmp_path / "r.tar.gz"), there) == []
 
 
+def with_settings(folder, **sections):
+    """The run with this configuration in its log, and with that of a later call, which was refused, beside it."""
+    rewrite(folder, lambda record: record | {"config": sections} if record["kind"] == "run" else record)
+    write_json(folder / "config.json", {"task": {"length": 1024}})
+
+
 def test_a_run_of_the_same_name_with_other_settings_is_refused(tmp_path):
     for place, length in (("here", 512), ("there", 256)):
         made_up_sweep(load("endurance"), tmp_path / place, variants=("ls",))
-        config = {"task": {"name": "recall", "length": length}, "run": {"out": place}}
-        write_json(tmp_path / place / "ls-seed0" / "config.json", config)
+        with_settings(tmp_path / place / "ls-seed0", task={"name": "recall", "length": length}, run={"out": place})
     archive = pack(tmp_path / "there", tmp_path / "r.tar.gz")
     before = {path: path.read_bytes() for path in (tmp_path / "here").rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match=r"its run ls-seed0 has task.length 256, and the one in .*here has 512"):
         unpack(archive, tmp_path / "here")
     assert {path: path.read_bytes() for path in (tmp_path / "here").rglob("*") if path.is_file()} == before
-    write_json(tmp_path / "here" / "ls-seed0" / "config.json", {"task": {"length": 256}, "run": {"out": "elsewhere"}})
+    with_settings(tmp_path / "here" / "ls-seed0", task={"length": 256}, run={"out": "elsewhere"})
+    write_json(tmp_path / "here" / "ls-seed0" / "config.json", {"task": {"length": 2048}})
     assert unpack(archive, tmp_path / "here") == []
 
 
