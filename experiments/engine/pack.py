@@ -21,7 +21,7 @@ from longshort.files import write_atomically
 from longshort.report.thinning import thin
 from longshort.runs import difference
 from longshort.runs.log import METRICS, largest_logit, read_log
-from longshort.train.sweeps.processes import OUTPUT
+from longshort.train.sweeps.processes import CONFIG, OUTPUT
 
 TRAIN_RECORDS, LOGIT_READINGS = 1500, 200
 """The most that is kept of one run: about 300 KB, a fifth of that when packed."""
@@ -55,19 +55,22 @@ def _extremes(steps: list[dict[str, Any]]) -> set[int]:
 
 def pack(folder: Path, archive: Path) -> Path:
     """Write a .tar.gz of the folder's results, which `collect` reads once unpacked."""
-    logs = sorted(folder.glob(f"*/{METRICS}"))
-    plain = sorted(path for path in folder.glob("*.json"))
-    plain += [path for log in logs for path in sorted(log.parent.glob("*.json")) if path.name != TOKENIZER_FILE]
-    plain += [path for path in sorted(folder.glob(f"*/{OUTPUT}")) if path.stat().st_size < 1 << 16]
+    files = [path for path in sorted(folder.glob("*")) + sorted(folder.glob("*/*")) if path.is_file()]
+    files = [path for path in files if _NAME.fullmatch(path.relative_to(folder).as_posix())]  # what `unpack` takes
+    logs = [path for path in files if path.name == METRICS]
+    runs = {path.parent for path in files if path.name in (METRICS, CONFIG)}  # also those that failed before their log
+    plain = [path for path in files if path.suffix == ".json" and path.parent in (folder, *runs)]
+    plain = [path for path in plain if path.name != TOKENIZER_FILE]
+    plain += [path for path in files if path.name == OUTPUT and path.stat().st_size < 1 << 16]
     if not logs and not plain:
         raise ValueError(f"{folder}: holds no results to pack; --out must name a folder of runs with a {METRICS}")
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for path in plain:
-            _add(tar, str(path.relative_to(folder)), path.read_bytes())
+            _add(tar, path.relative_to(folder).as_posix(), path.read_bytes())
         for log in logs:
             lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in compact(read_log(log.parent)))
-            _add(tar, str(log.relative_to(folder)), lines.encode())
+            _add(tar, log.relative_to(folder).as_posix(), lines.encode())
     return write_atomically(archive, buffer.getvalue())
 
 

@@ -12,6 +12,8 @@ from experiments.engine.pack import LOGIT_READINGS, TRAIN_RECORDS, compact, pack
 from experiments.engine.records import Options
 from experiments.engine.sweep import plan_sweep
 from longshort.files import write_json
+from longshort.train.folder import check_is_a_run_folder
+from longshort.train.sweeps.processes import write_config
 
 from ...report.synthetic import logits_of, run_record, train_record
 from ..made_up import made_up_sweep, rewrite
@@ -180,6 +182,24 @@ def test_the_runs_of_every_experiment_can_be_packed_and_unpacked(tmp_path):
                 (trial.out / "metrics.jsonl").touch()
             unpack(pack(there, tmp_path / "r.tar.gz"), here)
             assert sorted(path.name for path in here.iterdir()) == sorted(path.name for path in there.iterdir())
+
+
+def test_a_run_that_failed_before_its_log_can_be_run_where_it_is_unpacked(tmp_path):
+    (trial,) = plan_sweep(load("endurance"), Options(out=tmp_path / "there", device="cpu", variants=("ls",)), data=None)
+    write_config(trial.config)
+    (trial.out / "output.txt").write_text("OutOfMemoryError\n")
+    unpack(pack(tmp_path / "there", tmp_path / "r.tar.gz"), tmp_path / "here")
+    check_is_a_run_folder(tmp_path / "here" / "ls-seed0")
+    assert (tmp_path / "here" / "ls-seed0" / "output.txt").is_file()
+
+
+def test_files_that_are_no_results_do_not_spoil_a_pack(tmp_path):
+    there = made_up_sweep(load("endurance"), tmp_path / "there", variants=("ls",))
+    (there / "my notes.json").write_text("{}")
+    (there / "folder.json").mkdir()
+    shutil.copytree(there / "ls-seed0", there / "ls-seed0 (copy)")
+    unpack(pack(there, tmp_path / "r.tar.gz"), tmp_path / "here")
+    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == ["ls-seed0"]
 
 
 def test_a_folder_without_results_is_an_error(tmp_path):
