@@ -9,7 +9,7 @@ import math
 import re
 import tarfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,8 @@ def unpack(archive: Path, folder: Path) -> list[str]:
     files = _read(archive)
     runs = {name.partition("/")[0] for name in files if "/" in name}
     for run in sorted(runs):
+        if (folder / run / METRICS).is_file():
+            read_log(folder / run)  # names the line of a damaged log
         if other := difference(_settings(_files_in(folder / run)), _settings(_files_of(run, files))):
             key, there, here = other
             raise ValueError(
@@ -113,11 +115,23 @@ def _read(archive: Path) -> dict[str, bytes]:
                     raise ValueError(f"{archive}: not a pack; {member.name!r} is not a file of results")
                 content = tar.extractfile(member)
                 files[member.name] = b"" if content is None else content.read()
-        for name in MERGED & files.keys():
-            json.loads(files[name])
-    except (gzip.BadGzipFile, zlib.error, EOFError, tarfile.TarError, json.JSONDecodeError) as error:
+    except (gzip.BadGzipFile, zlib.error, EOFError, tarfile.TarError) as error:
         raise ValueError(f"{archive}: damaged, or not a pack: {error}") from None
+    for name, content in files.items():
+        _check_content(archive, name, content)
     return files
+
+
+def _check_content(source: Path, name: str, content: bytes) -> None:
+    """Raise if a file of results is not JSON, or a log not lines of JSON objects."""
+    kind = {COMMANDS: list, STEP_TIMES: dict}.get(name, dict | list)
+    try:
+        if name.endswith(".json") and not isinstance(json.loads(content), kind):
+            raise ValueError("it has the wrong kind of JSON")
+        if name.endswith(METRICS) and not all(isinstance(record, dict) for record in _records({METRICS: content})):
+            raise ValueError("a line is not an object")
+    except ValueError as error:
+        raise ValueError(f"{source}: damaged, or not a pack: {name}: {error}") from None
 
 
 def _files_in(run: Path) -> dict[str, bytes]:
@@ -131,7 +145,7 @@ def _files_of(run: str, files: dict[str, bytes]) -> dict[str, bytes]:
     return {name.removeprefix(f"{run}/"): content for name, content in files.items() if name.startswith(f"{run}/")}
 
 
-def _records(files: dict[str, bytes]) -> list[dict[str, Any]]:
+def _records(files: Mapping[str, bytes]) -> list[dict[str, Any]]:
     """The whole lines of a run's log."""
     log = files.get(METRICS, b"")
     return [json.loads(line) for line in log[: log.rfind(b"\n") + 1].splitlines() if line.strip()]

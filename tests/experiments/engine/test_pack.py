@@ -12,6 +12,7 @@ from experiments.engine.pack import LOGIT_READINGS, TRAIN_RECORDS, compact, pack
 from experiments.engine.records import Options
 from experiments.engine.sweep import plan_sweep
 from longshort.files import write_json
+from longshort.runs import RunError
 from longshort.train.folder import check_is_a_run_folder
 from longshort.train.sweeps.processes import write_config
 
@@ -101,20 +102,39 @@ def test_links_in_a_pack_are_refused(tmp_path):
         unpack(tmp_path / "bad.tar.gz", tmp_path / "here")
 
 
-@pytest.mark.parametrize("harm", ["cut", "flip", "empty", "json"])
+DAMAGED = {
+    "json": {"commands.json": b"[{"},
+    "kind": {"commands.json": b"{}"},
+    "config": {"ls-seed0/config.json": b"{"},
+    "log": {"ls-seed0/metrics.jsonl": b'{"kind": "run"}\n{"kin\n'},
+    "line": {"ls-seed0/metrics.jsonl": b"7\n"},
+    "bytes": {"ls-seed0/after.json": b"\xff"},
+}
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip", "empty", *DAMAGED])
 def test_a_damaged_pack_changes_nothing_and_is_named(harm, tmp_path):
     made_up_sweep(load("endurance"), tmp_path / "there")
     archive = pack(tmp_path / "there", tmp_path / "results.tar.gz")
     whole = archive.read_bytes()
     middle = len(whole) // 2
-    if harm == "json":
-        archive_of(archive, **{"commands.json": b"[{"})
+    if harm in DAMAGED:
+        archive_of(archive, **DAMAGED[harm])
     else:
         flipped = whole[:middle] + bytes(64) + whole[middle + 64 :]
         archive.write_bytes({"cut": whole[:middle], "flip": flipped, "empty": b""}[harm])
     with pytest.raises(ValueError, match=r"results.tar.gz: damaged, or not a pack"):
         unpack(archive, tmp_path / "here")
     assert not (tmp_path / "here").exists()
+
+
+def test_a_damaged_log_in_the_folder_is_named_before_anything_is_unpacked(tmp_path):
+    there, here = (made_up_sweep(load("endurance"), tmp_path / place) for place in ("there", "here"))
+    (here / "plain-seed0" / "metrics.jsonl").write_text('{"kind": "run"}\n{"kind\n{"kind": "end", "step": 3}\n')
+    before = (here / "ls-seed0" / "metrics.jsonl").read_bytes()
+    with pytest.raises(RunError, match=r"plain-seed0/metrics.jsonl, line 2"):
+        unpack(pack(there, tmp_path / "r.tar.gz"), here)
+    assert (here / "ls-seed0" / "metrics.jsonl").read_bytes() == before
 
 
 def test_a_run_that_came_farther_than_the_packs_stays(tmp_path):
