@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -48,6 +49,7 @@ def main(
 
     Example: python -m experiments explosion --data data/books --parallel 6 --minutes 8 --pack explosion.tar.gz
     """
+    from experiments.engine.measures import commands
     from experiments.engine.records import Options
 
     if build:
@@ -70,6 +72,7 @@ def main(
         overrides=tuple(overrides or ()),
     )
     experiment = load(name)
+    _check_is_of(experiment, options.out, commands(options.out))
     if plan:
         _plan(experiment, options)
     elif unpack is not None or publish:
@@ -88,6 +91,17 @@ def numbers(text: str) -> tuple[int, ...]:
         return tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
         raise ValueError(f"--seeds must be numbers separated by commas, as in 0,1,2; got {text!r}") from None
+
+
+def _check_is_of(experiment: Experiment, source: Path, commands: list[dict[str, str]]) -> None:
+    """Raise if the recorded commands of a folder or a pack name another experiment: its runs would be on one page."""
+    for entry in commands:
+        named = [word for word in shlex.split(entry["command"]) if word in NAMES]
+        if named and experiment.name not in named:
+            raise ValueError(
+                f"{source}: holds results of {named[0]}, not of {experiment.name}; name that experiment, or another "
+                "folder with --out"
+            )
 
 
 def _list() -> None:
@@ -146,9 +160,11 @@ def _take_in(experiment: Experiment, out: Path, *, unpack: Path | None, publish:
     """Add a pack to the folder, or save the folder's data and page, or both."""
     from experiments.engine import pages
     from experiments.engine.joining import joined
+    from experiments.engine.pack import packed_commands
     from experiments.engine.pack import unpack as read_pack
 
     if unpack is not None:
+        _check_is_of(experiment, unpack, packed_commands(unpack))
         kept = read_pack(unpack, out)
         say(f"unpacked {unpack} into {out}")
         if kept:

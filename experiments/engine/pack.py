@@ -104,6 +104,12 @@ def unpack(archive: Path, folder: Path) -> list[str]:
     return kept
 
 
+def packed_commands(archive: Path) -> list[dict[str, str]]:
+    """How the results in a pack were made, call by call."""
+    found: list[dict[str, str]] = json.loads(_read(archive).get(COMMANDS, b"[]"))
+    return found
+
+
 def _read(archive: Path) -> dict[str, bytes]:
     """The files of a pack by name: in the folder itself or that of a run, of the kinds that `pack` writes."""
     files = {}

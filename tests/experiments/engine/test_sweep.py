@@ -157,6 +157,19 @@ def test_the_list_names_every_experiment_and_its_cost():
     assert all(experiment.name in shown.output and experiment.cost in shown.output for experiment in map(load, NAMES))
 
 
+def test_results_of_another_experiment_are_not_mixed_in(tmp_path):
+    there = made_up_sweep(load("endurance"), tmp_path / "there")
+    entry = {"command": "python -m experiments --parallel 2 endurance --data 'd e'", "started": "2026"}
+    (there / "commands.json").write_text(json.dumps([entry]))
+    archive, here = pack(there, tmp_path / "r.tar.gz"), tmp_path / "here"
+    shown = call("explosion", "--out", here, "--unpack", archive)
+    assert_one_line_error(shown, "r.tar.gz: holds results of endurance, not of explosion")
+    assert not here.exists()
+    for arguments in (("--publish",), (*QUICK, "--variants", "ls-6e-4")):
+        assert_one_line_error(call("explosion", "--out", there, *arguments), "there: holds results of endurance")
+    assert call("endurance", "--out", here, "--unpack", archive).exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
