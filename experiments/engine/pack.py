@@ -75,11 +75,11 @@ def pack(folder: Path, archive: Path) -> Path:
 
 
 def unpack(archive: Path, folder: Path) -> list[str]:
-    """Add a pack's results to the folder; return the names of runs that were kept as they are.
+    """Add a pack's results to the folder; return the names of runs and measurements that were kept as they are.
 
-    Of a run that is in both, the one that came farther stays, or the pack's if they are equal. A damaged pack changes
-    nothing, and neither does one that has a run of the same name with other settings: their results would be mixed on
-    one page.
+    Of one that is in both, that which came farther stays, or the pack's if they are equal. A damaged pack changes
+    nothing, and neither does one that has a run or a measurement of the same name with other settings: their results
+    would be mixed on one page.
     """
     files = _read(archive)
     runs = {name.partition("/")[0] for name in files if "/" in name}
@@ -93,9 +93,13 @@ def unpack(archive: Path, folder: Path) -> list[str]:
                 "another folder, or remove that run first"
             )
     kept = sorted(run for run in runs if _progress(_files_in(folder / run)) > _progress(_files_of(run, files)))
+    kept += sorted(
+        name
+        for name in files
+        if "/" not in name and name not in MERGED and _has_more(archive, folder, name, files[name])
+    )
     for name, content in files.items():
-        run, inside, _ = name.partition("/")
-        if inside and run in kept:
+        if name.partition("/")[0] in kept:
             continue
         write_atomically(folder / name, _merged(folder / name, content) if name in MERGED else content)
     for run in runs - set(kept):  # the replaced run's file does not belong to this one
@@ -149,6 +153,32 @@ def _files_in(run: Path) -> dict[str, bytes]:
 def _files_of(run: str, files: dict[str, bytes]) -> dict[str, bytes]:
     """The files of one run of a pack, by name."""
     return {name.removeprefix(f"{run}/"): content for name, content in files.items() if name.startswith(f"{run}/")}
+
+
+def _has_more(archive: Path, folder: Path, name: str, content: bytes) -> bool:
+    """Does the folder's file of a measurement tell more than the pack's? An error if each has what the other lacks."""
+    if not (folder / name).is_file():
+        return False
+    (here, mine), (there, theirs) = _parts((folder / name).read_bytes()), _parts(content)
+    if here != there or not (mine <= theirs or theirs <= mine):
+        lacking = "other settings" if here != there else f"not {', '.join(sorted(mine - theirs))}"
+        raise ValueError(
+            f"{archive}: its {name} has {lacking}, and would replace the one in {folder}; unpack into another folder"
+        )
+    return theirs < mine
+
+
+def _parts(content: bytes) -> tuple[dict[str, Any], set[str]]:
+    """The settings of a measurement, and what is there with them: its seeds, and the names of rows that did not fail."""
+    found = json.loads(content)
+    if not isinstance(found, dict):
+        return {}, set()
+    settings = dict(found.get("settings", {}))
+    seeds = found.get("seeds", settings.pop("seeds", []))
+    rows = [row for row in found.get("rows", []) if isinstance(row, dict)]
+    names = [row["name"] for row in rows if "name" in row and "failed" not in row]
+    about = {key: found[key] for key in ("sizes", "quick", "pictures") if key in found}
+    return settings | about, {*(f"seed {seed}" for seed in seeds), *names}
 
 
 def _records(files: Mapping[str, bytes]) -> list[dict[str, Any]]:

@@ -128,6 +128,45 @@ def test_a_damaged_pack_changes_nothing_and_is_named(harm, tmp_path):
     assert not (tmp_path / "here").exists()
 
 
+def measured(seeds=(), names=(), failed=(), draws=5):
+    rows = [*({"name": name} for name in names), *({"name": name, "failed": "out of memory"} for name in failed)]
+    return {"settings": {"draws": draws, "seeds": list(seeds)}, "rows": rows}
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        (measured(seeds=[0]), measured(seeds=[0, 1])),
+        (measured(names=["full"], failed=["1+7"]), measured(names=["full", "1+7"])),
+        ({"seeds": [0]}, {"seeds": [0, 1]}),
+    ],
+)
+def test_of_a_measurement_in_both_the_one_that_has_more_stays(mine, theirs, tmp_path):
+    write_json(tmp_path / "less" / "m.json", mine)
+    write_json(tmp_path / "more" / "m.json", theirs)
+    less, more = (pack(tmp_path / place, tmp_path / f"{place}.tar.gz") for place in ("less", "more"))
+    assert unpack(more, tmp_path / "less") == [] and unpack(less, tmp_path / "more") == ["m.json"]
+    assert all(json.loads((tmp_path / place / "m.json").read_text()) == theirs for place in ("less", "more"))
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "words"),
+    [
+        (measured(seeds=[0]), measured(seeds=[1]), "has not seed 0"),
+        (measured(names=["full", "1+7"]), measured(names=["full", "2+6"]), r"has not 1\+7"),
+        (measured(seeds=[0]), measured(seeds=[0], draws=6), "has other settings"),
+    ],
+)
+def test_a_measurement_that_would_replace_another_is_refused(mine, theirs, words, tmp_path):
+    write_json(tmp_path / "here" / "m.json", mine)
+    write_json(tmp_path / "there" / "m.json", theirs)
+    write_json(tmp_path / "there" / "a.json", theirs)
+    with pytest.raises(ValueError, match=f"r.tar.gz: its m.json {words}, and would replace the one in .*here"):
+        unpack(pack(tmp_path / "there", tmp_path / "r.tar.gz"), tmp_path / "here")
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["m.json"]
+    assert json.loads((tmp_path / "here" / "m.json").read_text()) == mine
+
+
 def test_a_damaged_log_in_the_folder_is_named_before_anything_is_unpacked(tmp_path):
     there, here = (made_up_sweep(load("endurance"), tmp_path / place) for place in ("there", "here"))
     (here / "plain-seed0" / "metrics.jsonl").write_text('{"kind": "run"}\n{"kind\n{"kind": "end", "step": 3}\n')
