@@ -77,7 +77,11 @@ def main(
         _plan(experiment, options)
     elif unpack is not None or publish:
         _take_in(experiment, options.out, unpack=unpack, publish=publish, add=add)
-    elif not _run(experiment, options, time_steps=time_steps, pack=pack):
+    else:
+        this = f"{name} --quick" if quick else name
+        _check_sizes(options.out, commands(options.out), [{"command": this}])
+        if _run(experiment, options, time_steps=time_steps, pack=pack):
+            return
         say("stopped; run the same command again to resume")
         raise typer.Exit(0 if minutes is not None else 130)
 
@@ -95,13 +99,29 @@ def numbers(text: str) -> tuple[int, ...]:
 
 def _check_is_of(experiment: Experiment, source: Path, commands: list[dict[str, str]]) -> None:
     """Raise if the recorded commands of a folder or a pack name another experiment: its runs would be on one page."""
-    for entry in commands:
-        named = [word for word in shlex.split(entry["command"]) if word in NAMES]
-        if named and experiment.name not in named:
+    for words in _calls(commands):
+        named = [word for word in words if word in NAMES]
+        if experiment.name not in named:
             raise ValueError(
                 f"{source}: holds results of {named[0]}, not of {experiment.name}; name that experiment, or another "
                 "folder with --out"
             )
+
+
+def _check_sizes(source: Path, commands: list[dict[str, str]], others: list[dict[str, str]]) -> None:
+    """Raise if only one of two lists of commands is of --quick, whose results are not to be mixed with full ones."""
+    here, there = ({"--quick" in words for words in _calls(entries)} for entries in (commands, others))
+    if here and there and here != there:
+        raise ValueError(
+            f"{source}: holds results of {'--quick' if True in here else 'full size'}, which are not to be mixed with "
+            "others; choose another folder with --out"
+        )
+
+
+def _calls(commands: list[dict[str, str]]) -> list[list[str]]:
+    """The words of each recorded command that names an experiment."""
+    calls = [shlex.split(entry["command"]) for entry in commands]
+    return [words for words in calls if any(word in NAMES for word in words)]
 
 
 def _list() -> None:
@@ -160,11 +180,14 @@ def _take_in(experiment: Experiment, out: Path, *, unpack: Path | None, publish:
     """Add a pack to the folder, or save the folder's data and page, or both."""
     from experiments.engine import pages
     from experiments.engine.joining import joined
+    from experiments.engine.measures import commands
     from experiments.engine.pack import packed_commands
     from experiments.engine.pack import unpack as read_pack
 
     if unpack is not None:
-        _check_is_of(experiment, unpack, packed_commands(unpack))
+        packed = packed_commands(unpack)
+        _check_is_of(experiment, unpack, packed)
+        _check_sizes(out, commands(out), packed)
         kept = read_pack(unpack, out)
         say(f"unpacked {unpack} into {out}")
         if kept:

@@ -169,7 +169,7 @@ def _has_more(archive: Path, folder: Path, name: str, content: bytes) -> bool:
 
 
 def _parts(content: bytes) -> tuple[dict[str, Any], set[str]]:
-    """The settings of a measurement, and what is there with them: its seeds, and the names of rows that did not fail."""
+    """The settings of a measurement, and what is there with them: its seeds, and the names of rows without failures."""
     found = json.loads(content)
     if not isinstance(found, dict):
         return {}, set()

@@ -170,6 +170,19 @@ def test_results_of_another_experiment_are_not_mixed_in(tmp_path):
     assert call("endurance", "--out", here, "--unpack", archive).exit_code == 0
 
 
+@pytest.mark.parametrize("quick", [False, True])
+def test_results_of_quick_and_of_full_size_are_not_mixed(quick, tmp_path):
+    here, there = (made_up_sweep(load("endurance"), tmp_path / place) for place in ("here", "there"))
+    for folder, option in ((here, " --quick" if quick else ""), (there, "" if quick else " --quick")):
+        (folder / "commands.json").write_text(json.dumps([{"command": f"python -m experiments endurance{option}"}]))
+    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    words = f"here: holds results of {'--quick' if quick else 'full size'}"
+    shown = call("endurance", "--out", here, "--device", "cpu", "--minutes", 0, *(() if quick else ("--quick",)))
+    assert_one_line_error(shown, words)
+    assert_one_line_error(call("endurance", "--out", here, "--unpack", pack(there, tmp_path / "r.tar.gz")), words)
+    assert {path: path.read_bytes() for path in here.rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
