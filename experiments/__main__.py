@@ -51,6 +51,7 @@ def main(
     """
     from experiments.engine.measures import commands
     from experiments.engine.records import Options
+    from longshort.files import check_writable
 
     if build:
         _build(NAMES if name is None else (name,))
@@ -73,10 +74,16 @@ def main(
     )
     experiment = load(name)
     _check_is_of(experiment, options.out, commands(options.out))
+    if add and not publish:
+        raise ValueError("--add must come with --publish, to whose data it adds")
+    if pack is not None:
+        check_writable(pack)  # before hours of work whose results go there
     if plan:
         _plan(experiment, options)
     elif unpack is not None or publish:
         _take_in(experiment, options.out, unpack=unpack, publish=publish, add=add)
+        if pack is not None:
+            _pack(options.out, pack)
     else:
         this = f"{name} --quick" if quick else name
         _check_sizes(options.out, commands(options.out), [{"command": this}])
@@ -155,7 +162,6 @@ def _plan(experiment: Experiment, options: Options) -> None:
 def _run(experiment: Experiment, options: Options, *, time_steps: bool, pack: Path | None) -> bool:
     """Run what is left, or time steps, then pack what there is; False if it was stopped before the end."""
     from experiments.engine import sweep
-    from experiments.engine.pack import pack as write_pack
 
     done = True
     try:
@@ -167,13 +173,19 @@ def _run(experiment: Experiment, options: Options, *, time_steps: bool, pack: Pa
             done = sweep.run_sweep(experiment, options, say)
     except sweep.RunFailed:
         if pack is not None:  # the results of the other runs must not be lost
-            write_pack(options.out, pack)
+            _pack(options.out, pack)
         raise
     if pack is not None:
-        say(f"wrote {write_pack(options.out, pack)}, {pack.stat().st_size / 1e6:.2f} MB")
+        _pack(options.out, pack)
     if not time_steps:
         _show(experiment, options.out)
     return done
+
+
+def _pack(out: Path, archive: Path) -> None:
+    from experiments.engine.pack import pack
+
+    say(f"wrote {pack(out, archive)}, {archive.stat().st_size / 1e6:.2f} MB")
 
 
 def _take_in(experiment: Experiment, out: Path, *, unpack: Path | None, publish: bool, add: bool) -> None:

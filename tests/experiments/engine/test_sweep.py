@@ -170,6 +170,27 @@ def test_results_of_another_experiment_are_not_mixed_in(tmp_path):
     assert call("endurance", "--out", here, "--unpack", archive).exit_code == 0
 
 
+def test_a_pack_that_cannot_be_written_is_an_error_before_the_runs(corpus, tmp_path):
+    (tmp_path / "file").touch()
+    common = ("endurance", *QUICK, "--data", corpus, "--variants", "ls", "--out", tmp_path / "out")
+    for archive in (tmp_path, tmp_path / "file" / "r.tar.gz"):
+        assert_one_line_error(call(*common, "--pack", archive), str(tmp_path))
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_was_unpacked_can_be_packed_in_the_same_call(tmp_path):
+    packs = []
+    for name in ("ls", "plain"):
+        made_up_sweep(load("endurance"), tmp_path / name, variants=(name,))
+        packs.append(pack(tmp_path / name, tmp_path / f"{name}.tar.gz"))
+    unpack(packs[0], tmp_path / "here")
+    both = tmp_path / "both.tar.gz"
+    shown = call("endurance", "--out", tmp_path / "here", "--unpack", packs[1], "--pack", both)
+    assert shown.exit_code == 0 and f"wrote {both}" in shown.output, shown.output
+    unpack(both, tmp_path / "there")
+    assert runs_in(tmp_path / "there") == ["ls-seed0", "plain-seed0"]
+
+
 @pytest.mark.parametrize("quick", [False, True])
 def test_results_of_quick_and_of_full_size_are_not_mixed(quick, tmp_path):
     here, there = (made_up_sweep(load("endurance"), tmp_path / place) for place in ("here", "there"))
@@ -198,6 +219,7 @@ def test_results_of_quick_and_of_full_size_are_not_mixed(quick, tmp_path):
         (["heads-and-window", "--quick", "model.window=9"], ["model.window=9 has no effect"]),
         (["explosion", "--quick", "telemetry.logits_every=0"], ["telemetry.logits_every must be at least 1"]),
         (["explosion", "--unpack", __file__], ["damaged, or not a pack"]),
+        (["explosion", "--add"], ["--add must come with --publish"]),
     ],
 )
 def test_bad_input_ends_in_one_line(arguments, words, tmp_path):
