@@ -39,7 +39,9 @@ def main(
     plan: Annotated[bool, typer.Option("--plan", help="Show the runs and a rough estimate; run nothing.")] = False,
     time_steps: Annotated[bool, typer.Option("--time-steps", help="Time each variant's step, run alone.")] = False,
     pack: Annotated[Path | None, typer.Option(help="Pack the results, without weights, into this .tar.gz.")] = None,
-    unpack: Annotated[Path | None, typer.Option(help="Add the results of a pack to the folder; train nothing.")] = None,
+    unpack: Annotated[
+        list[Path] | None, typer.Option(help="Add the results of a pack to the folder; may be repeated; train nothing.")
+    ] = None,
     publish: Annotated[bool, typer.Option("--publish", help="Save the folder's data and build the page.")] = False,
     add: Annotated[bool, typer.Option("--add", help="With --publish: add to the published data of a task.")] = False,
     build: Annotated[bool, typer.Option("--build", help="Build the page, or all pages, from saved data.")] = False,
@@ -80,8 +82,13 @@ def main(
         check_writable(pack)  # before hours of work whose results go there
     if plan:
         _plan(experiment, options)
-    elif unpack is not None or publish:
-        _take_in(experiment, options.out, unpack=unpack, publish=publish, add=add)
+    elif unpack or publish:
+        if ignored := [*options.overrides, *(options.variants or ())]:
+            raise ValueError(
+                f"--unpack and --publish take whole packs and folders, got {ignored[0]!r}; for several packs, repeat "
+                "--unpack"
+            )
+        _take_in(experiment, options.out, unpack=unpack or [], publish=publish, add=add)
         if pack is not None:
             _pack(options.out, pack)
     else:
@@ -188,20 +195,20 @@ def _pack(out: Path, archive: Path) -> None:
     say(f"wrote {pack(out, archive)}, {archive.stat().st_size / 1e6:.2f} MB")
 
 
-def _take_in(experiment: Experiment, out: Path, *, unpack: Path | None, publish: bool, add: bool) -> None:
-    """Add a pack to the folder, or save the folder's data and page, or both."""
+def _take_in(experiment: Experiment, out: Path, *, unpack: list[Path], publish: bool, add: bool) -> None:
+    """Add packs to the folder, or save the folder's data and page, or both."""
     from experiments.engine import pages
     from experiments.engine.joining import joined
     from experiments.engine.measures import commands
     from experiments.engine.pack import packed_commands
     from experiments.engine.pack import unpack as read_pack
 
-    if unpack is not None:
-        packed = packed_commands(unpack)
-        _check_is_of(experiment, unpack, packed)
+    for archive in unpack:
+        packed = packed_commands(archive)
+        _check_is_of(experiment, archive, packed)
         _check_sizes(out, commands(out), packed)
-        kept = read_pack(unpack, out)
-        say(f"unpacked {unpack} into {out}")
+        kept = read_pack(archive, out)
+        say(f"unpacked {archive} into {out}")
         if kept:
             say(f"kept as they are, since they came farther than those in the pack: {', '.join(kept)}")
     if publish:

@@ -178,17 +178,19 @@ def test_a_pack_that_cannot_be_written_is_an_error_before_the_runs(corpus, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-def test_what_was_unpacked_can_be_packed_in_the_same_call(tmp_path):
+def test_several_packs_are_unpacked_and_packed_in_one_call(tmp_path):
     packs = []
-    for name in ("ls", "plain"):
-        made_up_sweep(load("endurance"), tmp_path / name, variants=(name,))
-        packs.append(pack(tmp_path / name, tmp_path / f"{name}.tar.gz"))
-    unpack(packs[0], tmp_path / "here")
-    both = tmp_path / "both.tar.gz"
-    shown = call("endurance", "--out", tmp_path / "here", "--unpack", packs[1], "--pack", both)
+    for seed in (0, 1):
+        made_up_sweep(load("endurance"), tmp_path / str(seed), seeds=(seed,), variants=("ls",))
+        packs.append(pack(tmp_path / str(seed), tmp_path / f"{seed}.tar.gz"))
+    both, common = tmp_path / "both.tar.gz", ("endurance", "--out", tmp_path / "here", "--unpack", packs[0])
+    assert_one_line_error(
+        call(*common, packs[1]), "for several packs, repeat --unpack", "1.tar.gz"
+    )  # as a shell expands *
+    shown = call(*common, "--unpack", packs[1], "--pack", both)
     assert shown.exit_code == 0 and f"wrote {both}" in shown.output, shown.output
     unpack(both, tmp_path / "there")
-    assert runs_in(tmp_path / "there") == ["ls-seed0", "plain-seed0"]
+    assert runs_in(tmp_path / "there") == ["ls-seed0", "ls-seed1"]
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -219,6 +221,7 @@ def test_results_of_quick_and_of_full_size_are_not_mixed(quick, tmp_path):
         (["heads-and-window", "--quick", "model.window=9"], ["model.window=9 has no effect"]),
         (["explosion", "--quick", "telemetry.logits_every=0"], ["telemetry.logits_every must be at least 1"]),
         (["explosion", "--unpack", __file__], ["damaged, or not a pack"]),
+        (["explosion", "--publish", "--variants", "ls-*"], ["--publish take whole packs and folders", "'ls-*'"]),
         (["explosion", "--add"], ["--add must come with --publish"]),
     ],
 )
