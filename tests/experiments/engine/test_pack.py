@@ -261,6 +261,13 @@ def test_files_that_are_no_results_do_not_spoil_a_pack(tmp_path):
     assert sorted(path.name for path in (tmp_path / "here").iterdir()) == ["ls-seed0"]
 
 
+def test_a_copy_of_a_run_is_not_counted_as_another_seed(tmp_path):
+    made_up_sweep(load("endurance"), tmp_path, variants=("ls",))
+    shutil.copytree(tmp_path / "ls-seed0", tmp_path / "ls-seed0-before")
+    with pytest.raises(RunError, match=r"ls-seed0 and .*ls-seed0-before: both are ls with seed 0; move one out"):
+        load("endurance").collect(tmp_path)
+
+
 def test_a_folder_without_results_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="no results to pack"):
         pack(tmp_path, tmp_path / "results.tar.gz")
