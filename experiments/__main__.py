@@ -13,7 +13,7 @@ from experiments import NAMES, load
 from longshort.cli import one_line_errors
 
 if TYPE_CHECKING:
-    from experiments.engine.records import Experiment, Options
+    from experiments.engine.records import Data, Experiment, Options
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 SUMMARY = "summary.md"
@@ -213,9 +213,18 @@ def _take_in(experiment: Experiment, out: Path, *, unpack: list[Path], publish: 
             say(f"kept as they are, since they came farther than those in the pack: {', '.join(kept)}")
     if publish:
         data, published = experiment.collect(out), pages.load(experiment)
-        say(f"wrote {pages.save(experiment, joined(published, data) if add and published is not None else data)}")
+        data = joined(published, data) if add and published is not None else data
+        say(f"wrote {pages.save(experiment, data)}")
+        if lost := [] if published is None else sorted(_seeds_in(published) - _seeds_in(data)):
+            say(f"no longer published, since {out} does not hold them: {', '.join(lost)}")
         _build((experiment.name,))
     _show(experiment, out)
+
+
+def _seeds_in(data: Data) -> set[str]:
+    """Every variant with each of its seeds."""
+    rows = [row for row in data["rows"] if "variant" in row and isinstance(row.get("seeds"), list)]
+    return {f"{row['variant']} seed {seed}" for row in rows for seed in row["seeds"]}
 
 
 def _show(experiment: Experiment, out: Path) -> None:
