@@ -116,7 +116,7 @@ def packed_commands(archive: Path) -> list[dict[str, str]]:
 
 def _read(archive: Path) -> dict[str, bytes]:
     """The files of a pack by name: in the folder itself or that of a run, of the kinds that `pack` writes."""
-    files = {}
+    files: dict[str, bytes] = {}
     try:
         whole = gzip.decompress(archive.read_bytes())  # this checks the checksum; tarfile stops before it
         with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
@@ -127,8 +127,8 @@ def _read(archive: Path) -> dict[str, bytes]:
                 files[member.name] = b"" if content is None else content.read()
     except (gzip.BadGzipFile, zlib.error, EOFError, tarfile.TarError) as error:
         raise ValueError(f"{archive}: damaged, or not a pack: {error}") from None
-    for name, content in files.items():
-        _check_content(archive, name, content)
+    for name in files:
+        _check_content(archive, name, files[name])
     return files
 
 
