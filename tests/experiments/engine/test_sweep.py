@@ -3,6 +3,8 @@
 import json
 import shutil
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from typer.testing import CliRunner
@@ -191,6 +193,18 @@ def test_several_packs_are_unpacked_and_packed_in_one_call(tmp_path):
     assert shown.exit_code == 0 and f"wrote {both}" in shown.output, shown.output
     unpack(both, tmp_path / "there")
     assert runs_in(tmp_path / "there") == ["ls-seed0", "ls-seed1"]
+
+
+def test_calls_side_by_side_in_one_folder_are_all_recorded(tmp_path, monkeypatch):
+    def slowly(path):
+        found = json.loads(path.read_text())
+        time.sleep(0.02)
+        return found
+
+    monkeypatch.setattr(sweep, "read_json", slowly)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(sweep.remember_command, [tmp_path] * 8))
+    assert len(json.loads((tmp_path / "commands.json").read_text())) == 8
 
 
 @pytest.mark.parametrize("quick", [False, True])
