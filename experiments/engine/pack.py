@@ -10,6 +10,7 @@ import re
 import tarfile
 import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from experiments.engine.measures import AFTER, COMMANDS, STEP_TIMES
 from longshort.data.tokenizer import TOKENIZER_FILE
-from longshort.files import write_atomically
+from longshort.files import alone_in, write_atomically
 from longshort.report.thinning import thin
 from longshort.runs import difference
 from longshort.runs.log import METRICS, largest_logit, read_log
@@ -98,13 +99,17 @@ def unpack(archive: Path, folder: Path) -> list[str]:
         for name in files
         if "/" not in name and name not in MERGED and _has_more(archive, folder, name, files[name])
     )
-    for name, content in files.items():
-        if name.partition("/")[0] in kept:
-            continue
-        write_atomically(folder / name, _merged(folder / name, content) if name in MERGED else content)
-    for run in runs - set(kept):  # the replaced run's file does not belong to this one
-        if f"{run}/{AFTER}" not in files:
-            (folder / run / AFTER).unlink(missing_ok=True)
+    with ExitStack() as held:
+        for run in sorted(runs - set(kept)):
+            if (folder / run).is_dir():
+                held.enter_context(alone_in(folder / run))  # a run under way would go on writing to a file that is gone
+        for name, content in files.items():
+            if name.partition("/")[0] in kept:
+                continue
+            write_atomically(folder / name, _merged(folder / name, content) if name in MERGED else content)
+        for run in runs - set(kept):  # the replaced run's file does not belong to this one
+            if f"{run}/{AFTER}" not in files:
+                (folder / run / AFTER).unlink(missing_ok=True)
     return kept
 
 

@@ -11,7 +11,7 @@ from experiments import NAMES, load
 from experiments.engine.pack import LOGIT_READINGS, TRAIN_RECORDS, compact, pack, unpack
 from experiments.engine.records import Options
 from experiments.engine.sweep import plan_sweep
-from longshort.files import write_json
+from longshort.files import LOCK, alone_in, write_json
 from longshort.runs import RunError
 from longshort.train.folder import check_is_a_run_folder
 from longshort.train.sweeps.processes import write_config
@@ -221,6 +221,17 @@ def test_a_run_of_the_same_name_with_other_settings_is_refused(tmp_path):
     with_settings(tmp_path / "here" / "ls-seed0", task={"length": 256}, run={"out": "elsewhere"})
     write_json(tmp_path / "here" / "ls-seed0" / "config.json", {"task": {"length": 2048}})
     assert unpack(archive, tmp_path / "here") == []
+
+
+def test_a_run_under_way_is_not_replaced(tmp_path):
+    here, there = (made_up_sweep(load("endurance"), tmp_path / place) for place in ("here", "there"))
+    archive = pack(there, tmp_path / "r.tar.gz")
+    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    with alone_in(here / "plain-seed0"), pytest.raises(ValueError, match="plain-seed0: in use by another process"):
+        unpack(archive, here)
+    found = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    assert {path: content for path, content in found.items() if path.name != LOCK} == before
+    assert unpack(archive, here) == []
 
 
 def test_a_run_that_a_pack_replaces_leaves_nothing_behind(tmp_path):
