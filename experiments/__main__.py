@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +13,7 @@ from experiments import NAMES, load
 from longshort.cli import one_line_errors
 
 if TYPE_CHECKING:
-    from experiments.engine.records import Experiment, Options
+    from experiments.engine.records import Data, Experiment, Options
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 SUMMARY = "summary.md"
@@ -38,7 +39,9 @@ def main(
     plan: Annotated[bool, typer.Option("--plan", help="Show the runs and a rough estimate; run nothing.")] = False,
     time_steps: Annotated[bool, typer.Option("--time-steps", help="Time each variant's step, run alone.")] = False,
     pack: Annotated[Path | None, typer.Option(help="Pack the results, without weights, into this .tar.gz.")] = None,
-    unpack: Annotated[Path | None, typer.Option(help="Add the results of a pack to the folder; train nothing.")] = None,
+    unpack: Annotated[
+        list[Path] | None, typer.Option(help="Add the results of a pack to the folder; may be repeated; train nothing.")
+    ] = None,
     publish: Annotated[bool, typer.Option("--publish", help="Save the folder's data and build the page.")] = False,
     add: Annotated[bool, typer.Option("--add", help="With --publish: add to the published data of a task.")] = False,
     build: Annotated[bool, typer.Option("--build", help="Build the page, or all pages, from saved data.")] = False,
@@ -48,7 +51,9 @@ def main(
 
     Example: python -m experiments explosion --data data/books --parallel 6 --minutes 8 --pack explosion.tar.gz
     """
+    from experiments.engine.measures import commands
     from experiments.engine.records import Options
+    from longshort.files import check_writable
 
     if build:
         _build(NAMES if name is None else (name,))
@@ -70,11 +75,27 @@ def main(
         overrides=tuple(overrides or ()),
     )
     experiment = load(name)
+    _check_is_of(experiment, options.out, commands(options.out))
+    if add and not publish:
+        raise ValueError("--add must come with --publish, to whose data it adds")
+    if pack is not None:
+        check_writable(pack)  # before hours of work whose results go there
     if plan:
         _plan(experiment, options)
-    elif unpack is not None or publish:
-        _take_in(experiment, options.out, unpack=unpack, publish=publish, add=add)
-    elif not _run(experiment, options, time_steps=time_steps, pack=pack):
+    elif unpack or publish:
+        if ignored := [*options.overrides, *(options.variants or ())]:
+            raise ValueError(
+                f"--unpack and --publish take whole packs and folders, got {ignored[0]!r}; for several packs, repeat "
+                "--unpack"
+            )
+        _take_in(experiment, options.out, unpack=unpack or [], publish=publish, add=add)
+        if pack is not None:
+            _pack(options.out, pack)
+    else:
+        this = f"{name} --quick" if quick else name
+        _check_sizes(options.out, commands(options.out), [{"command": this}])
+        if _run(experiment, options, time_steps=time_steps, pack=pack):
+            return
         say("stopped; run the same command again to resume")
         raise typer.Exit(0 if minutes is not None else 130)
 
@@ -88,6 +109,33 @@ def numbers(text: str) -> tuple[int, ...]:
         return tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
         raise ValueError(f"--seeds must be numbers separated by commas, as in 0,1,2; got {text!r}") from None
+
+
+def _check_is_of(experiment: Experiment, source: Path, commands: list[dict[str, str]]) -> None:
+    """Raise if the recorded commands of a folder or a pack name another experiment: its runs would be on one page."""
+    for words in _calls(commands):
+        named = [word for word in words if word in NAMES]
+        if experiment.name not in named:
+            raise ValueError(
+                f"{source}: holds results of {named[0]}, not of {experiment.name}; name that experiment, or another "
+                "folder with --out"
+            )
+
+
+def _check_sizes(source: Path, commands: list[dict[str, str]], others: list[dict[str, str]]) -> None:
+    """Raise if only one of two lists of commands is of --quick, whose results are not to be mixed with full ones."""
+    here, there = ({"--quick" in words for words in _calls(entries)} for entries in (commands, others))
+    if here and there and here != there:
+        raise ValueError(
+            f"{source}: holds results of {'--quick' if True in here else 'full size'}, which are not to be mixed with "
+            "others; choose another folder with --out"
+        )
+
+
+def _calls(commands: list[dict[str, str]]) -> list[list[str]]:
+    """The words of each recorded command that names an experiment."""
+    calls = [shlex.split(entry["command"]) for entry in commands]
+    return [words for words in calls if any(word in NAMES for word in words)]
 
 
 def _list() -> None:
@@ -121,7 +169,6 @@ def _plan(experiment: Experiment, options: Options) -> None:
 def _run(experiment: Experiment, options: Options, *, time_steps: bool, pack: Path | None) -> bool:
     """Run what is left, or time steps, then pack what there is; False if it was stopped before the end."""
     from experiments.engine import sweep
-    from experiments.engine.pack import pack as write_pack
 
     done = True
     try:
@@ -133,31 +180,51 @@ def _run(experiment: Experiment, options: Options, *, time_steps: bool, pack: Pa
             done = sweep.run_sweep(experiment, options, say)
     except sweep.RunFailed:
         if pack is not None:  # the results of the other runs must not be lost
-            write_pack(options.out, pack)
+            _pack(options.out, pack)
         raise
     if pack is not None:
-        say(f"wrote {write_pack(options.out, pack)}, {pack.stat().st_size / 1e6:.2f} MB")
+        _pack(options.out, pack)
     if not time_steps:
         _show(experiment, options.out)
     return done
 
 
-def _take_in(experiment: Experiment, out: Path, *, unpack: Path | None, publish: bool, add: bool) -> None:
-    """Add a pack to the folder, or save the folder's data and page, or both."""
+def _pack(out: Path, archive: Path) -> None:
+    from experiments.engine.pack import pack
+
+    say(f"wrote {pack(out, archive)}, {archive.stat().st_size / 1e6:.2f} MB")
+
+
+def _take_in(experiment: Experiment, out: Path, *, unpack: list[Path], publish: bool, add: bool) -> None:
+    """Add packs to the folder, or save the folder's data and page, or both."""
     from experiments.engine import pages
     from experiments.engine.joining import joined
+    from experiments.engine.measures import commands
+    from experiments.engine.pack import packed_commands
     from experiments.engine.pack import unpack as read_pack
 
-    if unpack is not None:
-        kept = read_pack(unpack, out)
-        say(f"unpacked {unpack} into {out}")
+    for archive in unpack:
+        packed = packed_commands(archive)
+        _check_is_of(experiment, archive, packed)
+        _check_sizes(out, commands(out), packed)
+        kept = read_pack(archive, out)
+        say(f"unpacked {archive} into {out}")
         if kept:
-            say(f"kept as they are, since they have more steps than those in the pack: {', '.join(kept)}")
+            say(f"kept as they are, since they came farther than those in the pack: {', '.join(kept)}")
     if publish:
         data, published = experiment.collect(out), pages.load(experiment)
-        say(f"wrote {pages.save(experiment, joined(published, data) if add and published is not None else data)}")
+        data = joined(published, data) if add and published is not None else data
+        say(f"wrote {pages.save(experiment, data)}")
+        if lost := [] if published is None else sorted(_seeds_in(published) - _seeds_in(data)):
+            say(f"no longer published, since {out} does not hold them: {', '.join(lost)}")
         _build((experiment.name,))
     _show(experiment, out)
+
+
+def _seeds_in(data: Data) -> set[str]:
+    """Every variant with each of its seeds."""
+    rows = [row for row in data["rows"] if "variant" in row and isinstance(row.get("seeds"), list)]
+    return {f"{row['variant']} seed {seed}" for row in rows for seed in row["seeds"]}
 
 
 def _show(experiment: Experiment, out: Path) -> None:

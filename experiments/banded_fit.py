@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from experiments.engine.anatomy import effective_rank
-from experiments.engine.measurement import machine, on_one_thread
+from experiments.engine.measurement import keep_seeds, machine, on_one_thread
 from experiments.engine.records import Message, Options
 from longshort.files import write_json
 
@@ -92,6 +92,7 @@ def measure(options: Options, message: Message) -> None:
     lengths, widths = (QUICK_LENGTHS, QUICK_WIDTHS) if options.quick else (LENGTHS, WIDTHS)
     steps = options.steps or (QUICK_STEPS if options.quick else STEPS)
     fits: list[dict[str, Any]] = []
+    keep_seeds(options.out / RESULTS, options)
     with on_one_thread(options) as seconds:
         for n in lengths:
             for d, seed, windowed in itertools.product(widths, options.seeds, (False, True)):

@@ -132,6 +132,8 @@ def build(
     """Fetch what is missing, then write a file per split. A second call fetches only what the first did not."""
     if unknown := [split for split in splits if split not in SPLITS]:
         raise CorpusError(f"--splits must be among {', '.join(SPLITS)}, got {', '.join(unknown)}")
+    if mirror is not None and "://" not in mirror:
+        raise CorpusError(f"--mirror must be an address, as in {Path(mirror).resolve().as_uri()}, got {mirror!r}")
     needed = [book for book in books if any(book.split in SPLITS[split] for split in splits)]
     with alone_in(out):
         sources = _fetch_all(needed, out / SOURCES, mirror=mirror, parallel=parallel, say=say)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.engine.measurement import machine, on_one_thread
+from experiments.engine.measurement import keep_seeds, machine, on_one_thread
 from experiments.engine.records import Message, Options
 from longshort.files import write_json
 from longshort.losses import BASES, transform_scores
@@ -148,6 +148,7 @@ def measure(options: Options, message: Message) -> None:
     starts, steps = (QUICK_STARTS, QUICK_STEPS) if options.quick else (STARTS, STEPS)
     steps = options.steps or steps
     rows = []
+    keep_seeds(options.out / RESULTS, options)
     with on_one_thread(options) as seconds:
         for network, kind, seed in itertools.product(NETWORKS, SPOILT, options.seeds):
             for base in BASE_LOSSES[network]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from experiments.engine import figures, measures, tables
 from experiments.engine.evidence import FAILS, HOLDS, interval, verdict_of
-from experiments.engine.measurement import machine, on_one_thread
+from experiments.engine.measurement import keep_seeds, machine, on_one_thread
 from experiments.engine.measures import Row
 from experiments.engine.records import Claim, Data, Experiment, Finding, Message, Options
 from longshort.files import write_json
@@ -89,6 +89,7 @@ def cases(name: str, seed: int, draws: int) -> list[dict[str, Any]]:
 def measure(options: Options, message: Message) -> None:
     """Draw for every policy and seed."""
     draws = QUICK_DRAWS if options.quick else DRAWS
+    keep_seeds(options.out / RESULTS, options)
     with on_one_thread(options) as seconds:
         rows = []
         for name in POLICIES:

@@ -117,8 +117,10 @@ def _summed(rows: Sequence[dict[str, Any]], x: str, y: str, *, each_seed: bool) 
             finite = [value for value in values if value is not None]
             mean = sum(finite) / len(finite) if len(finite) == len(values) else None
             means.append({**found[0], "detail": "", x: place, y: mean})
+            if mean is None:
+                continue
             ends = (found[0].get("low"), found[0].get("high")) if len(found) == 1 else (min(finite), max(finite))
-            if mean is not None and ends[0] is not None:
+            if ends[0] is not None:
                 spread.append({**found[0], "detail": "", x: place, "low": ends[0], "high": ends[1]})
     return spread, means, single
 

@@ -5,14 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
 from benchmarks.harness import machine
+from experiments.engine.measures import read_json
 from experiments.engine.records import Options
 from experiments.engine.sweep import remember_command
+from longshort.train import ConfigError
 
-__all__ = ["machine", "on_one_thread"]
+__all__ = ["keep_seeds", "machine", "on_one_thread"]
+
+
+def keep_seeds(path: Path, options: Options) -> None:
+    """Raise if the results there have seeds that this call does not measure again: it would write over them."""
+    found = read_json(path) if path.is_file() else {}
+    seeds = found.get("seeds", found.get("settings", {}).get("seeds", []))
+    if not set(seeds) <= set(options.seeds):
+        there, every = (",".join(map(str, sorted(numbers))) for numbers in (seeds, {*seeds, *options.seeds}))
+        raise ConfigError(
+            f"{path}: holds seeds {there}, which this call would replace; measure them together, with --seeds {every}, "
+            "or choose another folder with --out"
+        )
 
 
 @contextmanager

@@ -74,7 +74,20 @@ def outcomes(folder: Path) -> list[Outcome]:
             found.append(Outcome(run=run, after=_after(run)))
     if not found:
         raise RunError(f"{folder}: holds no evaluated run yet; train first, or unpack results into it")
+    _check_each_is_one(found)
     return sorted(found, key=lambda outcome: outcome.run.seed)
+
+
+def _check_each_is_one(found: Iterable[Outcome]) -> None:
+    """Raise if two runs are the same variant with the same seed, as a copy is: they would count as two seeds."""
+    seen: dict[tuple[str, int], Path] = {}
+    for outcome in found:
+        first = seen.setdefault((outcome.variant, outcome.run.seed), outcome.run.path)
+        if first != outcome.run.path:
+            raise RunError(
+                f"{first} and {outcome.run.path}: both are {outcome.variant} with seed {outcome.run.seed}; move one "
+                "out of the folder"
+            )
 
 
 def _after(run: Run) -> dict[str, Any]:

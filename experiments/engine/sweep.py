@@ -21,7 +21,7 @@ from experiments.engine import timing
 from experiments.engine.base import base_config, on_cuda, token_folder
 from experiments.engine.measures import AFTER, COMMANDS, STEP_TIMES, read_json
 from experiments.engine.records import Experiment, Message, Options
-from longshort.files import write_json
+from longshort.files import alone_in, write_json
 from longshort.report.compare import Trial, trials_of
 from longshort.runs import Reader, read_log
 from longshort.train import ConfigError, TrainConfig
@@ -190,13 +190,14 @@ def time_steps(experiment: Experiment, options: Options, message: Message) -> Pa
 
 
 def remember_command(out: Path) -> None:
-    """Record how the results in this folder were made."""
+    """Record how the results in this folder were made; calls side by side wait for each other."""
     path = out / COMMANDS
     entry = {
         "command": shlex.join(["python", "-m", "experiments", *sys.argv[1:]]),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    write_json(path, [*(read_json(path) if path.is_file() else []), entry])
+    with alone_in(out, wait=True):
+        write_json(path, [*(read_json(path) if path.is_file() else []), entry])
 
 
 class _Lines:

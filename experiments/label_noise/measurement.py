@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from experiments.engine.measurement import machine, on_one_thread
+from experiments.engine.measurement import keep_seeds, machine, on_one_thread
 from experiments.engine.measures import read_json, renamed
 from experiments.engine.records import Message, Options
 from experiments.engine.sweep import chosen
@@ -51,6 +51,8 @@ def measure(options: Options, message: Message) -> None:
     wanted = pairs(options)
     known = None if options.data is None else fingerprint(options.data)
     sizes = QUICK_SIZES if options.quick else SIZES
+    for dataset, model in wanted:
+        keep_seeds(options.out / f"{dataset}-{model}.json", options)
     with on_one_thread(options):
         for dataset, model in wanted:
             settings = QUICK_SETTINGS if options.quick else TRANSFORMER_SETTINGS if model == "transformer" else SETTINGS

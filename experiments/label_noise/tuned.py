@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from experiments.engine.base import on_cuda
-from experiments.engine.measurement import machine, on_one_thread
+from experiments.engine.measurement import keep_seeds, machine, on_one_thread
 from experiments.engine.measures import read_json
 from experiments.engine.records import Message, Options
 from experiments.engine.sweep import chosen
@@ -79,6 +79,8 @@ def measure(options: Options, message: Message) -> None:
     pieces = _pieces(options)
     sources = {} if options.data is None else {p.name: _file(p, options.data) for p, _ in pieces.values()}
     known = {name: fingerprint(file) for name, file in sources.items()}
+    for name in pieces:
+        keep_seeds(options.out / f"{name}.json", options)
     with on_one_thread(options):
         for name, (pictures, share) in pieces.items():
             path = options.out / f"{name}.json"

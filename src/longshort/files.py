@@ -43,6 +43,15 @@ def give_usual_mode(path: Path) -> None:
     os.chmod(path, 0o666 & ~_umask())
 
 
+def check_writable(path: Path) -> None:
+    """Raise if no file can be written to `path`. Call it before the work whose result goes there."""
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path}: not a file; give the name of a file to write")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path.parent):
+        pass
+
+
 def check_replaceable(path: Path, mark: str) -> None:
     """Raise if `path` is a user's own file: files that we write under such a name always contain `mark`.
 

@@ -67,6 +67,12 @@ def test_only_the_files_of_the_chosen_splits_are_fetched(folder, out):
         build(out, BOOKS, splits=("test",))
 
 
+def test_a_mirror_that_is_no_address_is_named_with_the_one_it_may_be(folder, out):
+    with pytest.raises(CorpusError, match=re.escape(f"--mirror must be an address, as in {folder.as_uri()}, got")):
+        build(out, BOOKS, mirror=str(folder), say=lambda line: None)
+    assert not out.exists()
+
+
 def test_a_missing_file_is_named_and_the_next_call_fetches_only_that(folder, out):
     missing = folder / "Two" / "a b.txt"
     content = missing.read_bytes()

@@ -1,5 +1,7 @@
 """The experiments that measure something themselves: free Q and K, latency, label noise, descent."""
 
+import json
+
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -7,6 +9,7 @@ from typer.testing import CliRunner
 from experiments import load
 from experiments.__main__ import app
 from experiments.banded_fit import learn, rank_needed, target
+from longshort.files import write_json
 from longshort.report.figures import specification
 
 
@@ -52,3 +55,21 @@ def test_the_quick_version_measures_and_is_not_published(name, tmp_path, monkeyp
 def test_latency_without_a_gpu_is_an_error(tmp_path):
     shown = CliRunner().invoke(app, ["latency", "--device", "cpu", "--out", str(tmp_path)])
     assert shown.exit_code == 1 and "needs a CUDA GPU" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("degrees-of-freedom", "results.json"),
+        ("gumbel-score", "gumbel-score.json"),
+        ("loss-landscape", "results.json"),
+        ("label-noise", "mixture-mlp.json"),
+        ("label-noise-images", "mixture-0.json"),
+    ],
+)
+def test_seeds_that_were_measured_are_not_written_over(name, file, tmp_path):
+    there = {"seeds": [1, 2]} if name.startswith("label") else {"settings": {"seeds": [1, 2]}}
+    write_json(tmp_path / file, there)
+    shown = CliRunner().invoke(app, [name, "--quick", "--seeds", "2,3", "--device", "cpu", "--out", str(tmp_path)])
+    assert shown.exit_code == 1 and f"{file}: holds seeds 1,2, which this call would replace" in shown.stderr
+    assert "--seeds 1,2,3" in shown.stderr and json.loads((tmp_path / file).read_text()) == there

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import tarfile
 
 import pytest
@@ -10,10 +11,13 @@ from experiments import NAMES, load
 from experiments.engine.pack import LOGIT_READINGS, TRAIN_RECORDS, compact, pack, unpack
 from experiments.engine.records import Options
 from experiments.engine.sweep import plan_sweep
-from longshort.files import write_json
+from longshort.files import LOCK, alone_in, write_json
+from longshort.runs import RunError
+from longshort.train.folder import check_is_a_run_folder
+from longshort.train.sweeps.processes import write_config
 
 from ...report.synthetic import logits_of, run_record, train_record
-from ..made_up import made_up_sweep
+from ..made_up import made_up_sweep, rewrite
 
 
 def test_long_logs_are_thinned_without_losing_extremes_or_what_is_not_finite():
@@ -98,20 +102,78 @@ def test_links_in_a_pack_are_refused(tmp_path):
         unpack(tmp_path / "bad.tar.gz", tmp_path / "here")
 
 
-@pytest.mark.parametrize("harm", ["cut", "flip", "empty", "json"])
+DAMAGED = {
+    "json": {"commands.json": b"[{"},
+    "kind": {"commands.json": b"{}"},
+    "config": {"ls-seed0/config.json": b"{"},
+    "log": {"ls-seed0/metrics.jsonl": b'{"kind": "run"}\n{"kin\n'},
+    "line": {"ls-seed0/metrics.jsonl": b"7\n"},
+    "bytes": {"ls-seed0/after.json": b"\xff"},
+}
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip", "empty", *DAMAGED])
 def test_a_damaged_pack_changes_nothing_and_is_named(harm, tmp_path):
     made_up_sweep(load("endurance"), tmp_path / "there")
     archive = pack(tmp_path / "there", tmp_path / "results.tar.gz")
     whole = archive.read_bytes()
     middle = len(whole) // 2
-    if harm == "json":
-        archive_of(archive, **{"commands.json": b"[{"})
+    if harm in DAMAGED:
+        archive_of(archive, **DAMAGED[harm])
     else:
         flipped = whole[:middle] + bytes(64) + whole[middle + 64 :]
         archive.write_bytes({"cut": whole[:middle], "flip": flipped, "empty": b""}[harm])
     with pytest.raises(ValueError, match=r"results.tar.gz: damaged, or not a pack"):
         unpack(archive, tmp_path / "here")
     assert not (tmp_path / "here").exists()
+
+
+def measured(seeds=(), names=(), failed=(), draws=5):
+    rows = [*({"name": name} for name in names), *({"name": name, "failed": "out of memory"} for name in failed)]
+    return {"settings": {"draws": draws, "seeds": list(seeds)}, "rows": rows}
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        (measured(seeds=[0]), measured(seeds=[0, 1])),
+        (measured(names=["full"], failed=["1+7"]), measured(names=["full", "1+7"])),
+        ({"seeds": [0]}, {"seeds": [0, 1]}),
+    ],
+)
+def test_of_a_measurement_in_both_the_one_that_has_more_stays(mine, theirs, tmp_path):
+    write_json(tmp_path / "less" / "m.json", mine)
+    write_json(tmp_path / "more" / "m.json", theirs)
+    less, more = (pack(tmp_path / place, tmp_path / f"{place}.tar.gz") for place in ("less", "more"))
+    assert unpack(more, tmp_path / "less") == [] and unpack(less, tmp_path / "more") == ["m.json"]
+    assert all(json.loads((tmp_path / place / "m.json").read_text()) == theirs for place in ("less", "more"))
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "words"),
+    [
+        (measured(seeds=[0]), measured(seeds=[1]), "has not seed 0"),
+        (measured(names=["full", "1+7"]), measured(names=["full", "2+6"]), r"has not 1\+7"),
+        (measured(seeds=[0]), measured(seeds=[0], draws=6), "has other settings"),
+    ],
+)
+def test_a_measurement_that_would_replace_another_is_refused(mine, theirs, words, tmp_path):
+    write_json(tmp_path / "here" / "m.json", mine)
+    write_json(tmp_path / "there" / "m.json", theirs)
+    write_json(tmp_path / "there" / "a.json", theirs)
+    with pytest.raises(ValueError, match=f"r.tar.gz: its m.json {words}, and would replace the one in .*here"):
+        unpack(pack(tmp_path / "there", tmp_path / "r.tar.gz"), tmp_path / "here")
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["m.json"]
+    assert json.loads((tmp_path / "here" / "m.json").read_text()) == mine
+
+
+def test_a_damaged_log_in_the_folder_is_named_before_anything_is_unpacked(tmp_path):
+    there, here = (made_up_sweep(load("endurance"), tmp_path / place) for place in ("there", "here"))
+    (here / "plain-seed0" / "metrics.jsonl").write_text('{"kind": "run"}\n{"kind\n{"kind": "end", "step": 3}\n')
+    before = (here / "ls-seed0" / "metrics.jsonl").read_bytes()
+    with pytest.raises(RunError, match=r"plain-seed0/metrics.jsonl, line 2"):
+        unpack(pack(there, tmp_path / "r.tar.gz"), here)
+    assert (here / "ls-seed0" / "metrics.jsonl").read_bytes() == before
 
 
 def test_a_run_that_came_farther_than_the_packs_stays(tmp_path):
@@ -125,18 +187,51 @@ def test_a_run_that_came_farther_than_the_packs_stays(tmp_path):
     assert experiment.collect(tmp_path / "here")["rows"][0]["steps"] == [120]
 
 
+@pytest.mark.parametrize("last", ["after.json", "end"])
+def test_of_equally_many_steps_the_run_that_is_done_stays(last, tmp_path):
+    here, there = (made_up_sweep(load("endurance"), tmp_path / place, variants=("ls",)) for place in ("here", "there"))
+    (there / "ls-seed0" / "after.json").unlink()
+    if last == "end":  # stopped at its last step, before it was recorded as finished
+        (here / "ls-seed0" / "after.json").unlink()
+        rewrite(
+            there / "ls-seed0", lambda record: record | {"status": "stopped"} if record["kind"] == "end" else record
+        )
+    before = {path: path.read_bytes() for path in (here / "ls-seed0").iterdir()}
+    assert unpack(pack(there, tmp_path / "r.tar.gz"), here) == ["ls-seed0"]
+    assert {path: path.read_bytes() for path in (here / "ls-seed0").iterdir()} == before
+    shutil.rmtree(there)
+    assert unpack(pack(here, tmp_path / "r.tar.gz"), there) == []
+
+
+def with_settings(folder, **sections):
+    """The run with this configuration in its log, and with that of a later call, which was refused, beside it."""
+    rewrite(folder, lambda record: record | {"config": sections} if record["kind"] == "run" else record)
+    write_json(folder / "config.json", {"task": {"length": 1024}})
+
+
 def test_a_run_of_the_same_name_with_other_settings_is_refused(tmp_path):
     for place, length in (("here", 512), ("there", 256)):
         made_up_sweep(load("endurance"), tmp_path / place, variants=("ls",))
-        config = {"task": {"name": "recall", "length": length}, "run": {"out": place}}
-        write_json(tmp_path / place / "ls-seed0" / "config.json", config)
+        with_settings(tmp_path / place / "ls-seed0", task={"name": "recall", "length": length}, run={"out": place})
     archive = pack(tmp_path / "there", tmp_path / "r.tar.gz")
     before = {path: path.read_bytes() for path in (tmp_path / "here").rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match=r"its run ls-seed0 has task.length 256, and the one in .*here has 512"):
         unpack(archive, tmp_path / "here")
     assert {path: path.read_bytes() for path in (tmp_path / "here").rglob("*") if path.is_file()} == before
-    write_json(tmp_path / "here" / "ls-seed0" / "config.json", {"task": {"length": 256}, "run": {"out": "elsewhere"}})
+    with_settings(tmp_path / "here" / "ls-seed0", task={"length": 256}, run={"out": "elsewhere"})
+    write_json(tmp_path / "here" / "ls-seed0" / "config.json", {"task": {"length": 2048}})
     assert unpack(archive, tmp_path / "here") == []
+
+
+def test_a_run_under_way_is_not_replaced(tmp_path):
+    here, there = (made_up_sweep(load("endurance"), tmp_path / place) for place in ("here", "there"))
+    archive = pack(there, tmp_path / "r.tar.gz")
+    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    with alone_in(here / "plain-seed0"), pytest.raises(ValueError, match="plain-seed0: in use by another process"):
+        unpack(archive, here)
+    found = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    assert {path: content for path, content in found.items() if path.name != LOCK} == before
+    assert unpack(archive, here) == []
 
 
 def test_a_run_that_a_pack_replaces_leaves_nothing_behind(tmp_path):
@@ -157,6 +252,31 @@ def test_the_runs_of_every_experiment_can_be_packed_and_unpacked(tmp_path):
                 (trial.out / "metrics.jsonl").touch()
             unpack(pack(there, tmp_path / "r.tar.gz"), here)
             assert sorted(path.name for path in here.iterdir()) == sorted(path.name for path in there.iterdir())
+
+
+def test_a_run_that_failed_before_its_log_can_be_run_where_it_is_unpacked(tmp_path):
+    (trial,) = plan_sweep(load("endurance"), Options(out=tmp_path / "there", device="cpu", variants=("ls",)), data=None)
+    write_config(trial.config)
+    (trial.out / "output.txt").write_text("OutOfMemoryError\n")
+    unpack(pack(tmp_path / "there", tmp_path / "r.tar.gz"), tmp_path / "here")
+    check_is_a_run_folder(tmp_path / "here" / "ls-seed0")
+    assert (tmp_path / "here" / "ls-seed0" / "output.txt").is_file()
+
+
+def test_files_that_are_no_results_do_not_spoil_a_pack(tmp_path):
+    there = made_up_sweep(load("endurance"), tmp_path / "there", variants=("ls",))
+    (there / "my notes.json").write_text("{}")
+    (there / "folder.json").mkdir()
+    shutil.copytree(there / "ls-seed0", there / "ls-seed0 (copy)")
+    unpack(pack(there, tmp_path / "r.tar.gz"), tmp_path / "here")
+    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == ["ls-seed0"]
+
+
+def test_a_copy_of_a_run_is_not_counted_as_another_seed(tmp_path):
+    made_up_sweep(load("endurance"), tmp_path, variants=("ls",))
+    shutil.copytree(tmp_path / "ls-seed0", tmp_path / "ls-seed0-before")
+    with pytest.raises(RunError, match=r"ls-seed0 and .*ls-seed0-before: both are ls with seed 0; move one out"):
+        load("endurance").collect(tmp_path)
 
 
 def test_a_folder_without_results_is_an_error(tmp_path):

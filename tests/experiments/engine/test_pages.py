@@ -54,6 +54,16 @@ def test_the_committed_table_of_claims_is_what_the_data_give():
     assert f"{pages.START}\n\n{pages.claims_table(map(load, NAMES))}\n\n{pages.END}" in text
 
 
+def test_seeds_that_a_folder_does_not_hold_are_named_when_it_is_published_over_them(folders, tmp_path):
+    said = []
+    for seeds in ((0, 1), (1, 2)):
+        runs = made_up_sweep(load("endurance"), tmp_path / f"runs{seeds[0]}", variants=("ls",), seeds=seeds)
+        shown = CliRunner().invoke(app, ["endurance", "--out", str(runs), "--publish"])
+        assert shown.exit_code == 0, shown.output
+        said.append([line for line in shown.output.splitlines() if line.startswith("no longer published")])
+    assert said == [[], [f"no longer published, since {tmp_path / 'runs1'} does not hold them: ls seed 0"]]
+
+
 def test_results_are_published_and_their_page_has_a_picture(folders, tmp_path):
     results, built = folders
     made_up_sweep(load("positions"), tmp_path / "runs", variants=("*-rotary",))

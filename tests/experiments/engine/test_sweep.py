@@ -3,6 +3,8 @@
 import json
 import shutil
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from typer.testing import CliRunner
@@ -157,6 +159,67 @@ def test_the_list_names_every_experiment_and_its_cost():
     assert all(experiment.name in shown.output and experiment.cost in shown.output for experiment in map(load, NAMES))
 
 
+def test_results_of_another_experiment_are_not_mixed_in(tmp_path):
+    there = made_up_sweep(load("endurance"), tmp_path / "there")
+    entry = {"command": "python -m experiments --parallel 2 endurance --data 'd e'", "started": "2026"}
+    (there / "commands.json").write_text(json.dumps([entry]))
+    archive, here = pack(there, tmp_path / "r.tar.gz"), tmp_path / "here"
+    shown = call("explosion", "--out", here, "--unpack", archive)
+    assert_one_line_error(shown, "r.tar.gz: holds results of endurance, not of explosion")
+    assert not here.exists()
+    for arguments in (("--publish",), (*QUICK, "--variants", "ls-6e-4")):
+        assert_one_line_error(call("explosion", "--out", there, *arguments), "there: holds results of endurance")
+    assert call("endurance", "--out", here, "--unpack", archive).exit_code == 0
+
+
+def test_a_pack_that_cannot_be_written_is_an_error_before_the_runs(corpus, tmp_path):
+    (tmp_path / "file").touch()
+    common = ("endurance", *QUICK, "--data", corpus, "--variants", "ls", "--out", tmp_path / "out")
+    for archive in (tmp_path, tmp_path / "file" / "r.tar.gz"):
+        assert_one_line_error(call(*common, "--pack", archive), str(tmp_path))
+    assert not (tmp_path / "out").exists()
+
+
+def test_several_packs_are_unpacked_and_packed_in_one_call(tmp_path):
+    packs = []
+    for seed in (0, 1):
+        made_up_sweep(load("endurance"), tmp_path / str(seed), seeds=(seed,), variants=("ls",))
+        packs.append(pack(tmp_path / str(seed), tmp_path / f"{seed}.tar.gz"))
+    both, common = tmp_path / "both.tar.gz", ("endurance", "--out", tmp_path / "here", "--unpack", packs[0])
+    assert_one_line_error(
+        call(*common, packs[1]), "for several packs, repeat --unpack", "1.tar.gz"
+    )  # as a shell expands *
+    shown = call(*common, "--unpack", packs[1], "--pack", both)
+    assert shown.exit_code == 0 and f"wrote {both}" in shown.output, shown.output
+    unpack(both, tmp_path / "there")
+    assert runs_in(tmp_path / "there") == ["ls-seed0", "ls-seed1"]
+
+
+def test_calls_side_by_side_in_one_folder_are_all_recorded(tmp_path, monkeypatch):
+    def slowly(path):
+        found = json.loads(path.read_text())
+        time.sleep(0.02)
+        return found
+
+    monkeypatch.setattr(sweep, "read_json", slowly)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(sweep.remember_command, [tmp_path] * 8))
+    assert len(json.loads((tmp_path / "commands.json").read_text())) == 8
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_results_of_quick_and_of_full_size_are_not_mixed(quick, tmp_path):
+    here, there = (made_up_sweep(load("endurance"), tmp_path / place) for place in ("here", "there"))
+    for folder, option in ((here, " --quick" if quick else ""), (there, "" if quick else " --quick")):
+        (folder / "commands.json").write_text(json.dumps([{"command": f"python -m experiments endurance{option}"}]))
+    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    words = f"here: holds results of {'--quick' if quick else 'full size'}"
+    shown = call("endurance", "--out", here, "--device", "cpu", "--minutes", 0, *(() if quick else ("--quick",)))
+    assert_one_line_error(shown, words)
+    assert_one_line_error(call("endurance", "--out", here, "--unpack", pack(there, tmp_path / "r.tar.gz")), words)
+    assert {path: path.read_bytes() for path in here.rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -172,6 +235,8 @@ def test_the_list_names_every_experiment_and_its_cost():
         (["heads-and-window", "--quick", "model.window=9"], ["model.window=9 has no effect"]),
         (["explosion", "--quick", "telemetry.logits_every=0"], ["telemetry.logits_every must be at least 1"]),
         (["explosion", "--unpack", __file__], ["damaged, or not a pack"]),
+        (["explosion", "--publish", "--variants", "ls-*"], ["--publish take whole packs and folders", "'ls-*'"]),
+        (["explosion", "--add"], ["--add must come with --publish"]),
     ],
 )
 def test_bad_input_ends_in_one_line(arguments, words, tmp_path):
