@@ -85,4 +85,4 @@ def test_runs_are_collected_and_drawn(tmp_path):
     data = EXPERIMENT.collect(made_up_sweep(EXPERIMENT, tmp_path))
     assert "| ls-2 | 1 |" in EXPERIMENT.table(data)
     drawn = str(EXPERIMENT.figure(data).to_dict())
-    assert "others" in drawn and "layer-wise" in drawn
+    assert "qk-clip" in drawn and "layer-wise" in drawn
