@@ -194,6 +194,24 @@ def test_second_derivative_is_a_clear_error() -> None:
         torch.autograd.grad(linear_cross_entropy(hidden, weight, targets), hidden, create_graph=True)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("settings", [{}, {"exponent": 0.5, "z_weight": 0.1}, {"softcap": 3.0}])
+def test_derivatives_of_torch_func_are_those_of_autograd(settings: dict[str, float]) -> None:
+    hidden, weight, targets = case()
+    targets[1] = -100
+
+    def loss(hidden: Tensor, weight: Tensor) -> Tensor:
+        return linear_cross_entropy(hidden, weight, targets, **settings)
+
+    expected = torch.autograd.grad(loss(hidden, weight), (hidden, weight))
+    hidden, weight = hidden.detach(), weight.detach()
+    torch.testing.assert_close(torch.func.grad(loss, argnums=(0, 1))(hidden, weight), expected)
+    directions = torch.randn_like(hidden), torch.randn_like(weight)
+    value, slope = torch.func.jvp(loss, (hidden, weight), directions)
+    torch.testing.assert_close(value, loss(hidden, weight))
+    torch.testing.assert_close(slope, sum((g * d).sum() for g, d in zip(expected, directions, strict=True)))
+
+
 def test_gradients_pass_gradcheck() -> None:
     hidden, weight, targets = case(n=5, d=3, v=4)
     targets[1] = -100

@@ -135,7 +135,7 @@ def test_labels_that_cannot_be_are_refused():
     tokens = torch.randint(16, (2, 4))
     with pytest.raises(ValueError, match=r"labels must be int64 of shape \(2,\)"):
         model()(tokens, torch.zeros(3, dtype=torch.long))
-    with pytest.raises(ValueError, match="labels must be from 0 to 2, got from 0 to 3"):
+    with pytest.raises(ValueError, match="labels must be from 0 to 2, got values from 0 to 3"):
         model()(tokens, torch.tensor([0, 3]))
 
 

@@ -1,6 +1,7 @@
 """The model: sizes, what a position may depend on, inputs and outputs, and how it trains."""
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -428,3 +429,18 @@ def test_an_adapter_around_the_head_enters_logits_loss_and_gradients() -> None:
     squared = logits.logsumexp(-1).flatten()[counted].square().mean()
     torch.testing.assert_close(model.train()(tokens, targets).loss, loss + 0.01 * squared)
     assert model(tokens, torch.full_like(targets, -100)).loss == 0
+
+
+def test_torch_func_gives_the_gradients_of_each_sequence_apart() -> None:
+    model, tokens = tiny(), draw(3, 12)
+    targets = tokens.roll(-1, 1).index_fill(1, torch.tensor([5]), -100)
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+
+    def loss(weights: dict[str, Tensor], tokens: Tensor, targets: Tensor) -> Tensor:
+        return torch.func.functional_call(model, weights, (tokens[None], targets[None])).loss
+
+    with warnings.catch_warnings(action="ignore"):  # torch says that a mapped op runs once per entry
+        each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(weights, tokens, targets)
+    for index in range(3):
+        alone = gradients(model, model(tokens[index, None], targets[index, None]).loss)
+        torch.testing.assert_close({name: grad[index] for name, grad in each.items()}, alone)

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from longshort.model.config import GPTConfig
 from longshort.model.gpt import GPT
+from longshort.model.inputs import check_range
 from longshort.nn import RMSNorm, SequenceBatchNorm
 from longshort.ops.options import Stats
 
@@ -125,10 +126,8 @@ class SequenceClassifier(nn.Module):
             raise ValueError(
                 f"labels must be int64 of shape ({len(tokens)},), got {labels.dtype} of shape {tuple(labels.shape)}"
             )
-        if labels is not None and labels.device.type == "cpu" and not torch.compiler.is_compiling() and len(labels):
-            smallest, largest = int(labels.min()), int(labels.max())
-            if smallest < 0 or largest >= self.n_classes:
-                raise ValueError(f"labels must be from 0 to {self.n_classes - 1}, got from {smallest} to {largest}")
+        if labels is not None:
+            check_range("labels", labels, self.n_classes)
         hidden, statistics = self.trunk.hidden(tokens, segments=segments, stats=stats)
         pooled = _mean_of_real(hidden, segments)
         settings, weight, loss = self.config.loss, self.head.weight, None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from longshort.heads import HeadPlan
-from longshort.ops import schema, sdpa
+from longshort.ops import schema, sdpa, transforms
 from longshort.ops.options import Options, Stats, extremes_of
 from longshort.ops.reference import reference
 from longshort.ops.smoothing import Smoothing, key_decays, smooth_keys, smooth_values
@@ -170,7 +170,7 @@ def packed_attention(
         )
     (qkv,) = as_autocast(qkv)
     q, k, v = schema.unpacked(qkv, plan.n_heads, n_kv_heads)
-    if chosen_backend(backend, q) != "triton":
+    if chosen_backend(backend, q) != "triton" or transforms.active():
         shared: dict[str, Any] = {"scale": scale, "causal": causal, "softcap": softcap, "segments": segments}
         return attention(q, k, v, plan, **shared, sinks=sinks, stats=stats, backend=backend)
     check_tensors(q, k, v)
