@@ -134,6 +134,11 @@ def test_op_offers_no_gradient_of_its_gradients() -> None:
     assert [x.requires_grad for x in outputs] == [True, False, False, False]
 
 
+def test_loss_has_a_shape_on_the_meta_device() -> None:
+    hidden, weight, targets = (x.to("meta") for x in case())
+    assert linear_cross_entropy(hidden, weight, targets).shape == ()
+
+
 def test_large_logits_neither_overflow_nor_underflow() -> None:
     hidden, weight, targets = case(dtype=torch.float32)
     loss = linear_cross_entropy(1e3 * hidden, weight, targets)

@@ -56,7 +56,7 @@ def _is_number(value: object, kinds: Any) -> bool:
 def check_input(x: Tensor, width: int, positions: Tensor | None) -> None:
     """Raise unless x is (B, T, width), and the positions, if any, are integers (T,), (1, T) or (B, T)."""
     if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[2] != width:
-        found = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        found: object = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"x must be a tensor of shape (batch, positions, {width}), got {found}")
     if positions is None:
         return
