@@ -1,5 +1,6 @@
 """The cache: decoding gives what a full forward pass gives, rows and bytes are what they should be."""
 
+from functools import partial
 from itertools import count
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshort import HeadPlan, LSAttention, LSCache, attention
-from longshort.nn import layer_cache
+from longshort.nn import LSStaticCache, layer_cache
 
 from .decoding import TIGHT, build, draw, full
 
@@ -522,6 +523,24 @@ def test_a_layer_that_was_given_tokens_on_its_own_is_noticed():
 def test_bad_sizes_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         build().new_cache(**options)
+
+
+@pytest.mark.parametrize("kind", [LSCache, partial(LSStaticCache, max_length=8)])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"plans": HeadPlan.full(2)},
+            "plans must be a sequence of HeadPlan or LayerReach, one per layer, got HeadPlan",
+        ),
+        ({"plans": [None]}, r"plans must be a sequence of HeadPlan or LayerReach, one per layer, got \['NoneType'\]"),
+        ({"n_kv_heads": 0}, "n_kv_heads must be an integer and at least 1, got 0"),
+        ({"dtype": "float32"}, "dtype must be a floating-point type, got float32"),
+    ],
+)
+def test_what_no_cache_can_be_made_of_is_named(kind, options, message):
+    with pytest.raises(ValueError, match=message):
+        kind(**({"plans": [HeadPlan.full(2)], "head_dim": 4} | options))
 
 
 @pytest.mark.parametrize(
