@@ -122,13 +122,23 @@ def test_it_learns_which_symbol_a_row_holds(norm):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"n_classes": 1}, "n_classes must be at least 2, got 1"),
+        ({"n_classes": 1}, "n_classes must be an integer >= 2, got 1"),
+        ({"n_classes": 2.5}, "n_classes must be an integer >= 2, got 2.5"),
         ({"norm": "group"}, "norm must be one of layer, batch, got 'group'"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         model(**arguments)
+
+
+def test_inputs_of_other_types_are_refused():
+    with pytest.raises(ValueError, match="config must be a GPTConfig, got dict"):
+        SequenceClassifier({"width": 8}, n_classes=2)
+    with pytest.raises(ValueError, match="tokens must be a tensor, got list"):
+        model()([[1, 2]])
+    with pytest.raises(ValueError, match="labels must be a tensor, got list"):
+        model()(torch.ones(1, 2, dtype=torch.long), [1])
 
 
 def test_labels_that_cannot_be_are_refused():

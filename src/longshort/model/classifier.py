@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from longshort.model.config import GPTConfig
 from longshort.model.gpt import GPT
-from longshort.model.inputs import check_range
+from longshort.model.inputs import check_range, check_tensor
 from longshort.nn import RMSNorm, SequenceBatchNorm
 from longshort.ops.options import Stats
 
@@ -53,8 +53,10 @@ class SequenceClassifier(nn.Module):
 
     def __init__(self, config: GPTConfig, *, n_classes: int, causal: bool = False, norm: str = "layer") -> None:
         super().__init__()
-        if n_classes < 2:
-            raise ValueError(f"n_classes must be at least 2, got {n_classes}")
+        if not isinstance(config, GPTConfig):
+            raise ValueError(f"config must be a GPTConfig, got {type(config).__name__}")
+        if not isinstance(n_classes, int) or n_classes < 2:
+            raise ValueError(f"n_classes must be an integer >= 2, got {n_classes!r}")
         if norm not in NORMS:
             raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}")
         self.config, self.n_classes, self.causal = config, n_classes, causal
@@ -122,6 +124,9 @@ class SequenceClassifier(nn.Module):
             segments: (B, T) integers, negative where a token is padding; None if there is no padding.
             stats: also return the extremes of the attention logits; "max" only the largest, which is cheaper.
         """
+        check_tensor("tokens", tokens)
+        if labels is not None:
+            check_tensor("labels", labels)
         if labels is not None and (labels.dtype != torch.int64 or labels.shape != tokens.shape[:1]):
             raise ValueError(
                 f"labels must be int64 of shape ({len(tokens)},), got {labels.dtype} of shape {tuple(labels.shape)}"
