@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from longshort.losses.head import TILE, padded_head, product_dtype
-from longshort.losses.transform import capped_scores, check_exponent, check_softcap, slope_of, transformed
+from longshort.losses.transform import capped_scores, check_exponent, check_softcap, is_number, slope_of, transformed
 from longshort.ops import transforms
 
 _TRITON = find_spec("triton") is not None
@@ -63,7 +63,7 @@ def linear_cross_entropy(
     >>> torch.allclose(loss, torch.nn.functional.cross_entropy(hidden @ weight.T, targets))
     True
     """
-    _check(hidden, weight, targets, z_weight, chunk)
+    _check(hidden, weight, targets, ignore_index, z_weight, chunk)
     check_exponent("exponent", exponent, "linear_below", linear_below)
     check_softcap("softcap", softcap, "exponent", exponent)
     dtype = product_dtype(hidden, weight)
@@ -282,7 +282,12 @@ def _backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, .
 torch.library.register_autograd("longshort::linear_cross_entropy", _backward, setup_context=_save)
 
 
-def _check(hidden: Tensor, weight: Tensor, targets: Tensor, z_weight: float, chunk: int | None) -> None:
+def _check(
+    hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: int, z_weight: float, chunk: int | None
+) -> None:
+    for name, x in (("hidden", hidden), ("weight", weight), ("targets", targets)):
+        if not isinstance(x, Tensor):
+            raise ValueError(f"{name} must be a tensor, got {type(x).__name__}")
     for name, x in (("hidden", hidden), ("weight", weight)):
         if x.ndim != 2 or not x.is_floating_point():
             raise ValueError(f"{name} must be a floating-point matrix, got {x.dtype} of shape {tuple(x.shape)}")
@@ -299,7 +304,14 @@ def _check(hidden: Tensor, weight: Tensor, targets: Tensor, z_weight: float, chu
         raise ValueError(
             f"hidden, weight and targets must be on one device, got {hidden.device}, {weight.device}, {targets.device}"
         )
-    if z_weight < 0:
-        raise ValueError(f"z_weight must be >= 0, got {z_weight}")
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk must be None or at least 1, got {chunk}")
+    if not is_number(z_weight) or not 0 <= z_weight <= 1e30:
+        raise ValueError(f"z_weight must be a number from 0 to 1e+30, got {z_weight!r}")
+    if chunk is not None and (not _is_integer(chunk) or chunk < 1):
+        raise ValueError(f"chunk must be None or an integer >= 1, got {chunk!r}")
+    if not _is_integer(ignore_index):
+        raise ValueError(f"ignore_index must be an integer, got {ignore_index!r}")
+
+
+def _is_integer(value: object) -> bool:
+    """A symbolic integer of torch.compile counts too."""
+    return isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
