@@ -333,3 +333,24 @@ def test_only_inputs_that_ask_for_it_get_a_gradient():
     v.requires_grad_()
     attention(q, k, v, HeadPlan(windows=(None, 3)), backend="blocked").out.sum().backward()
     assert v.grad is not None and q.grad is None and k.grad is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}, {"causal": False}], ids=str)
+@pytest.mark.parametrize(
+    "plan",
+    [
+        HeadPlan(windows=(None, 4)),
+        HeadPlan(windows=(None, 4), slopes=(0.1, 0.2)),
+        HeadPlan(windows=(4, 4), firsts=(1, 2)),
+    ],
+    ids=["windows", "slopes", "firsts"],
+)
+def test_devices_without_kernels_of_their_own_are_served(plan, options, dtype):
+    """The meta device stands for them: it has neither autocast nor flash attention."""
+    q, k, v = torch.empty(3, 2, 2, 30, 8, dtype=dtype, device="meta").unbind()
+    call = Options.of(plan, **options)
+    out, lse, *extremes = blocked.forward(q, k, v, call, None, 2, None)
+    assert out.shape == q.shape and lse.shape == q.shape[:3] and all(x.shape == (2,) for x in extremes)
+    grads = blocked.backward(out, q, k, v, out, lse, call, None, None)
+    assert all(grad.shape == q.shape for grad in grads[:3])

@@ -16,11 +16,14 @@ _IS_ARM = platform.machine().lower() in ("aarch64", "arm64")
 
 
 def serves(q: Tensor, *, scale: float, masked: bool) -> bool:
-    """Both kernels scale after masking, so scale must be > 0; CUDA's takes no mask and only half precision."""
+    """Both kernels scale after masking, so scale must be > 0; CUDA's takes no mask and only half precision. Other
+    devices have no such kernel."""
     if scale <= 0:
         return False
     if q.device.type == "cpu":
         return True
+    if q.device.type != "cuda":
+        return False
     half = q.dtype in (torch.float16, torch.bfloat16)
     return half and not masked and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
 
