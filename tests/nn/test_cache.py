@@ -585,3 +585,14 @@ def test_rows_lie_where_their_layer_computes():
             store.follow(torch.device("meta"))
     torch.testing.assert_close(fed(model, cache, tokens, [20, 1]), full(model, tokens), **TIGHT)
     assert {store.k.device for layer in cache.layers for store in layer.stores} == {tokens.device}
+
+
+def test_a_compiled_step_has_no_graph_breaks():
+    torch._dynamo.reset()
+    model, tokens = build(n_layers=1), draw(length=5)
+    compiled, cache = torch.compile(model, backend="eager", fullgraph=True), model.new_cache()
+    with torch.no_grad():
+        model(tokens[:, :4], cache=cache)
+        step = compiled(tokens[:, 4:], cache=cache).logits
+    torch.testing.assert_close(step, full(model, tokens)[:, 4:], **TIGHT)
+    torch._dynamo.reset()
