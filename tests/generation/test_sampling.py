@@ -1,5 +1,6 @@
 """Sampling: what may be drawn, what is drawn again, where it ends."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -153,20 +154,53 @@ def test_no_graph_is_kept(model):
         ("abc", {}, "prompt must be tokens, got text, .* 'abc'"),
         ([[0, 300]], {}, "prompt must be from 0 to 255, got values from 0 to 300"),
         ([[-1]], {}, "prompt must be from 0 to 255, got values from -1 to -1"),
-        (torch.tensor([[1]]), {"temperature": float("nan")}, "temperature must be >= 0, got nan"),
+        (torch.tensor([[1]]), {"temperature": float("nan")}, "temperature must be a number >= 0, got nan"),
         (torch.tensor([[1]]), {"max_new_tokens": 0}, "max_new_tokens must be an integer from 1 to 2.31 - 1, got 0"),
         (torch.tensor([[1]]), {"max_new_tokens": 2.5}, "max_new_tokens must be an integer from 1 to 2.31 - 1, got 2.5"),
         (torch.tensor([[1]]), {"stop": "\n"}, r"stop must be a token or tokens, .* stop_strings\), got '\\n'"),
         (torch.tensor([[1]]), {"stop": ["a", 3]}, r"stop must be a token or tokens, .* got \['a', 3\]"),
-        (torch.tensor([[1]]), {"temperature": -1.0}, "temperature must be >= 0, got -1"),
+        (iter([[1]]), {}, "prompt must be a tensor or a sequence of sequences of tokens, got list_iterator"),
+        (None, {}, "prompt must be a tensor or a sequence of sequences of tokens, got NoneType"),
+        ([[1]], {"temperature": "1"}, "temperature must be a number >= 0, got '1'"),
+        ([[1]], {"top_k": True}, "top_k must be None or an integer and at least 1, got True"),
+        ([[1]], {"top_p": "0.9"}, "top_p must be None or a number above 0 and at most 1, got '0.9'"),
+        ([[1]], {"min_p": "x"}, "min_p must be None or a number from 0 to 1, got 'x'"),
+        ([[1]], {"repetition_penalty": None}, "repetition_penalty must be a number from 1e-6 to 1e6, got None"),
+        ([[1]], {"seed": 1.5}, "seed must be None or an integer of 64 bits, .* got 1.5"),
+        ([[1]], {"seed": "a"}, "seed must be None or an integer of 64 bits, .* got 'a'"),
+        ([[1]], {"stop": True}, "stop must be a token or tokens, .* got True"),
+        ([[1]], {"stop_strings": None}, "stop_strings must be a sequence of texts that are not empty, got None"),
+        (torch.tensor([[1]]), {"temperature": -1.0}, "temperature must be a number >= 0, got -1"),
         (torch.tensor([[1]]), {"top_k": 0}, "top_k must be None or an integer and at least 1, got 0"),
         (torch.tensor([[1]]), {"top_k": 2.5}, "top_k must be None or an integer and at least 1, got 2.5"),
-        (torch.tensor([[1]]), {"top_p": 0.0}, "top_p must be None or above 0 and at most 1, got 0"),
-        (torch.tensor([[1]]), {"min_p": 1.5}, "min_p must be None or from 0 to 1, got 1.5"),
-        (torch.tensor([[1]]), {"repetition_penalty": 0.0}, "repetition_penalty must be from 1e-6 to 1e6, got 0"),
-        (torch.tensor([[1]]), {"top_p": 1.5}, "top_p must be None or above 0 and at most 1, got 1.5"),
+        ([[1]], {"top_p": 0.0}, "top_p must be None or a number above 0 and at most 1, got 0"),
+        (torch.tensor([[1]]), {"min_p": 1.5}, "min_p must be None or a number from 0 to 1, got 1.5"),
+        (
+            torch.tensor([[1]]),
+            {"repetition_penalty": 0.0},
+            "repetition_penalty must be a number from 1e-6 to 1e6, got 0",
+        ),
+        (torch.tensor([[1]]), {"top_p": 1.5}, "top_p must be None or a number above 0 and at most 1, got 1.5"),
     ],
 )
 def test_bad_arguments_are_named_at_the_call_and_not_at_the_first_token(model, prompt, options, message):
     with pytest.raises(ValueError, match=message):
         generate(model, prompt, **options)
+
+
+def test_only_a_language_model_generates(model):
+    with pytest.raises(ValueError, match="model must be a GPT, got Linear"):
+        generate(torch.nn.Linear(2, 2), [[1]])
+
+
+def test_seeds_and_stops_may_be_of_numpy_and_torch(model):
+    def tokens(**options):
+        return [int(token) for token in generate(model, [[1, 2]], max_new_tokens=6, **options)]
+
+    assert tokens(seed=np.int64(3)) == tokens(seed=3)
+    last = tokens(seed=3)[1]
+    assert (
+        tokens(seed=3, stop=torch.tensor([last]))
+        == tokens(seed=3, stop=torch.tensor(last))
+        == tokens(seed=3, stop=last)
+    )

@@ -134,6 +134,11 @@ def test_op_offers_no_gradient_of_its_gradients() -> None:
     assert [x.requires_grad for x in outputs] == [True, False, False, False]
 
 
+def test_loss_has_a_shape_on_the_meta_device() -> None:
+    hidden, weight, targets = (x.to("meta") for x in case())
+    assert linear_cross_entropy(hidden, weight, targets).shape == ()
+
+
 def test_large_logits_neither_overflow_nor_underflow() -> None:
     hidden, weight, targets = case(dtype=torch.float32)
     loss = linear_cross_entropy(1e3 * hidden, weight, targets)
@@ -192,6 +197,24 @@ def test_second_derivative_is_a_clear_error() -> None:
     hidden, weight, targets = case()
     with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
         torch.autograd.grad(linear_cross_entropy(hidden, weight, targets), hidden, create_graph=True)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("settings", [{}, {"exponent": 0.5, "z_weight": 0.1}, {"softcap": 3.0}])
+def test_derivatives_of_torch_func_are_those_of_autograd(settings: dict[str, float]) -> None:
+    hidden, weight, targets = case()
+    targets[1] = -100
+
+    def loss(hidden: Tensor, weight: Tensor) -> Tensor:
+        return linear_cross_entropy(hidden, weight, targets, **settings)
+
+    expected = torch.autograd.grad(loss(hidden, weight), (hidden, weight))
+    hidden, weight = hidden.detach(), weight.detach()
+    torch.testing.assert_close(torch.func.grad(loss, argnums=(0, 1))(hidden, weight), expected)
+    directions = torch.randn_like(hidden), torch.randn_like(weight)
+    value, slope = torch.func.jvp(loss, (hidden, weight), directions)
+    torch.testing.assert_close(value, loss(hidden, weight))
+    torch.testing.assert_close(slope, sum((g * d).sum() for g, d in zip(expected, directions, strict=True)))
 
 
 def test_gradients_pass_gradcheck() -> None:
@@ -327,8 +350,14 @@ def test_a_target_in_the_padding_is_no_class() -> None:
         ({"weight": torch.randn(9, 3, device="meta")}, "must be on one device, got cpu, meta, cpu"),
         ({"targets": torch.zeros(4, dtype=torch.int32)}, "targets must be int64"),
         ({"targets": torch.zeros(5, dtype=torch.long)}, r"targets must be int64 of shape \(4,\)"),
-        ({"z_weight": -1.0}, "z_weight must be >= 0, got -1.0"),
-        ({"chunk": 0}, "chunk must be None or at least 1, got 0"),
+        ({"hidden": [[1.0]]}, "hidden must be a tensor, got list"),
+        ({"targets": [1]}, "targets must be a tensor, got list"),
+        ({"z_weight": -1.0}, r"z_weight must be a number from 0 to 1e\+30, got -1.0"),
+        ({"z_weight": float("nan")}, r"z_weight must be a number from 0 to 1e\+30, got nan"),
+        ({"z_weight": "1"}, r"z_weight must be a number from 0 to 1e\+30, got '1'"),
+        ({"chunk": 0}, "chunk must be None or an integer >= 1, got 0"),
+        ({"chunk": 1.5}, "chunk must be None or an integer >= 1, got 1.5"),
+        ({"ignore_index": None}, "ignore_index must be an integer, got None"),
         ({"softcap": -1.0}, "softcap must be None or a number from 1e-30 .* got -1.0"),
         ({"softcap": 9.0, "exponent": 0.5}, "softcap must be None with exponent=0.5 below 1, got 9.0"),
         ({"exponent": 1.5}, "exponent must be a number from 0 to 1, got 1.5"),

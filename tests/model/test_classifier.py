@@ -122,7 +122,8 @@ def test_it_learns_which_symbol_a_row_holds(norm):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"n_classes": 1}, "n_classes must be at least 2, got 1"),
+        ({"n_classes": 1}, "n_classes must be an integer >= 2, got 1"),
+        ({"n_classes": 2.5}, "n_classes must be an integer >= 2, got 2.5"),
         ({"norm": "group"}, "norm must be one of layer, batch, got 'group'"),
     ],
 )
@@ -131,11 +132,20 @@ def test_settings_that_cannot_be_are_refused(arguments, words):
         model(**arguments)
 
 
+def test_inputs_of_other_types_are_refused():
+    with pytest.raises(ValueError, match="config must be a GPTConfig, got dict"):
+        SequenceClassifier({"width": 8}, n_classes=2)
+    with pytest.raises(ValueError, match="tokens must be a tensor, got list"):
+        model()([[1, 2]])
+    with pytest.raises(ValueError, match="labels must be a tensor, got list"):
+        model()(torch.ones(1, 2, dtype=torch.long), [1])
+
+
 def test_labels_that_cannot_be_are_refused():
     tokens = torch.randint(16, (2, 4))
     with pytest.raises(ValueError, match=r"labels must be int64 of shape \(2,\)"):
         model()(tokens, torch.zeros(3, dtype=torch.long))
-    with pytest.raises(ValueError, match="labels must be from 0 to 2, got from 0 to 3"):
+    with pytest.raises(ValueError, match="labels must be from 0 to 2, got values from 0 to 3"):
         model()(tokens, torch.tensor([0, 3]))
 
 

@@ -1,6 +1,7 @@
 """The model: sizes, what a position may depend on, inputs and outputs, and how it trains."""
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -379,6 +380,13 @@ def test_sigma_reparam_covers_the_blocks_and_tracks_training() -> None:
         ({"tokens": draw(2, 5), "segments": torch.zeros(2, 5)}, "segments must be int64 or int32, got torch.float32"),
         ({"tokens": draw(2, 5), "positions": draw(4)}, r"positions must have shape \(5,\), got \(4,\)"),
         ({"tokens": draw(2, 5), "positions": 128 + draw(5)}, "positions must be from 0 to 127"),
+        ({"tokens": [[1, 2]]}, "tokens must be a tensor, got list"),
+        ({"tokens": draw(2, 5).numpy()}, "tokens must be a tensor, got ndarray"),
+        ({"embeddings": [[1.0]]}, "embeddings must be a tensor, got list"),
+        ({"tokens": draw(2, 5), "targets": [[1]]}, "targets must be a tensor, got list"),
+        ({"tokens": draw(2, 5), "segments": [[1]]}, "segments must be a tensor, got list"),
+        ({"tokens": draw(2, 5), "positions": [1]}, "positions must be a tensor, got list"),
+        ({"tokens": draw(2, 5), "last_logits": 2.5}, "last_logits must be None or an integer >= 1, got 2.5"),
         ({"tokens": draw(2, 5), "cache": object()}, "cache must be an LSCache, got object"),
     ],
 )
@@ -396,7 +404,7 @@ def test_config_of_another_type_is_a_clear_error() -> None:
 def test_logits_of_the_last_positions_alone_are_those_of_the_whole_row():
     model, tokens = GPT(small_config()).eval(), torch.randint(256, (2, 20))
     torch.testing.assert_close(model(tokens, last_logits=3).logits, model(tokens).logits[:, -3:])
-    with pytest.raises(ValueError, match="last_logits must be None or at least 1, got 0"):
+    with pytest.raises(ValueError, match="last_logits must be None or an integer >= 1, got 0"):
         model(tokens, last_logits=0)
 
 
@@ -428,3 +436,18 @@ def test_an_adapter_around_the_head_enters_logits_loss_and_gradients() -> None:
     squared = logits.logsumexp(-1).flatten()[counted].square().mean()
     torch.testing.assert_close(model.train()(tokens, targets).loss, loss + 0.01 * squared)
     assert model(tokens, torch.full_like(targets, -100)).loss == 0
+
+
+def test_torch_func_gives_the_gradients_of_each_sequence_apart() -> None:
+    model, tokens = tiny(), draw(3, 12)
+    targets = tokens.roll(-1, 1).index_fill(1, torch.tensor([5]), -100)
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+
+    def loss(weights: dict[str, Tensor], tokens: Tensor, targets: Tensor) -> Tensor:
+        return torch.func.functional_call(model, weights, (tokens[None], targets[None])).loss
+
+    with warnings.catch_warnings(action="ignore"):  # torch says that a mapped op runs once per entry
+        each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(weights, tokens, targets)
+    for index in range(3):
+        alone = gradients(model, model(tokens[index, None], targets[index, None]).loss)
+        torch.testing.assert_close({name: grad[index] for name, grad in each.items()}, alone)

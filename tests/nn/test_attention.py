@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from longshort import HeadPlan, LSCache
-from longshort.nn import LSAttention, LSAttentionResult, SigmaLinear, rotary
+from longshort.nn import LSAttention, LSAttentionResult, RopeScaling, SigmaLinear, rotary
 
 WIDTH, HEADS, LENGTH = 24, 4, 19
 PLAN = HeadPlan(windows=(None, 5, 2, 1))
@@ -158,6 +158,7 @@ def test_carried_weights_are_copies_with_their_dtype_mode_and_frozenness() -> No
     layer = LSAttention.from_projections(HeadPlan.full(2), qkv=qkv, out=back, qk_norm="head", dropout=0.5)
     assert {parameter.dtype for parameter in layer.parameters()} == {torch.float64}
     assert not layer.qkv.weight.requires_grad and layer.out.weight.requires_grad
+    assert layer.qkv.bias.requires_grad
     assert not layer.training and layer.dropout.p == 0.5
     torch.nn.init.zeros_(back.weight)
     assert layer.out.weight.abs().sum() > 0
@@ -183,6 +184,16 @@ def test_projections_that_do_not_fit_are_a_clear_error(sizes: tuple[tuple[int, i
 def test_projections_that_are_not_linear_are_a_clear_error() -> None:
     with pytest.raises(ValueError, match=r"out must be made of nn\.Linear, got Conv1d"):
         LSAttention.from_projections(HeadPlan.full(2), qkv=torch.nn.Linear(8, 24), out=torch.nn.Conv1d(8, 8, 1))
+    with pytest.raises(ValueError, match=r"qkv must be made of nn\.Linear, got Conv1d"):
+        LSAttention.from_projections(HeadPlan.full(2), qkv=torch.nn.Conv1d(8, 24, 1), out=torch.nn.Linear(8, 8))
+
+
+def test_options_that_the_projections_show_are_a_clear_error() -> None:
+    qkv, back = torch.nn.Linear(8, 24), torch.nn.Linear(8, 8)
+    with pytest.raises(ValueError, match="options must be what the projections do not show, got bias"):
+        LSAttention.from_projections(HeadPlan.full(2), qkv=qkv, out=back, bias=True)
+    with pytest.raises(ValueError, match="plan must be a HeadPlan or a LayerReach, got int"):
+        LSAttention.from_projections(2, qkv=qkv, out=back)  # type: ignore[arg-type]
 
 
 def test_dropout_acts_on_the_output_in_training_only() -> None:
@@ -208,7 +219,21 @@ def test_gradients_reach_every_parameter() -> None:
         ({"positions": "learned"}, "positions must be 'none' where the model adds them to the input, got 'learned'"),
         ({"positions": "rope"}, "positions must be one of rotary, alibi, none, got 'rope'"),
         ({"positions": "rotary", "head_dim": 5}, "head_dim must be even with rotary positions, got 5"),
-        ({"head_dim": 0}, "head_dim must be at least 1, got 0"),
+        ({"head_dim": 0}, "head_dim must be None or an integer >= 1, got 0"),
+        ({"head_dim": 6.0}, "head_dim must be None or an integer >= 1, got 6.0"),
+        ({"width": "24"}, "width must be an integer >= 1, got '24'"),
+        ({"n_kv_heads": 0}, "n_kv_heads must be None or an integer >= 1, got 0"),
+        ({"chunk": True}, "chunk must be None or an integer >= 1, got True"),
+        ({"rope_theta": 0}, "rope_theta must be a finite number > 0, got 0"),
+        ({"rope_scaling": {"kind": "linear"}}, "rope_scaling must be None or a RopeScaling, got {'kind': 'linear'}"),
+        (
+            {"rope_scaling": RopeScaling(kind="linear", factor=2)},
+            "rope_scaling must be None unless positions are 'rotary'",
+        ),
+        ({"scale": float("nan")}, "scale must be None or a finite number, got nan"),
+        ({"softcap": -1}, "softcap must be None or a finite number > 0, got -1"),
+        ({"qk_norm_eps": "1e-6"}, "qk_norm_eps must be a finite number > 0, got '1e-6'"),
+        ({"causal": None}, "causal must be True or False, got None"),
         ({"n_kv_heads": 3}, "n_kv_heads must be a divisor of the plan's 4 heads, got 3"),
         ({"qk_norm": "rms"}, "qk_norm must be None or one of"),
         ({"width": 25}, "width must be a multiple of the plan's 4 heads, or give head_dim; got 25"),
@@ -218,3 +243,32 @@ def test_gradients_reach_every_parameter() -> None:
 def test_wrong_argument_is_a_clear_error(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LSAttention(**({"width": WIDTH, "plan": PLAN} | arguments))
+
+
+@pytest.mark.parametrize("positions", ["none", "rotary"])
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            {"x": torch.randn(5, WIDTH)},
+            rf"x must be a tensor of shape \(batch, positions, {WIDTH}\), got \(5, {WIDTH}\)",
+        ),
+        ({"x": torch.randn(2, 5, 7)}, r"x must be a tensor .* got \(2, 5, 7\)"),
+        ({"x": [1.0]}, "x must be a tensor .* got list"),
+        # A single position would be broadcast: all tokens would stand at the same place.
+        ({"positions": torch.tensor([3])}, r"positions must have shape \(5,\) or \(2, 5\), got \(1,\)"),
+        ({"positions": torch.tensor(3)}, r"positions must have shape .* got \(\)"),
+        ({"positions": torch.arange(4)}, r"positions must have shape .* got \(4,\)"),
+        ({"positions": torch.arange(15).view(3, 5)}, r"positions must have shape .* got \(3, 5\)"),
+        ({"positions": torch.arange(5.0)}, r"positions must be a tensor of integers, got torch\.float32"),
+        ({"positions": [0, 1, 2, 3, 4]}, "positions must be a tensor of integers, got list"),
+        (
+            {"cache": LSCache([PLAN], head_dim=6)},
+            r"cache must be one of a cache's layers, got LSCache: .* cache\.layers",
+        ),
+    ],
+)
+def test_wrong_call_is_a_clear_error(call: dict[str, Any], message: str, positions: str) -> None:
+    layer = LSAttention(WIDTH, PLAN, positions=positions)
+    with pytest.raises(ValueError, match=message):
+        layer(**({"x": torch.randn(2, 5, WIDTH)} | call))

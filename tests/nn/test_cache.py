@@ -1,5 +1,6 @@
 """The cache: decoding gives what a full forward pass gives, rows and bytes are what they should be."""
 
+from functools import partial
 from itertools import count
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshort import HeadPlan, LSAttention, LSCache, attention
-from longshort.nn import layer_cache
+from longshort.nn import LSStaticCache, layer_cache
 
 from .decoding import TIGHT, build, draw, full
 
@@ -524,6 +525,24 @@ def test_bad_sizes_are_named(options, message):
         build().new_cache(**options)
 
 
+@pytest.mark.parametrize("kind", [LSCache, partial(LSStaticCache, max_length=8)])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"plans": HeadPlan.full(2)},
+            "plans must be a sequence of HeadPlan or LayerReach, one per layer, got HeadPlan",
+        ),
+        ({"plans": [None]}, r"plans must be a sequence of HeadPlan or LayerReach, one per layer, got \['NoneType'\]"),
+        ({"n_kv_heads": 0}, "n_kv_heads must be an integer and at least 1, got 0"),
+        ({"dtype": "float32"}, "dtype must be a floating-point type, got float32"),
+    ],
+)
+def test_what_no_cache_can_be_made_of_is_named(kind, options, message):
+    with pytest.raises(ValueError, match=message):
+        kind(**({"plans": [HeadPlan.full(2)], "head_dim": 4} | options))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -566,3 +585,14 @@ def test_rows_lie_where_their_layer_computes():
             store.follow(torch.device("meta"))
     torch.testing.assert_close(fed(model, cache, tokens, [20, 1]), full(model, tokens), **TIGHT)
     assert {store.k.device for layer in cache.layers for store in layer.stores} == {tokens.device}
+
+
+def test_a_compiled_step_has_no_graph_breaks():
+    torch._dynamo.reset()
+    model, tokens = build(n_layers=1), draw(length=5)
+    compiled, cache = torch.compile(model, backend="eager", fullgraph=True), model.new_cache()
+    with torch.no_grad():
+        model(tokens[:, :4], cache=cache)
+        step = compiled(tokens[:, 4:], cache=cache).logits
+    torch.testing.assert_close(step, full(model, tokens)[:, 4:], **TIGHT)
+    torch._dynamo.reset()

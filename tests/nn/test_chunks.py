@@ -74,3 +74,9 @@ def test_a_chunked_model_has_no_cache():
 def test_a_chunk_that_is_no_length_is_refused(chunk):
     with pytest.raises(ValueError, match="chunk must be None or an integer >= 1, got"):
         LSAttention(32, PLAN, chunk=chunk)
+
+
+def test_segments_without_a_sign_are_refused():
+    layer = LSAttention(8, HeadPlan.full(2), chunk=4)
+    with pytest.raises(ValueError, match=r"segments must hold signed integers .* got torch\.uint8"):
+        layer(torch.randn(1, 6, 8), segments=torch.zeros(1, 6, dtype=torch.uint8))

@@ -78,6 +78,12 @@ def test_sigma_stays_fp32_under_autocast() -> None:
         assert layer(torch.randn(3, 12)).dtype == torch.bfloat16
 
 
+def test_forward_has_shapes_on_the_meta_device() -> None:
+    with torch.device("meta"):
+        layer = SigmaLinear(6, rows=(4, 2))
+        assert layer(torch.randn(3, 6)).shape == (3, 6)
+
+
 def test_weight_of_zeros_gives_zeros() -> None:
     layer = SigmaLinear(12, rows=(20,))
     nn.init.zeros_(layer.weight)

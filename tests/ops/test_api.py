@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import longshort
-from longshort import HeadPlan, attention
+from longshort import HeadPlan, Smoothing, attention
 from longshort.ops import AttentionResult, LogitStats
 
 PLAN = HeadPlan(windows=(None, 3))
@@ -70,9 +70,21 @@ REFUSED_OPTIONS = {
     "softcap must be None or a finite number > 0, got nan": {"softcap": float("nan")},
     "softcap must be None or a finite number > 0, got '30'": {"softcap": "30"},
     "segments must be None or a tensor, got list": {"segments": [[0] * 5] * 2},
-    "segments must hold integers, got torch.float32": {"segments": torch.zeros(2, 5)},
-    "segments must hold integers, got torch.bool": {"segments": torch.zeros(2, 5, dtype=torch.bool)},
-    "segments must hold integers, got torch.complex64": {"segments": torch.zeros(2, 5, dtype=torch.complex64)},
+    "segments must hold signed integers (a negative id is padding), got torch.float32": {"segments": torch.zeros(2, 5)},
+    "segments must hold signed integers (a negative id is padding), got torch.bool": {
+        "segments": torch.zeros(2, 5, dtype=torch.bool)
+    },
+    "segments must hold signed integers (a negative id is padding), got torch.complex64": {
+        "segments": torch.zeros(2, 5, dtype=torch.complex64)
+    },
+    "segments must hold signed integers (a negative id is padding), got torch.uint8": {
+        "segments": torch.zeros(2, 5, dtype=torch.uint8),
+        "smoothing": Smoothing(width=3),
+    },
+    "segments must hold signed integers (a negative id is padding), got torch.uint32": {
+        "segments": torch.zeros(2, 5, dtype=torch.uint32)
+    },
+    "causal must be True or False, got 'no'": {"causal": "no"},
     "segments must have shape (batch, keys) = (2, 5), got (5,)": {"segments": torch.zeros(5, dtype=torch.int64)},
     "segments must have shape (batch, keys) = (2, 5), got (1, 5)": {"segments": torch.zeros(1, 5, dtype=torch.int64)},
     "segments must have shape (batch, keys) = (2, 5), got (2, 4)": {"segments": torch.zeros(2, 4, dtype=torch.int64)},

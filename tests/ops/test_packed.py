@@ -69,6 +69,22 @@ def test_other_shapes_are_refused(shape):
         packed_attention(torch.randn(shape), PLAN)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"qkv": [1.0]}, "qkv must have 3 dimensions .* got list"),
+        ({"plan": None}, "plan must be a HeadPlan, got NoneType"),
+        ({"n_kv_heads": 0}, "n_kv_heads must be None or a divisor of the plan's 4 heads, got 0"),
+        ({"n_kv_heads": -2}, "n_kv_heads must be None or a divisor of the plan's 4 heads, got -2"),
+        ({"n_kv_heads": 2.0}, "n_kv_heads must be None or a divisor of the plan's 4 heads, got 2.0"),
+        ({"causal": None}, "causal must be True or False, got None"),
+    ],
+)
+def test_wrong_arguments_are_a_clear_error(change, message):
+    with pytest.raises(ValueError, match=message):
+        packed_attention(**({"qkv": torch.randn(2, 7, 96), "plan": PLAN} | change))
+
+
 def test_the_layer_packs_what_it_does_not_touch(monkeypatch):
     from longshort.nn import attention as layers
 

@@ -138,6 +138,8 @@ def test_bad_interleave_gets_one_clear_error(words):
         (lambda: reach.ramp(64, 8, n_layers=2, n_heads=4), "first must be at most last=8, got 64"),
         (lambda: reach.ramp(n_layers=1, n_heads=4), "n_layers must be at least 2 for a ramp, got 1"),
         (lambda: reach.ramp(n_layers=8, n_heads=4, last_global=3), "last_global must be True or False, got 3"),
+        (lambda: reach.full(n_layers=2, n_heads=4, context="2k"), "context must be None or an integer >= 1, got '2k'"),
+        (lambda: reach.ladder(n_layers=2, n_heads=4, context=1e4), r"context must be None or .* got 10000\.0"),
         (lambda: reach.full(n_layers=2, n_heads=4, windows=8), "options must be among .*, got windows"),
     ],
 )

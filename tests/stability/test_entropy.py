@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from longshort import GPT, GPTConfig
+from longshort import GPT, GPTConfig, HeadPlan, LSAttention
 from longshort.ops.smoothing import pool_rows
 from longshort.stability import attention_entropy
 
@@ -113,3 +113,17 @@ def test_pooled_logits_that_no_keys_give_are_refused():
     pooled = {"smoothing": 3, "smoothing_stage": "before", "smoothing_side": "leading", "backend": "reference"}
     with pytest.raises(ValueError, match=r"only known for logits of keys: .*'leading'"):
         attention_entropy(GPT(GPTConfig(**SIZES | pooled)), torch.randint(50, (1, 8)))
+
+
+def test_a_layer_may_be_called_with_its_input_by_name():
+    class Named(torch.nn.Sequential):
+        def forward(self, x):
+            return self[0](x=x)
+
+    layer, x = LSAttention(8, HeadPlan(windows=(None, 2))), torch.randn(1, 5, 8)
+    assert torch.equal(attention_entropy(Named(layer), x), attention_entropy(torch.nn.Sequential(layer), x))
+
+
+def test_a_model_without_the_layer_is_refused():
+    with pytest.raises(ValueError, match="model must have an LSAttention layer, got a Linear without one"):
+        attention_entropy(torch.nn.Linear(2, 2), torch.randn(1, 2))

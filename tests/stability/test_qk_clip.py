@@ -89,3 +89,23 @@ def test_models_that_undo_the_rescaling_are_refused(change):
 
 def test_other_models_are_let_through():
     check_qk_clip(model_with_large_logits(softcap=30.0, n_kv_heads=2))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"largest_LH": torch.ones(4)}, r"largest_LH must be a tensor of shape .* = \(2, 4\), got \(4,\)"),
+        ({"largest_LH": [[1.0]]}, "largest_LH must be a tensor .* got list"),
+        # The power of a negative factor would make the weights NaN.
+        ({"threshold": -1.0}, r"threshold must be a finite number > 0, got -1\.0"),
+        ({"alpha": 2.0}, r"alpha must be a number from 0 to 1, got 2\.0"),
+        ({"model": torch.nn.Linear(2, 2)}, "model must have an LSAttention layer"),
+        ({"model": model_with_large_logits(qk_norm="head")}, "qk_clip must be off with qk_norm"),
+    ],
+)
+def test_wrong_arguments_are_named_and_no_weight_moves(change, message):
+    model = model_with_large_logits()
+    before = model.blocks[0].attention.qkv.weight.clone()
+    with pytest.raises(ValueError, match=message):
+        qk_clip(**({"model": model, "largest_LH": torch.full((2, 4), 200.0)} | change))
+    assert torch.equal(model.blocks[0].attention.qkv.weight, before)

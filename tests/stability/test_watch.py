@@ -71,7 +71,7 @@ def test_a_nan_stays_visible():
 
 def test_nothing_is_measured_afterwards_nor_after_an_error():
     model = Residual()
-    with pytest.raises(RuntimeError), watch_logits(model):
+    with pytest.raises(ValueError, match="x must be a tensor of shape"), watch_logits(model):
         model(torch.randn(1, 9, 31))
     assert all(layer.watched is None for layer in model.layers)
 

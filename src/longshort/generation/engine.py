@@ -81,21 +81,25 @@ def generate(
     sampling = Sampling(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
     )
+    if not callable(getattr(model, "new_cache", None)):  # a compiled GPT is of another type
+        raise ValueError(f"model must be a GPT, got {type(model).__name__}")
     if not isinstance(max_new_tokens, Integral) or not 1 <= max_new_tokens < 2**31:
         raise ValueError(f"max_new_tokens must be an integer from 1 to 2^31 - 1, got {max_new_tokens}")
-    if isinstance(stop_strings, str) or not all(stop_strings):
+    texts = isinstance(stop_strings, Collection) and all(isinstance(text, str) and text for text in stop_strings)
+    if isinstance(stop_strings, str) or not texts:
         raise ValueError(f"stop_strings must be a sequence of texts that are not empty, got {stop_strings!r}")
     if stop_strings and tokenizer is None:
         raise ValueError("stop_strings need the tokenizer, got None")
     stops = stop_tokens(stop)
-    if seed is not None and not -(2**63) <= seed < 2**63:
-        raise ValueError(f"seed must be an integer of 64 bits, from -2^63 to 2^63 - 1, got {seed}")
+    whole = isinstance(seed, Integral) and not isinstance(seed, bool)
+    if seed is not None and not (whole and -(2**63) <= seed < 2**63):
+        raise ValueError(f"seed must be None or an integer of 64 bits, from -2^63 to 2^63 - 1, got {seed!r}")
     known = model.config.vocab_size
     vocabulary = known if tokenizer is None else min(known, tokenizer.vocab_size)
     check_thinking(thinking, record, vocabulary)
     rows = prompt_rows(prompt, known)
     device = model.embedding.weight.device
-    generator = None if seed is None else torch.Generator(device).manual_seed(seed)
+    generator = None if seed is None else torch.Generator(device).manual_seed(int(seed))
     draws = Draws(
         len(rows),
         max_new_tokens,
@@ -179,8 +183,12 @@ def _draw(
 
 def stop_tokens(stop: int | Collection[int] | None) -> list[int]:
     """The tokens that end a sequence."""
+    if isinstance(stop, Tensor):
+        stop = stop.flatten().tolist()
     tokens = [] if stop is None else list(stop) if isinstance(stop, Collection) else [stop]
-    if isinstance(stop, str) or not all(isinstance(token, Integral) for token in tokens):
+    if isinstance(stop, str) or not all(
+        isinstance(token, Integral) and not isinstance(token, bool) for token in tokens
+    ):
         raise ValueError(f"stop must be a token or tokens, as integers (texts are for stop_strings), got {stop!r}")
     return tokens
 
@@ -205,6 +213,8 @@ def prompt_rows(prompt: Prompt, vocab_size: int) -> list[Tensor]:
         if prompt.ndim != 2 or not prompt.numel():
             raise ValueError(f"prompt must have shape (batch, at least one token), got {tuple(prompt.shape)}")
         rows = list(prompt)
+    elif not isinstance(prompt, Collection):  # what can be read only once would be empty when read again
+        raise ValueError(f"prompt must be a tensor or a sequence of sequences of tokens, got {type(prompt).__name__}")
     elif isinstance(prompt, str) or any(isinstance(row, str) for row in prompt):
         raise ValueError(f"prompt must be tokens, got text, which a tokenizer encodes: {prompt!r}")
     elif all(isinstance(row, list) for row in prompt):  # in one piece: a rollout has thousands of prompts

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from longshort.ops.autocast import has_autocast
+
 TILE = 128
 """Sizes that are multiples of this fill the tiles of a matrix product."""
 _ALIGNED = 16
@@ -23,7 +25,8 @@ _MANY_TOKENS = 1024
 
 def product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
     """The dtype in which hidden @ weight.T is multiplied: autocast's, or that of both."""
-    if torch.is_autocast_enabled(hidden.device.type) and torch.float64 not in (hidden.dtype, weight.dtype):
+    autocast = has_autocast(hidden) and torch.is_autocast_enabled(hidden.device.type)
+    if autocast and torch.float64 not in (hidden.dtype, weight.dtype):
         return torch.get_autocast_dtype(hidden.device.type)
     if hidden.dtype != weight.dtype:
         raise ValueError(f"weight must have the dtype of hidden, {hidden.dtype}, got {weight.dtype}")

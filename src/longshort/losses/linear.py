@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from longshort.losses.head import TILE, padded_head, product_dtype
-from longshort.losses.transform import check_exponent, check_softcap, slope_of, transformed
+from longshort.losses.transform import capped_scores, check_exponent, check_softcap, is_number, slope_of, transformed
+from longshort.ops import transforms
 
 _TRITON = find_spec("triton") is not None
 _CHUNK_BYTES = 64 * 2**20
@@ -46,7 +47,8 @@ def linear_cross_entropy(
     z-loss, arXiv 2204.02311), both over the tokens that are not ignored. With `exponent` below 1 the logits are
     `transform_scores(hidden @ weight.T, exponent, linear_below)`, with `softcap` they are `capped_scores` of it. When
     all tokens are ignored, the loss and the gradients are 0. Softmax and sums are fp32 and the weight's gradient is
-    summed over chunks in fp32; the matrix products run in the inputs' dtype, or autocast's. Differentiable once.
+    summed over chunks in fp32; the matrix products run in the inputs' dtype, or autocast's. Differentiable once;
+    under torch.func and forward-mode autograd the logits exist as a whole, and it is differentiable at will.
 
     Args:
         hidden: (N, d).
@@ -61,10 +63,12 @@ def linear_cross_entropy(
     >>> torch.allclose(loss, torch.nn.functional.cross_entropy(hidden @ weight.T, targets))
     True
     """
-    _check(hidden, weight, targets, z_weight, chunk)
+    _check(hidden, weight, targets, ignore_index, z_weight, chunk)
     check_exponent("exponent", exponent, "linear_below", linear_below)
     check_softcap("softcap", softcap, "exponent", exponent)
     dtype = product_dtype(hidden, weight)
+    if transforms.active():
+        return _of_whole_logits(hidden, weight, targets, ignore_index, z_weight, exponent, linear_below, softcap, dtype)
     recording = torch.is_grad_enabled()
     loss, _, _, _ = torch.ops.longshort.linear_cross_entropy(
         hidden,
@@ -81,6 +85,32 @@ def linear_cross_entropy(
         recording and weight.requires_grad,
     )
     return loss
+
+
+def _of_whole_logits(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    ignore_index: int,
+    z_weight: float,
+    exponent: float,
+    linear_below: float,
+    softcap: float | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The same for torch.func and forward-mode autograd, which know nothing of the op: differentiable at will."""
+    kept = targets != ignore_index
+    with torch.autocast(hidden.device.type, enabled=False):
+        features = hidden.masked_fill(~kept[:, None], 0).to(dtype)  # what an ignored row holds does not matter
+        logits = (features @ weight.to(dtype).mT).to(torch.promote_types(dtype, torch.float32))
+        if exponent != 1:
+            logits = transformed(logits, exponent, linear_below)
+        elif softcap:
+            logits = capped_scores(logits, softcap)
+        lse = logits.logsumexp(-1)
+        picked = logits.gather(-1, targets.where(kept, 0)[:, None])[:, 0]
+        losses = lse - picked + z_weight * lse.square()
+    return losses.masked_fill(~kept, 0).sum() / kept.sum().clamp_min(1)
 
 
 # define and impl cost half the CPU time of custom_op. A softcap of 0 is none, and a chunk of 0 lets the op choose. The
@@ -252,7 +282,12 @@ def _backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, .
 torch.library.register_autograd("longshort::linear_cross_entropy", _backward, setup_context=_save)
 
 
-def _check(hidden: Tensor, weight: Tensor, targets: Tensor, z_weight: float, chunk: int | None) -> None:
+def _check(
+    hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: int, z_weight: float, chunk: int | None
+) -> None:
+    for name, x in (("hidden", hidden), ("weight", weight), ("targets", targets)):
+        if not isinstance(x, Tensor):
+            raise ValueError(f"{name} must be a tensor, got {type(x).__name__}")
     for name, x in (("hidden", hidden), ("weight", weight)):
         if x.ndim != 2 or not x.is_floating_point():
             raise ValueError(f"{name} must be a floating-point matrix, got {x.dtype} of shape {tuple(x.shape)}")
@@ -269,7 +304,14 @@ def _check(hidden: Tensor, weight: Tensor, targets: Tensor, z_weight: float, chu
         raise ValueError(
             f"hidden, weight and targets must be on one device, got {hidden.device}, {weight.device}, {targets.device}"
         )
-    if z_weight < 0:
-        raise ValueError(f"z_weight must be >= 0, got {z_weight}")
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk must be None or at least 1, got {chunk}")
+    if not is_number(z_weight) or not 0 <= z_weight <= 1e30:
+        raise ValueError(f"z_weight must be a number from 0 to 1e+30, got {z_weight!r}")
+    if chunk is not None and (not _is_integer(chunk) or chunk < 1):
+        raise ValueError(f"chunk must be None or an integer >= 1, got {chunk!r}")
+    if not _is_integer(ignore_index):
+        raise ValueError(f"ignore_index must be an integer, got {ignore_index!r}")
+
+
+def _is_integer(value: object) -> bool:
+    """A symbolic integer of torch.compile counts too."""
+    return isinstance(value, int | torch.SymInt) and not isinstance(value, bool)

@@ -127,10 +127,10 @@ _BELOW = 1e-30, 1e30
 
 def check_exponent(exponent_name: str, e: float, below_name: str, c: float) -> None:
     """Raise if e or c is out of range, using the caller's names for them."""
-    if not _is_number(e) or not 0 <= e <= 1:
+    if not is_number(e) or not 0 <= e <= 1:
         raise ValueError(f"{exponent_name} must be a number from 0 to 1, got {e!r}")
     smallest, largest = _BELOW
-    if not _is_number(c) or not smallest <= c <= largest:
+    if not is_number(c) or not smallest <= c <= largest:
         raise ValueError(f"{below_name} must be a number from {smallest:g} to {largest:g}, got {c!r}")
 
 
@@ -139,12 +139,12 @@ def check_softcap(softcap_name: str, softcap: float | None, exponent_name: str, 
     smallest, largest = _BELOW
     if softcap is None:
         return
-    if not _is_number(softcap) or not smallest <= softcap <= largest:
+    if not is_number(softcap) or not smallest <= softcap <= largest:
         raise ValueError(f"{softcap_name} must be None or a number from {smallest:g} to {largest:g}, got {softcap!r}")
     if e != 1:
         raise ValueError(f"{softcap_name} must be None with {exponent_name}={e} below 1, got {softcap!r}")
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     """A symbolic number of torch.compile counts too."""
     return isinstance(value, int | float | torch.SymFloat | torch.SymInt) and not isinstance(value, bool)

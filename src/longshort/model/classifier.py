@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from longshort.model.config import GPTConfig
 from longshort.model.gpt import GPT
+from longshort.model.inputs import check_range, check_tensor
 from longshort.nn import RMSNorm, SequenceBatchNorm
 from longshort.ops.options import Stats
 
@@ -52,8 +53,10 @@ class SequenceClassifier(nn.Module):
 
     def __init__(self, config: GPTConfig, *, n_classes: int, causal: bool = False, norm: str = "layer") -> None:
         super().__init__()
-        if n_classes < 2:
-            raise ValueError(f"n_classes must be at least 2, got {n_classes}")
+        if not isinstance(config, GPTConfig):
+            raise ValueError(f"config must be a GPTConfig, got {type(config).__name__}")
+        if not isinstance(n_classes, int) or n_classes < 2:
+            raise ValueError(f"n_classes must be an integer >= 2, got {n_classes!r}")
         if norm not in NORMS:
             raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}")
         self.config, self.n_classes, self.causal = config, n_classes, causal
@@ -121,14 +124,15 @@ class SequenceClassifier(nn.Module):
             segments: (B, T) integers, negative where a token is padding; None if there is no padding.
             stats: also return the extremes of the attention logits; "max" only the largest, which is cheaper.
         """
+        check_tensor("tokens", tokens)
+        if labels is not None:
+            check_tensor("labels", labels)
         if labels is not None and (labels.dtype != torch.int64 or labels.shape != tokens.shape[:1]):
             raise ValueError(
                 f"labels must be int64 of shape ({len(tokens)},), got {labels.dtype} of shape {tuple(labels.shape)}"
             )
-        if labels is not None and labels.device.type == "cpu" and not torch.compiler.is_compiling() and len(labels):
-            smallest, largest = int(labels.min()), int(labels.max())
-            if smallest < 0 or largest >= self.n_classes:
-                raise ValueError(f"labels must be from 0 to {self.n_classes - 1}, got from {smallest} to {largest}")
+        if labels is not None:
+            check_range("labels", labels, self.n_classes)
         hidden, statistics = self.trunk.hidden(tokens, segments=segments, stats=stats)
         pooled = _mean_of_real(hidden, segments)
         settings, weight, loss = self.config.loss, self.head.weight, None

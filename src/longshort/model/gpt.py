@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from longshort.losses.head import head_scores
 from longshort.model.config import GPTConfig
-from longshort.model.inputs import check_integers, check_range
+from longshort.model.inputs import check_integers, check_range, check_tensor
 from longshort.model.recompute import recomputed
 from longshort.model.shared import check_shareable, mean_over_ranks, own_rows, whole_rows
 from longshort.nn import (
@@ -187,8 +187,8 @@ class GPT(nn.Module):
                 chunks, and the (B, T, V) logits never exist unless asked for.
             last_logits: return the logits of only this many last positions; of all if None.
         """
-        if last_logits is not None and last_logits < 1:
-            raise ValueError(f"last_logits must be None or at least 1, got {last_logits}")
+        if last_logits is not None and (not isinstance(last_logits, int) or last_logits < 1):
+            raise ValueError(f"last_logits must be None or an integer >= 1, got {last_logits!r}")
         self._check_inputs(tokens, targets, embeddings, segments, positions, cache)
         with nullcontext() if cache is None else torch.no_grad():
             hidden, statistics = self._hidden(tokens, embeddings, segments, positions, cache, stats)
@@ -352,12 +352,14 @@ class GPT(nn.Module):
         if (tokens is None) == (embeddings is None):
             raise ValueError(f"input must be tokens or embeddings, got {'neither' if tokens is None else 'both'}")
         if tokens is not None:
+            check_tensor("tokens", tokens)
             if tokens.ndim != 2:
                 raise ValueError(f"tokens must have shape (batch, length), got {tuple(tokens.shape)}")
             shape = tokens.shape
             check_integers("tokens", tokens, shape)
             check_range("tokens", tokens, self.config.vocab_size)
         elif embeddings is not None:
+            check_tensor("embeddings", embeddings)
             if embeddings.ndim != 3 or embeddings.shape[2] != self.config.width or not embeddings.is_floating_point():
                 raise ValueError(
                     f"embeddings must be floating-point of shape (batch, length, {self.config.width}), "
@@ -365,6 +367,7 @@ class GPT(nn.Module):
                 )
             shape = embeddings.shape[:2]
         if targets is not None:
+            check_tensor("targets", targets)
             if targets.dtype != torch.int64:
                 raise ValueError(f"targets must be int64, got {targets.dtype}")
             check_integers("targets", targets, shape)
@@ -390,6 +393,7 @@ class GPT(nn.Module):
 
     def _check_positions(self, shape: torch.Size, positions: Tensor | None, cache: KVCache | None) -> None:
         if positions is not None:
+            check_tensor("positions", positions)
             check_integers("positions", positions, shape[1:] if positions.ndim == 1 else shape)
         if self.position_embedding is None:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, overload
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from longshort.heads import HeadPlan
+from longshort.nn.arguments import check_input, check_positions, check_values, head_dim_of, projected_sizes
 from longshort.nn.chunks import attend_within_chunks
 from longshort.nn.layer_cache import CacheLayer, check_smoothing
 from longshort.nn.norms import QKNorm
@@ -23,8 +24,6 @@ from longshort.reach import LayerReach
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-_ENCODINGS = ("rotary", "alibi", "none")
 
 
 class LSAttentionResult(NamedTuple):
@@ -148,18 +147,26 @@ class LSAttention(nn.Module):
         chunk: int | None = None,
     ) -> None:
         super().__init__()
+        check_values(width=width, n_kv_heads=n_kv_heads, head_dim=head_dim, chunk=chunk, qk_norm_eps=qk_norm_eps)
+        check_values(rope_theta=rope_theta, rope_scaling=rope_scaling, softcap=softcap, scale=scale)
+        check_values(bias=bias, causal=causal)
+        if attention_dropout:
+            raise ValueError(
+                f"attention_dropout must be 0, got {attention_dropout}: the op never forms the attention probabilities "
+                "that would be dropped; use dropout, which acts on the layer's output"
+            )
         self.reach = _layer_reach(plan, positions)
         self.plan = self.reach.plan
-        self.head_dim = _head_dim(width, self.plan, head_dim)
+        self.width, self.head_dim = width, head_dim_of(width, self.plan, head_dim)
         self.n_heads, self.n_kv_heads = self.plan.n_heads, n_kv_heads or self.plan.n_heads
         self.plan.kv_windows(self.n_kv_heads)  # raises where the heads cannot be grouped
-        _check_options(positions, self.head_dim, attention_dropout)
+        check_positions(positions, self.head_dim, rope_scaling)
         self.reach.check_backend(backend)
         self.rope_theta = rope_theta if positions == "rotary" else None
         self.rope_scaling, self.scale = rope_scaling, scale
         self._placed = placed_heads(self.reach, self.n_kv_heads, self.head_dim, self.rope_theta, rope_scaling)
         self.softcap, self.backend = softcap, backend
-        self.causal, self.chunk = causal, _checked_chunk(chunk)
+        self.causal, self.chunk = causal, chunk
         pooling = Smoothing(
             width=1 if smoothing is None else smoothing, side=smoothing_side, stage=smoothing_stage, lookahead=lookahead
         )
@@ -224,14 +231,17 @@ class LSAttention(nn.Module):
         >>> torch.equal(layer.qkv.weight, c_attn.weight)
         True
         """
-        parts = [qkv] if isinstance(qkv, nn.Linear) else list(qkv)
-        head_dim, n_kv_heads = _projected_sizes(plan, parts, out)
+        parts = list(qkv) if isinstance(qkv, Iterable) else [qkv]
+        head_dim, n_kv_heads = projected_sizes(plan, parts, out)
         sizes: dict[str, Any] = {"head_dim": head_dim, "n_kv_heads": n_kv_heads, "bias": False, "sigma_reparam": False}
+        if shown := [name for name in sizes if name in options]:
+            raise ValueError(f"options must be what the projections do not show, got {', '.join(shown)}")
         layer = cls(out.out_features, plan, **sizes, **options).to(out.weight)
         for mine, theirs in ((layer.qkv, parts), (layer.out, [out])):
             trained = any(part.weight.requires_grad for part in theirs)
             mine.weight = nn.Parameter(torch.cat([part.weight.detach() for part in theirs]), requires_grad=trained)
             if any(part.bias is not None for part in theirs):
+                trained = any(part.bias is not None and part.bias.requires_grad for part in theirs)
                 biases = [
                     (part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias) for part in theirs
                 ]
@@ -259,6 +269,7 @@ class LSAttention(nn.Module):
             stats: return an `LSAttentionResult` instead, which also has the extremes of the logits, or with "max" only
                 the largest.
         """
+        check_input(x, self.width, positions)
         measured = self._measured(stats)
         if cache is not None:
             out, found = self._attend_cached(x, positions, segments, cache, measured)
@@ -307,6 +318,8 @@ class LSAttention(nn.Module):
         self, x: Tensor, positions: Tensor | None, segments: Tensor | None, cache: CacheLayer, stats: Stats
     ) -> tuple[Tensor, LogitStats | None]:
         self.check_cacheable()
+        if not isinstance(cache, CacheLayer):
+            raise ValueError(f"cache must be one of a cache's layers, got {type(cache).__name__}: give cache.layers[i]")
         if not self.fits(cache):
             raise ValueError("cache must have the plan, KV heads, head dim and smoothing of this layer")
         if positions is None and self.group is None:
@@ -392,59 +405,3 @@ def _layer_reach(plan: HeadPlan | LayerReach, positions: str) -> LayerReach:
     if positions == "alibi" and plan.plan.slopes is None:
         return replace(plan, plan=plan.plan.with_alibi())
     return plan
-
-
-def _head_dim(width: int, plan: HeadPlan, head_dim: int | None) -> int:
-    if head_dim is not None:
-        if head_dim < 1:
-            raise ValueError(f"head_dim must be at least 1, got {head_dim}")
-        return head_dim
-    if width < 1 or width % plan.n_heads:
-        raise ValueError(f"width must be a multiple of the plan's {plan.n_heads} heads, or give head_dim; got {width}")
-    return width // plan.n_heads
-
-
-def _projected_sizes(plan: HeadPlan | LayerReach, qkv: list[nn.Linear], out: nn.Linear) -> tuple[int, int]:
-    """Head dim and KV heads of an attention that has these projections."""
-    for name, part in (*(("qkv", part) for part in qkv), ("out", out)):
-        if not isinstance(part, nn.Linear):
-            raise ValueError(f"{name} must be made of nn.Linear, got {type(part).__name__}")
-    if len(qkv) not in (1, 3):
-        raise ValueError(f"qkv must be one layer, or one each for queries, keys and values, got {len(qkv)}")
-    heads = plan.n_heads
-    if out.in_features % heads:
-        raise ValueError(f"plan must have a number of heads that divides out's {out.in_features} inputs, got {heads}")
-    head_dim = out.in_features // heads
-    rows = [part.out_features for part in qkv]
-    expected = [out.in_features, (sum(rows) - out.in_features) // 2, (sum(rows) - out.in_features) // 2]
-    n_kv_heads = expected[1] // head_dim
-    if n_kv_heads < 1 or sum(rows) != (heads + 2 * n_kv_heads) * head_dim or (len(rows) == 3 and rows != expected):
-        raise ValueError(
-            f"qkv must have {out.in_features} outputs for the {heads} query heads of {head_dim} and equally many for "
-            f"keys and values, got {' + '.join(map(str, rows))}"
-        )
-    if any(part.in_features != out.out_features for part in qkv):
-        raise ValueError(
-            f"qkv must have as many inputs as out has outputs, got {qkv[0].in_features} and {out.out_features}"
-        )
-    return head_dim, n_kv_heads
-
-
-def _checked_chunk(chunk: int | None) -> int | None:
-    if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
-        raise ValueError(f"chunk must be None or an integer >= 1, got {chunk!r}")
-    return chunk
-
-
-def _check_options(positions: str, head_dim: int, attention_dropout: float) -> None:
-    if positions in ("learned", "sinusoidal"):
-        raise ValueError(f"positions must be 'none' where the model adds them to the input, got {positions!r}")
-    if positions not in _ENCODINGS:
-        raise ValueError(f"positions must be one of {', '.join(_ENCODINGS)}, got {positions!r}")
-    if positions == "rotary" and head_dim % 2:
-        raise ValueError(f"head_dim must be even with rotary positions, got {head_dim}")
-    if attention_dropout:
-        raise ValueError(
-            f"attention_dropout must be 0, got {attention_dropout}: the op never forms the attention probabilities "
-            "that would be dropped; use dropout, which acts on the layer's output"
-        )

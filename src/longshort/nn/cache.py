@@ -58,7 +58,7 @@ class LSCache(KVCache):
         smoothing: Smoothing | None = None,
     ) -> None:
         sizes: dict[str, Any] = {"batch_size": batch_size, "max_length": max_length, "rollback": rollback}
-        check_sizes(plans, head_dim=head_dim, dtype=dtype, smoothing=smoothing, **sizes)
+        check_sizes(plans, head_dim=head_dim, n_kv_heads=n_kv_heads, dtype=dtype, smoothing=smoothing, **sizes)
         super().__init__(**sizes, device=device)
         sizes |= {"dtype": dtype, "device": device, "smoothing": smoothing}
         self.layers = [LSLayerCache(plan, n_kv_heads or plan.n_heads, head_dim, **sizes) for plan in plans]

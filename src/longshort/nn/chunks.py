@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from longshort.heads import HeadPlan
 from longshort.ops import AttentionResult, attention
+from longshort.ops.api import check_segments
 
 
 def attend_within_chunks(
@@ -39,6 +40,7 @@ def attend_within_chunks(
     length = q.shape[2]
     if length <= chunk:
         return attention(q, k, v, plan, segments=segments, **options)
+    check_segments(q, k, segments)
     missing = -length % chunk
     if missing and segments is None:
         segments = torch.zeros(q.shape[0], length, dtype=torch.long, device=q.device)

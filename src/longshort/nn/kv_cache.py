@@ -148,6 +148,7 @@ def check_sizes(
     plans: Sequence[HeadPlan | LayerReach],
     *,
     head_dim: int,
+    n_kv_heads: int | None,
     batch_size: int,
     max_length: int | None,
     rollback: int,
@@ -155,12 +156,17 @@ def check_sizes(
     smoothing: Smoothing | None,
 ) -> None:
     """Raise where no cache can be made of these."""
+    if not isinstance(plans, Sequence) or not all(isinstance(plan, HeadPlan | LayerReach) for plan in plans):
+        found = [type(plan).__name__ for plan in plans] if isinstance(plans, Sequence) else type(plans).__name__
+        raise ValueError(f"plans must be a sequence of HeadPlan or LayerReach, one per layer, got {found}")
     least = {"head_dim": (head_dim, 1), "batch_size": (batch_size, 0), "rollback": (rollback, 0)}
     if max_length is not None:
         least["max_length"] = (max_length, 1)
+    if n_kv_heads is not None:
+        least["n_kv_heads"] = (n_kv_heads, 1)
     for name, (value, bound) in least.items():
         _check_count(name, value, bound)
-    if not dtype.is_floating_point:
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"dtype must be a floating-point type, got {dtype}")
     if not plans:
         raise ValueError("plans must name at least one layer, got none")

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from longshort.ops.autocast import without_autocast
+
 
 class SigmaLinear(nn.Linear):
     """A linear layer whose weight has spectral norm gamma (learned, 1 at the start).
@@ -62,7 +64,7 @@ class SigmaLinear(nn.Linear):
 
     def sigma(self) -> Tensor:
         """The estimate of each fused matrix's spectral norm, (matrices,)."""
-        with torch.autocast(self.weight.device.type, enabled=False):
+        with without_autocast(self.weight):
             pairs = zip(self._matrices(), self.right_singular, strict=True)
             return torch.stack([torch.linalg.vector_norm(matrix @ v.to(matrix.dtype)) for matrix, v in pairs])
 

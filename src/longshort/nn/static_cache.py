@@ -165,7 +165,7 @@ class LSStaticCache(KVCache):
         smoothing: Smoothing | None = None,
     ) -> None:
         sizes: dict[str, Any] = {"batch_size": batch_size, "max_length": max_length, "rollback": rollback}
-        check_sizes(plans, head_dim=head_dim, dtype=dtype, smoothing=smoothing, **sizes)
+        check_sizes(plans, head_dim=head_dim, n_kv_heads=n_kv_heads, dtype=dtype, smoothing=smoothing, **sizes)
         super().__init__(**sizes, device=device)
         self.capacity, self._written = max_length, 0
         self._clock = _Clock(device)

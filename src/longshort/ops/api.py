@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -16,7 +15,8 @@ import torch
 from torch import Tensor
 
 from longshort.heads import HeadPlan
-from longshort.ops import schema, sdpa
+from longshort.ops import schema, sdpa, transforms
+from longshort.ops.autocast import has_autocast, without_autocast
 from longshort.ops.options import Options, Stats, extremes_of
 from longshort.ops.reference import reference
 from longshort.ops.smoothing import Smoothing, key_decays, smooth_keys, smooth_values
@@ -25,6 +25,7 @@ BACKENDS = ("auto", "reference", "blocked", "triton", "sdpa", "flex")
 """The last two are PyTorch's own attention, used only by name: "auto" never chooses them."""
 _TRITON = find_spec("triton") is not None
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 class LogitStats(NamedTuple):
@@ -112,6 +113,7 @@ def attention(
     q, k, v = as_autocast(q, k, v)
     check_tensors(q, k, v)
     check_options(q, k, plan, scale, softcap, segments)
+    _check_causal(causal)
     check_sinks(q, sinks)
     extremes = extremes_of(stats)
     backend = chosen_backend(backend, q)
@@ -119,7 +121,7 @@ def attention(
     if smoothing is not None:
         k, v, pooling = _smoothed(k, v, plan, smoothing, causal, segments, backend)
     if backend == "reference":
-        with _without_autocast(q):
+        with without_autocast(q):
             out, lse, largest, smallest = reference(
                 q, k, v, plan, scale=_scale(scale, q), causal=causal, softcap=softcap, segments=segments,
                 pooling=pooling, sinks=sinks,
@@ -161,20 +163,27 @@ def packed_attention(
     >>> packed_attention(qkv, HeadPlan.long_short(n_heads=4, n_global=1, window=16)).out.shape
     torch.Size([2, 4, 100, 16])
     """
-    n_kv_heads = n_kv_heads or plan.n_heads
+    if not isinstance(plan, HeadPlan):
+        raise ValueError(f"plan must be a HeadPlan, got {type(plan).__name__}")
+    if n_kv_heads is None:
+        n_kv_heads = plan.n_heads
+    elif not isinstance(n_kv_heads, int) or n_kv_heads < 1 or plan.n_heads % n_kv_heads:
+        raise ValueError(f"n_kv_heads must be None or a divisor of the plan's {plan.n_heads} heads, got {n_kv_heads!r}")
     parts = plan.n_heads + 2 * n_kv_heads
-    if qkv.ndim != 3 or qkv.shape[-1] % parts:
+    if not isinstance(qkv, Tensor) or qkv.ndim != 3 or qkv.shape[-1] % parts:
+        found = tuple(qkv.shape) if isinstance(qkv, Tensor) else type(qkv).__name__
         raise ValueError(
             f"qkv must have 3 dimensions (batch, positions, features), the last one a multiple of {parts} heads, "
-            f"got {tuple(qkv.shape)}"
+            f"got {found}"
         )
     (qkv,) = as_autocast(qkv)
     q, k, v = schema.unpacked(qkv, plan.n_heads, n_kv_heads)
-    if chosen_backend(backend, q) != "triton":
+    if chosen_backend(backend, q) != "triton" or transforms.active():
         shared: dict[str, Any] = {"scale": scale, "causal": causal, "softcap": softcap, "segments": segments}
         return attention(q, k, v, plan, **shared, sinks=sinks, stats=stats, backend=backend)
     check_tensors(q, k, v)
     check_options(q, k, plan, scale, softcap, segments)
+    _check_causal(causal)
     check_sinks(q, sinks)
     options, extremes = Options.of(plan, scale=scale, causal=causal, softcap=softcap), extremes_of(stats)
     out, lse, largest, smallest = schema.run_packed(qkv, n_kv_heads, options, segments, extremes, sinks)
@@ -184,7 +193,7 @@ def packed_attention(
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Cast as PyTorch's own attention does under autocast, where QK-norm gives fp32 q and k with half-precision v."""
     first = tensors[0]
-    if not (isinstance(first, Tensor) and _has_autocast(first) and torch.is_autocast_enabled(first.device.type)):
+    if not (isinstance(first, Tensor) and has_autocast(first) and torch.is_autocast_enabled(first.device.type)):
         return tensors
     dtype = torch.get_autocast_dtype(first.device.type)
 
@@ -193,15 +202,6 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
         return x.to(dtype) if eligible else x
 
     return tuple(cast(x) for x in tensors)
-
-
-def _has_autocast(q: Tensor) -> bool:
-    """The meta device has no autocast. (torch.amp.is_autocast_available breaks a compiled graph before torch 2.13.)"""
-    return q.device.type != "meta"
-
-
-def _without_autocast(q: Tensor) -> AbstractContextManager[Any]:
-    return torch.autocast(q.device.type, enabled=False) if _has_autocast(q) else nullcontext()
 
 
 def _smoothed(
@@ -315,6 +315,11 @@ def check_sinks(q: Tensor, sinks: Tensor | None) -> None:
         raise ValueError(f"sinks must be on the device of q, {q.device}, got {sinks.device}")
 
 
+def _check_causal(causal: bool) -> None:
+    if not isinstance(causal, bool):
+        raise ValueError(f"causal must be True or False, got {causal!r}")
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -330,12 +335,16 @@ def check_options(
         raise ValueError(f"scale must be None or a finite number, got {scale!r}")
     if softcap is not None and not (_is_number(softcap) and 0 < softcap < math.inf):
         raise ValueError(f"softcap must be None or a finite number > 0, got {softcap!r}")
+    check_segments(q, k, segments)
+
+
+def check_segments(q: Tensor, k: Tensor, segments: Tensor | None) -> None:
     if segments is None:
         return
     if not isinstance(segments, Tensor):
         raise ValueError(f"segments must be None or a tensor, got {type(segments).__name__}")
-    if segments.is_floating_point() or segments.is_complex() or segments.dtype == torch.bool:
-        raise ValueError(f"segments must hold integers, got {segments.dtype}")
+    if segments.dtype not in _ID_DTYPES:
+        raise ValueError(f"segments must hold signed integers (a negative id is padding), got {segments.dtype}")
     if segments.shape != (k.shape[0], k.shape[2]):
         raise ValueError(
             f"segments must have shape (batch, keys) = {(k.shape[0], k.shape[2])}, got {tuple(segments.shape)}"

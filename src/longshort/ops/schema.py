@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longshort.ops import transforms
 from longshort.ops.options import SCHEMA, Options
 from longshort.ops.padding import ordered_like
 
@@ -46,6 +47,8 @@ def run(
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or learned):
             return Direct.apply(backend, q, k, v, options, segments, extremes, sinks)
         return _home(backend).forward(q, k, v, options, segments, extremes, sinks)
+    if transforms.active():
+        return transforms.Transformed.apply(backend, q, k, v, options, segments, extremes, sinks)
     forward = torch.ops.longshort.blocked_forward if backend == "blocked" else torch.ops.longshort.triton_forward
     result: tuple[Tensor, Tensor, Tensor, Tensor] = forward(q, k, v, *options, segments, extremes, sinks)
     return result
@@ -58,7 +61,7 @@ def _home(backend: str) -> Any:
 
 def _is_plain(q: Tensor, *others: Tensor | None) -> bool:
     """Whether nothing but autograd has to know of the call: no subclass of tensors, no mode, no transform."""
-    if q.is_meta or torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
+    if q.is_meta or torch._C._len_torch_dispatch_stack() or transforms.active():
         return False
     return type(q) in _PLAIN and all(type(x) in _PLAIN for x in others)
 
@@ -201,7 +204,7 @@ class Packed(torch.autograd.Function):
             return (None,) * 6
         qkv, out, lse, segments, sinks = ctx.saved_tensors
         if torch.is_grad_enabled():
-            _refuse(ctx)
+            transforms.refuse_twice(ctx)
         grad_qkv, to_sinks = _packed_backward(grads[0], qkv, out, lse, ctx.n_kv_heads, ctx.options, segments, sinks)
         return grad_qkv, None, None, None, None, to_sinks
 
@@ -252,10 +255,6 @@ def _packed_backward(
     return grad_qkv, to_sinks
 
 
-def _refuse(ctx: Any, *grads: Any) -> None:
-    raise RuntimeError('attention has no double backward in this backend; backend="reference" has one')
-
-
 def _register(backend: str) -> None:
     forward, backward = f"{backend}_forward", f"{backend}_backward"
     _library.define(
@@ -272,7 +271,7 @@ def _register(backend: str) -> None:
     torch.library.register_fake(f"longshort::{forward}", _forward_fake(backend), lib=_library)
     torch.library.register_fake(f"longshort::{backward}", _backward_fake(backend), lib=_library)
     torch.library.register_autograd(f"longshort::{forward}", _derivative(backend), setup_context=_save, lib=_library)
-    torch.library.register_autograd(f"longshort::{backward}", _refuse, lib=_library)
+    torch.library.register_autograd(f"longshort::{backward}", transforms.refuse_twice, lib=_library)
 
 
 for _backend in HOMES:
@@ -326,7 +325,7 @@ def _register_packed() -> None:
     torch.library.register_fake("longshort::packed_forward", forward_fake, lib=_library)
     torch.library.register_fake("longshort::packed_backward", backward_fake, lib=_library)
     torch.library.register_autograd("longshort::packed_forward", differentiate, setup_context=save, lib=_library)
-    torch.library.register_autograd("longshort::packed_backward", _refuse, lib=_library)
+    torch.library.register_autograd("longshort::packed_backward", transforms.refuse_twice, lib=_library)
 
 
 _register_packed()

@@ -212,6 +212,9 @@ def _kv_heads(n_layers: int, n_heads: int, options: Options) -> int:
         raise ValueError(f"options must be among {', '.join(Options.__annotations__)}, got {', '.join(unknown)}")
     _check_count("n_layers", n_layers)
     _check_count("n_heads", n_heads)
+    context = options.get("context")
+    if context is not None and (not _is_int(context) or context < 1):
+        raise ValueError(f"context must be None or an integer >= 1, got {context!r}")
     kv_heads = options.get("n_kv_heads")
     if kv_heads is None:
         return n_heads

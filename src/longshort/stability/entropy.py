@@ -24,10 +24,12 @@ def attention_entropy(model: nn.Module, tokens: Tensor, **inputs: Any) -> Tensor
     """
     check_entropy(model)
     layers = [module for module in model.modules() if isinstance(module, LSAttention)]
+    if not layers:
+        raise ValueError(f"model must have an LSAttention layer, got a {type(model).__name__} without one")
     found: list[Tensor] = []
 
     def measure(layer: LSAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found.append(_entropy(layer, args[0], **kwargs))  # here, since a sharded layer has its weights only in a pass
+        found.append(_entropy(layer, *args, **kwargs))  # here, since a sharded layer has its weights only in a pass
 
     handles = [layer.register_forward_pre_hook(measure, with_kwargs=True) for layer in layers]
     try:

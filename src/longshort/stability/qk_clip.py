@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -26,9 +28,12 @@ def qk_clip(model: nn.Module, largest_LH: Tensor, *, threshold: float = 100.0, a
     share a key head, the queries take the whole factor: another head's keys must not change. A head whose largest
     logit is not above the threshold (it may be negative, or -inf without a visible pair) keeps its weights unchanged.
     """
+    check_qk_clip(model)
+    layers = _layers(model)
+    _check(layers, largest_LH, threshold, alpha)
     above = (largest_LH > threshold) & largest_LH.isfinite()  # an infinite logit would set the weights to zero
     factors = torch.where(above, threshold / largest_LH, 1.0)
-    for layer, gamma_H in zip(_layers(model), factors, strict=True):
+    for layer, gamma_H in zip(layers, factors, strict=True):
         shared = layer.n_kv_heads != layer.n_heads
         on_q = gamma_H if shared else gamma_H**alpha
         on_k = torch.ones(layer.n_kv_heads, device=gamma_H.device) if shared else gamma_H ** (1 - alpha)
@@ -38,6 +43,19 @@ def qk_clip(model: nn.Module, largest_LH: Tensor, *, threshold: float = 100.0, a
                 part, factor = local(parameter), local_rows(scale, parameter)
                 part[: len(factor)].mul_(factor.to(part).view(-1, *(1,) * (part.ndim - 1)))
     return factors
+
+
+def _check(layers: list[LSAttention], largest_LH: Tensor, threshold: float, alpha: float) -> None:
+    if not layers:
+        raise ValueError("model must have an LSAttention layer, got one without")
+    wanted = (len(layers), layers[0].n_heads)
+    if not isinstance(largest_LH, Tensor) or largest_LH.shape != wanted:
+        found = tuple(largest_LH.shape) if isinstance(largest_LH, Tensor) else type(largest_LH).__name__
+        raise ValueError(f"largest_LH must be a tensor of shape (layers, heads) = {wanted}, got {found}")
+    if not 0 < threshold < math.inf:
+        raise ValueError(f"threshold must be a finite number > 0, got {threshold!r}")
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha must be a number from 0 to 1, got {alpha!r}")
 
 
 def _layers(model: nn.Module) -> list[LSAttention]:

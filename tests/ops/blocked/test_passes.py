@@ -246,6 +246,23 @@ def test_nan_in_a_query_shows_in_its_row_and_head_alone(windows, segments, softc
     assert alone.min is None and alone.max.isnan().tolist() == [False, True, False]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("length", [1, 2, 7, 9])
+@pytest.mark.parametrize("windows", [(None, None), (3, None), (1, 20)])
+def test_a_query_that_is_not_finite_shows_in_short_rows_too(windows, length, dtype):
+    q, k, v = torch.randn(3, 1, 2, length, 4, dtype=dtype).unbind()
+    q[0, 0, -1], q[0, 1, 0] = NAN, float("inf")
+    found, expected = (attention(q, k, v, HeadPlan(windows=windows), backend=b) for b in ("blocked", "reference"))
+    assert torch.equal(found.out.isnan(), expected.out.isnan())
+    assert expected.out.isnan().any(-1).sum() == 2
+
+
+def test_a_row_of_zeros_is_not_taken_for_a_broken_one():
+    q, k, v = torch.zeros(3, 1, 1, 1, 4).unbind()
+    result = attention(q, k, v, HeadPlan.full(1), backend="blocked")
+    assert result.out.eq(0).all() and result.lse.eq(0).all()
+
+
 @pytest.mark.parametrize("softcap", [None, 5.0])
 @pytest.mark.parametrize("segments", [None, "sorted"])
 @pytest.mark.parametrize("windows", [(None, None, None), (4, 4, 4), (None, 7, None), (60, None, 60)])
@@ -316,3 +333,24 @@ def test_only_inputs_that_ask_for_it_get_a_gradient():
     v.requires_grad_()
     attention(q, k, v, HeadPlan(windows=(None, 3)), backend="blocked").out.sum().backward()
     assert v.grad is not None and q.grad is None and k.grad is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}, {"causal": False}], ids=str)
+@pytest.mark.parametrize(
+    "plan",
+    [
+        HeadPlan(windows=(None, 4)),
+        HeadPlan(windows=(None, 4), slopes=(0.1, 0.2)),
+        HeadPlan(windows=(4, 4), firsts=(1, 2)),
+    ],
+    ids=["windows", "slopes", "firsts"],
+)
+def test_devices_without_kernels_of_their_own_are_served(plan, options, dtype):
+    """The meta device stands for them: it has neither autocast nor flash attention."""
+    q, k, v = torch.empty(3, 2, 2, 30, 8, dtype=dtype, device="meta").unbind()
+    call = Options.of(plan, **options)
+    out, lse, *extremes = blocked.forward(q, k, v, call, None, 2, None)
+    assert out.shape == q.shape and lse.shape == q.shape[:3] and all(x.shape == (2,) for x in extremes)
+    grads = blocked.backward(out, q, k, v, out, lse, call, None, None)
+    assert all(grad.shape == q.shape for grad in grads[:3])

@@ -16,11 +16,14 @@ _IS_ARM = platform.machine().lower() in ("aarch64", "arm64")
 
 
 def serves(q: Tensor, *, scale: float, masked: bool) -> bool:
-    """Both kernels scale after masking, so scale must be > 0; CUDA's takes no mask and only half precision."""
+    """Both kernels scale after masking, so scale must be > 0; CUDA's takes no mask and only half precision. Other
+    devices have no such kernel."""
     if scale <= 0:
         return False
     if q.device.type == "cpu":
         return True
+    if q.device.type != "cuda":
+        return False
     half = q.dtype in (torch.float16, torch.bfloat16)
     return half and not masked and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
 
@@ -31,11 +34,26 @@ def attend(
     """out (N, n, rows, D) and lse (N, n, rows). A row whose mask is all -inf gives an arbitrary finite lse."""
     if q.device.type == "cpu":
         out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+        if mask is None:
+            out, lse = _with_broken_rows(q, k, out, lse)
     else:
         out, lse = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[:2]
         broken = lse == torch.inf  # how that kernel writes the log of a sum that is NaN
         out, lse = out.masked_fill(broken[..., None], torch.nan), lse.masked_fill(broken, torch.nan)
     return out, lse
+
+
+def _with_broken_rows(q: Tensor, k: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """NaN for rows whose logits are all NaN or -inf, for which the CPU's kernel writes zeros if they are short.
+
+    All rows see the first key, whose logit is then not finite either.
+    """
+    empty = lse == 0
+    if not torch.compiler.is_compiling() and not empty.any():  # compiled code does not branch on numbers
+        return out, lse
+    logit = (q.to(lse.dtype) * k[..., :1, :].to(lse.dtype)).sum(-1)
+    broken = empty & (out == 0).all(-1) & ~logit.isfinite()
+    return out.masked_fill(broken[..., None], torch.nan), lse.masked_fill(broken, torch.nan)
 
 
 def attend_last(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:

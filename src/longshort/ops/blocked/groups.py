@@ -124,7 +124,8 @@ class Group:
     @property
     def dense_elements(self) -> int:
         """Logits of each of the N heads that the dense engine holds at once."""
-        return _DENSE_ELEMENTS[self.q.device.type] // self.q.shape[0]
+        kind = self.q.device.type if self.q.device.type in _DENSE_ELEMENTS else "cuda"
+        return _DENSE_ELEMENTS[kind] // self.q.shape[0]
 
     def dense_tiles(self) -> Iterator[Tile]:
         elements = self.dense_elements

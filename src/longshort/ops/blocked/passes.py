@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from longshort.ops.autocast import without_autocast
 from longshort.ops.blocked import fused, rescaled
 from longshort.ops.blocked.firsts import FirstKeys
 from longshort.ops.blocked.groups import (
@@ -54,7 +55,7 @@ def forward(
     )
     if out.numel() == 0:
         return out, lse, largest, smallest
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q):
         unseen = None if segments is None else segments[:, k.shape[2] - q.shape[2] :] < 0
         q, k, v = without_padding(segments, q, k, v)
         for heads, rows, group in groups(q, k, v, options, segments):
@@ -98,7 +99,7 @@ def backward(
     grads += [torch.zeros(x.shape, dtype=wide, device=x.device) for x in (k, v)]
     if grad.numel() == 0:
         return grads[0].to(q.dtype), grads[1].to(k.dtype), grads[2].to(v.dtype), to_sinks
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q):
         q, k, v = without_padding(segments, q, k, v)
         grad = dense_rows(grad)
         if segments is not None:

@@ -1,0 +1,85 @@
+"""The op under torch.func (grad, vjp, jacrev, vmap ...) and forward-mode autograd.
+
+The autograd of torch.library does not know torch.func, and gives a forward-mode derivative of zero without a word. Here
+the first derivative is that of the library's backward op, alone or mapped; forward mode and second derivatives, which
+our backends do not have, are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from longshort.ops.options import Options
+
+
+def active() -> bool:
+    """Whether a transform of torch.func or forward-mode autograd is at work, outside of compiled code."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def refuse_twice(ctx: Any, *grads: Any) -> Any:
+    raise RuntimeError('attention has no double backward in this backend; backend="reference" has one')
+
+
+def refuse_forward_mode(ctx: Any, *tangents: Any) -> Any:
+    raise RuntimeError('attention has no forward-mode derivative in this backend; backend="reference" has one')
+
+
+class Transformed(torch.autograd.Function):
+    """The forward op of a backend; lse and the extremes of the logits are not differentiable."""
+
+    generate_vmap_rule = True
+    jvp = staticmethod(refuse_forward_mode)
+
+    @staticmethod
+    def forward(
+        backend: str,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        options: Options,
+        segments: Tensor | None,
+        extremes: int,
+        sinks: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        forward = getattr(torch.ops.longshort, f"{backend}_forward")
+        result: tuple[Tensor, Tensor, Tensor, Tensor] = forward(q, k, v, *options, segments, extremes, sinks)
+        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.backend, q, k, v, ctx.options, segments, _, sinks = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(q, k, v, *output[:2], segments, sinks)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        *tensors, segments, sinks = ctx.saved_tensors
+        *found, to_sinks = _Backward.apply(ctx.backend, ctx.options, segments, sinks, grads[0], *tensors)
+        return (None, *found, None, None, None, None if sinks is None else to_sinks)
+
+
+class _Backward(torch.autograd.Function):
+    """The backward op of a backend."""
+
+    generate_vmap_rule = True
+    jvp = staticmethod(refuse_forward_mode)
+    backward = staticmethod(refuse_twice)
+
+    @staticmethod
+    def forward(
+        backend: str, options: Options, segments: Tensor | None, sinks: Tensor | None, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        backward = getattr(torch.ops.longshort, f"{backend}_backward")
+        found: tuple[Tensor, ...] = backward(*tensors, *options, segments, sinks)
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
