@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from longshort.numeric import is_int, is_real
+
 _T = TypeVar("_T")
 _LARGEST_RATE = 1e30
 """The largest decay or slope: kernels hold it in fp32, and infinity times a distance of 0 would be NaN."""
@@ -54,7 +56,7 @@ class HeadPlan:
     def long_short(cls, n_heads: int, n_global: int, window: int) -> HeadPlan:
         """LS-attention (arXiv 2505.15548): `n_global` global heads first, the rest local with `window` visible keys."""
         _positive("n_heads", n_heads)
-        if not _is_int(n_global) or not 0 <= n_global <= n_heads:
+        if not is_int(n_global) or not 0 <= n_global <= n_heads:
             raise ValueError(f"n_global must be an integer from 0 to n_heads={n_heads}, got {n_global!r}")
         return cls(windows=(None,) * n_global + (_positive("window", window),) * (n_heads - n_global))
 
@@ -83,7 +85,7 @@ class HeadPlan:
         (0.0, 0.00025, 0.0005, 0.001)
         """
         _positive("n_heads", n_heads)
-        if not _is_real(max_decay) or not 0 <= max_decay <= _LARGEST_RATE:
+        if not is_real(max_decay) or not 0 <= max_decay <= _LARGEST_RATE:
             raise ValueError(f"max_decay must be a number from 0 to {_LARGEST_RATE:g}, got {max_decay!r}")
         if window is not None:
             _positive("window", window)
@@ -147,7 +149,7 @@ class HeadPlan:
         return HeadPlan(**{name: row and tuple(row[head] for head in heads) for name, row in rows})
 
     def _groups(self, row: Sequence[_T], n_kv_heads: int) -> list[Sequence[_T]]:
-        if not _is_int(n_kv_heads) or n_kv_heads < 1 or self.n_heads % n_kv_heads:
+        if not is_int(n_kv_heads) or n_kv_heads < 1 or self.n_heads % n_kv_heads:
             raise ValueError(f"n_kv_heads must be a divisor of the plan's {self.n_heads} heads, got {n_kv_heads!r}")
         size = self.n_heads // n_kv_heads
         return [row[i : i + size] for i in range(0, self.n_heads, size)]
@@ -177,16 +179,8 @@ class HeadPlan:
         return cls(**data)
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_real(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _positive(name: str, value: int) -> int:
-    if not _is_int(value) or value < 1:
+    if not is_int(value) or value < 1:
         raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
     return value
 
@@ -198,7 +192,7 @@ def _checked_windows(windows: Iterable[int | None]) -> tuple[int | None, ...]:
     if not checked:
         raise ValueError("windows must have at least one entry, got an empty sequence")
     for head, window in enumerate(checked):
-        if window is not None and (not _is_int(window) or window < 1):
+        if window is not None and (not is_int(window) or window < 1):
             raise ValueError(f"windows[{head}] must be None (global) or an integer >= 1, got {window!r}")
     return checked
 
@@ -212,7 +206,7 @@ def _checked_rates(name: str, rates: Iterable[float] | None, n_heads: int) -> tu
     if len(checked) != n_heads:
         raise ValueError(f"{name} must have one entry per head, {n_heads} as windows has, got {len(checked)}")
     for head, rate in enumerate(checked):
-        if not _is_real(rate) or not 0 <= rate <= _LARGEST_RATE:
+        if not is_real(rate) or not 0 <= rate <= _LARGEST_RATE:
             raise ValueError(f"{name}[{head}] must be a number from 0 to {_LARGEST_RATE:g}, got {rate!r}")
     # All zeros means "none": plans that compute the same thing compare equal and take the same fast paths.
     return tuple(float(rate) for rate in checked) if any(checked) else None
@@ -227,7 +221,7 @@ def _checked_firsts(firsts: Iterable[int] | None, windows: tuple[int | None, ...
     if len(checked) != len(windows):
         raise ValueError(f"firsts must have one entry per head, {len(windows)} as windows has, got {len(checked)}")
     for head, first in enumerate(checked):
-        if not _is_int(first) or not 0 <= first < 2**30:
+        if not is_int(first) or not 0 <= first < 2**30:
             raise ValueError(f"firsts[{head}] must be an integer from 0 to 2^30 - 1, got {first!r}")
     # A global head sees the first keys anyway: plans that compute the same thing compare equal.
     checked = tuple(0 if window is None else first for first, window in zip(checked, windows, strict=True))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from numbers import Integral
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +16,7 @@ from longshort.generation.draws import ENDED, Draws
 from longshort.generation.sampling import Sampling
 from longshort.generation.soft import SoftThinking, ThinkingRecord
 from longshort.model import GPT
+from longshort.numeric import is_integral
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -83,7 +83,7 @@ def generate(
     )
     if not callable(getattr(model, "new_cache", None)):  # a compiled GPT is of another type
         raise ValueError(f"model must be a GPT, got {type(model).__name__}")
-    if not isinstance(max_new_tokens, Integral) or not 1 <= max_new_tokens < 2**31:
+    if not is_integral(max_new_tokens) or not 1 <= max_new_tokens < 2**31:
         raise ValueError(f"max_new_tokens must be an integer from 1 to 2^31 - 1, got {max_new_tokens}")
     texts = isinstance(stop_strings, Collection) and all(isinstance(text, str) and text for text in stop_strings)
     if isinstance(stop_strings, str) or not texts:
@@ -91,8 +91,7 @@ def generate(
     if stop_strings and tokenizer is None:
         raise ValueError("stop_strings need the tokenizer, got None")
     stops = stop_tokens(stop)
-    whole = isinstance(seed, Integral) and not isinstance(seed, bool)
-    if seed is not None and not (whole and -(2**63) <= seed < 2**63):
+    if seed is not None and not (is_integral(seed) and -(2**63) <= seed < 2**63):
         raise ValueError(f"seed must be None or an integer of 64 bits, from -2^63 to 2^63 - 1, got {seed!r}")
     known = model.config.vocab_size
     vocabulary = known if tokenizer is None else min(known, tokenizer.vocab_size)
@@ -186,9 +185,7 @@ def stop_tokens(stop: int | Collection[int] | None) -> list[int]:
     if isinstance(stop, Tensor):
         stop = stop.flatten().tolist()
     tokens = [] if stop is None else list(stop) if isinstance(stop, Collection) else [stop]
-    if isinstance(stop, str) or not all(
-        isinstance(token, Integral) and not isinstance(token, bool) for token in tokens
-    ):
+    if isinstance(stop, str) or not all(map(is_integral, tokens)):
         raise ValueError(f"stop must be a token or tokens, as integers (texts are for stop_strings), got {stop!r}")
     return tokens
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 
 import torch
 from torch import Tensor
+
+from longshort.numeric import is_integral
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +33,7 @@ class Sampling:
     def __post_init__(self) -> None:
         if not _is_real(self.temperature) or not self.temperature >= 0:
             raise ValueError(f"temperature must be a number >= 0, got {self.temperature!r}")
-        if self.top_k is not None and (
-            not isinstance(self.top_k, Integral) or isinstance(self.top_k, bool) or self.top_k < 1
-        ):
+        if self.top_k is not None and (not is_integral(self.top_k) or self.top_k < 1):
             raise ValueError(f"top_k must be None or an integer and at least 1, got {self.top_k!r}")
         if self.top_p is not None and (not _is_real(self.top_p) or not 0 < self.top_p <= 1):
             raise ValueError(f"top_p must be None or a number above 0 and at most 1, got {self.top_p!r}")

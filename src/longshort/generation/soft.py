@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 from typing import Literal, Protocol, TypeGuard, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from longshort.numeric import is_integral
 
 Noise = Literal["gumbel", "gaussian", "none"]
 
@@ -57,9 +59,9 @@ class SoftThinking:
     """Standard deviation of the Gaussian noise on each number of the embedding; see `gaussian_sigma`."""
 
     def __post_init__(self) -> None:
-        if not _is_integer(self.end) or self.end < 0:
+        if not is_integral(self.end) or self.end < 0:
             raise ValueError(f"end must be a token, an integer and at least 0, got {self.end!r}")
-        if not _is_integer(self.top_k) or self.top_k < 1:
+        if not is_integral(self.top_k) or self.top_k < 1:
             raise ValueError(f"top_k must be an integer and at least 1, got {self.top_k!r}")
         if not _is_finite(self.top_p) or not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p!r}")
@@ -255,10 +257,6 @@ def _softmax(x: Tensor, temperature: float) -> Tensor:
     # At any temperature: the largest is 0 first, and what it is divided by neither 0 nor infinite in the dtype.
     limits = torch.finfo(x.dtype)
     return ((x - x.amax(-1, keepdim=True)) / min(max(temperature, limits.tiny), limits.max)).softmax(-1)
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _is_finite(value: object) -> TypeGuard[float]:

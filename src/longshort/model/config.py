@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 from longshort.heads import HeadPlan
 from longshort.losses import LossSettings
@@ -13,6 +13,7 @@ from longshort.model.presets import PRESETS
 from longshort.nn.block import ACTIVATIONS, GATED, PLACEMENTS
 from longshort.nn.norms import NORMS, QK_NORMS
 from longshort.nn.positions import RopeScaling
+from longshort.numeric import is_int, is_real
 from longshort.ops.api import BACKENDS
 from longshort.ops.smoothing import SIDES, STAGES
 from longshort.reach import LayerReach, resolve
@@ -298,7 +299,7 @@ def _optional(right: Range) -> Range:
     return Range(f"None or {right.words}", lambda value: value is None or right.holds(value))
 
 
-_POSITIVE = Range("a number from 1e-30 to 1e+30", lambda value: _is_real(value) and 1e-30 <= value <= 1e30)
+_POSITIVE = Range("a number from 1e-30 to 1e+30", lambda value: is_real(value) and 1e-30 <= value <= 1e30)
 """Kernels hold it, and its inverse, in fp32."""
 _SWITCH = Range("True or False", lambda value: isinstance(value, bool))
 _PLANNED = _count(10_000, "10,000")
@@ -330,7 +331,7 @@ RANGES: dict[str, Range] = {
     "attention_scale": _optional(_POSITIVE),
     "softcap": _optional(_POSITIVE),
     "sigma_reparam": _SWITCH,
-    "dropout": Range("a number from 0 to 1, 1 excluded", lambda value: _is_real(value) and 0 <= value < 1),
+    "dropout": Range("a number from 0 to 1, 1 excluded", lambda value: is_real(value) and 0 <= value < 1),
     "bias": _SWITCH,
     "tie_embeddings": _SWITCH,
     "embedding_scale": _optional(_POSITIVE),
@@ -411,8 +412,4 @@ def _check(name: str, value: object, right: str, holds: object) -> None:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _is_real(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return is_int(value) and value >= 1

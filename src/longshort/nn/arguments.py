@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from longshort.heads import HeadPlan
 from longshort.nn.positions import RopeScaling
+from longshort.numeric import is_int, is_real
 from longshort.reach import LayerReach
 
 ENCODINGS = ("rotary", "alibi", "none")
@@ -22,9 +23,9 @@ def _or_none(right: Right) -> Right:
     return f"None or {words}", lambda value: value is None or holds(value)
 
 
-_COUNT: Right = ("an integer >= 1", lambda value: _is_number(value, int) and value >= 1)
-_POSITIVE: Right = ("a finite number > 0", lambda value: _is_number(value, int | float) and 0 < value < math.inf)
-_FINITE: Right = ("a finite number", lambda value: _is_number(value, int | float) and math.isfinite(value))
+_COUNT: Right = ("an integer >= 1", lambda value: is_int(value) and value >= 1)
+_POSITIVE: Right = ("a finite number > 0", lambda value: is_real(value) and 0 < value < math.inf)
+_FINITE: Right = ("a finite number", lambda value: is_real(value) and math.isfinite(value))
 _SWITCH: Right = ("True or False", lambda value: isinstance(value, bool))
 _RIGHT: dict[str, Right] = {
     "width": _COUNT,
@@ -47,10 +48,6 @@ def check_values(**values: Any) -> None:
         words, holds = _RIGHT[name]
         if not holds(value):
             raise ValueError(f"{name} must be {words}, got {value!r}")
-
-
-def _is_number(value: object, kinds: Any) -> bool:
-    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def check_input(x: Tensor, width: int, positions: Tensor | None) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch import Tensor
 from longshort.heads import HeadPlan
 from longshort.nn.layer_cache import CacheLayer, check_smoothing
 from longshort.nn.pool import FirstRows
+from longshort.numeric import is_integral
 from longshort.ops import Smoothing
 from longshort.reach import LayerReach
 
@@ -122,7 +122,7 @@ class KVCache(ABC):
         spare = length
         if any(store.window is not None for layer in self.layers for store in layer.stores):
             spare = min(spare, spare_rows - (written - length))
-        if not _is_integer(n):
+        if not is_integral(n):
             raise ValueError(f"n must be an integer, got {n!r}")
         if not 0 <= n <= spare:
             raise ValueError(
@@ -173,12 +173,8 @@ def check_sizes(
     check_smoothing(smoothing)
 
 
-def _is_integer(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
 def _check_count(name: str, value: int, least: int) -> None:
-    if not _is_integer(value) or value < least:
+    if not is_integral(value) or value < least:
         raise ValueError(f"{name} must be an integer and at least {least}, got {value!r}")
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from longshort.heads import HeadPlan
+from longshort.numeric import is_real
 from longshort.ops import schema, sdpa, transforms
 from longshort.ops.autocast import has_autocast, without_autocast
 from longshort.ops.options import Options, Stats, extremes_of
@@ -320,10 +321,6 @@ def _check_causal(causal: bool) -> None:
         raise ValueError(f"causal must be True or False, got {causal!r}")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def check_options(
     q: Tensor, k: Tensor, plan: HeadPlan, scale: float | None, softcap: float | None, segments: Tensor | None
 ) -> None:
@@ -331,9 +328,9 @@ def check_options(
         raise ValueError(f"plan must be a HeadPlan, got {type(plan).__name__}")
     if plan.n_heads != q.shape[1]:
         raise ValueError(f"plan must have one entry for each of the {q.shape[1]} heads of q, got {plan.n_heads}")
-    if scale is not None and not (_is_number(scale) and math.isfinite(scale)):
+    if scale is not None and not (is_real(scale) and math.isfinite(scale)):
         raise ValueError(f"scale must be None or a finite number, got {scale!r}")
-    if softcap is not None and not (_is_number(softcap) and 0 < softcap < math.inf):
+    if softcap is not None and not (is_real(softcap) and 0 < softcap < math.inf):
         raise ValueError(f"softcap must be None or a finite number > 0, got {softcap!r}")
     check_segments(q, k, segments)
 

@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, NamedTuple
 
 from longshort.heads import HeadPlan
+from longshort.numeric import is_real
 
 SINKS = ("none", "learned")
 
@@ -144,7 +145,7 @@ def temperature_of(value: object) -> QueryTemperature | None:
 
 
 def _is_real(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e30
+    return is_real(value) and abs(value) <= 1e30
 
 
 def _check(name: str, value: object, right: str, holds: bool) -> None:

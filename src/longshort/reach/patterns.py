@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 from longshort.heads import HeadPlan
+from longshort.numeric import is_int
 from longshort.reach.layer import LayerReach, QueryTemperature, temperature_of
 
 DUAL_BASES = (10_000.0, 1_000_000.0)
@@ -213,19 +214,19 @@ def _kv_heads(n_layers: int, n_heads: int, options: Options) -> int:
     _check_count("n_layers", n_layers)
     _check_count("n_heads", n_heads)
     context = options.get("context")
-    if context is not None and (not _is_int(context) or context < 1):
+    if context is not None and (not is_int(context) or context < 1):
         raise ValueError(f"context must be None or an integer >= 1, got {context!r}")
     kv_heads = options.get("n_kv_heads")
     if kv_heads is None:
         return n_heads
-    if not _is_int(kv_heads) or kv_heads < 1 or n_heads % kv_heads:
+    if not is_int(kv_heads) or kv_heads < 1 or n_heads % kv_heads:
         raise ValueError(f"n_kv_heads must be a divisor of n_heads={n_heads}, got {kv_heads!r}")
     return kv_heads
 
 
 def _global_kv_heads(n_global: int, n_heads: int, kv_heads: int) -> int:
     group = n_heads // kv_heads
-    if not _is_int(n_global) or not 0 <= n_global <= n_heads or n_global % group:
+    if not is_int(n_global) or not 0 <= n_global <= n_heads or n_global % group:
         multiple = f", a multiple of n_heads / n_kv_heads = {group}" if group > 1 else ""
         raise ValueError(f"n_global must be an integer from 0 to n_heads={n_heads}{multiple}, got {n_global!r}")
     return n_global // group
@@ -244,9 +245,5 @@ def _check_switch(name: str, value: bool) -> None:
 
 
 def _check_count(name: str, value: int) -> None:
-    if not _is_int(value) or not 1 <= value < 2**31:
+    if not is_int(value) or not 1 <= value < 2**31:
         raise ValueError(f"{name} must be an integer from 1 to 2^31 - 1, got {value!r}")
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,21 @@
+"""What counts as a number where an argument is checked: True and False do not."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import TypeGuard
+
+
+def is_int(value: object) -> TypeGuard[int]:
+    """Python's own integers, which torch.compile can trace."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_real(value: object) -> TypeGuard[float]:
+    """Python's own integers and floats, NaN and infinity included."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_integral(value: object) -> TypeGuard[int]:
+    """Any integer, numpy's too."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
