@@ -242,8 +242,9 @@ def losses_and_curves(data: Data, strong: Sequence[str]) -> Any:
         for seed, loss in comparison.losses_by_seed(row).items()
     ]
     means = [{"plan": row["variant"], "loss": row["final_loss"]} for row in data["rows"]]
-    x = alt.X("loss:Q", title="final validation loss", scale=alt.Scale(zero=False))
-    y = alt.Y("plan:N", title=None, sort=order)
+    axis = alt.Axis(labelFlush=False, tickCount=5)
+    x = alt.X("loss:Q", title="final validation loss", scale=alt.Scale(zero=False), axis=axis)
+    y = alt.Y("plan:N", title=None, sort=order, axis=alt.Axis(labelOverlap=False))
     dots = frame(points).mark_point(filled=True, size=45).encode(x=x, y=y, color=alt.value("#5c6066"))
     ticks = frame(means).mark_tick(thickness=2, size=16).encode(x=x, y=y)
     losses = [
@@ -259,8 +260,9 @@ def losses_and_curves(data: Data, strong: Sequence[str]) -> Any:
         if step > 400
     ]
     axes: dict[str, Any] = {"x": "step", "x_title": "step", "y": "loss", "y_title": "validation loss, part of the text"}
-    over_steps = figures.lines(losses, names=[*strong, figures.OTHERS], width=340, height=270, **axes)
-    return alt.hconcat((ticks + dots).properties(width=300, height=270), over_steps).resolve_scale(
+    height = max(270, 19 * len(order))
+    over_steps = figures.lines(losses, names=[*strong, figures.OTHERS], width=340, height=height, **axes)
+    return alt.hconcat((ticks + dots).properties(width=300, height=height), over_steps).resolve_scale(
         color="independent", strokeDash="independent"
     )
 

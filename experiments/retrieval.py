@@ -262,11 +262,13 @@ def _all_within(pairs: Mapping[str, Difference | None]) -> tuple[bool | None, st
 
 
 def _judged(data: Data, compared: Callable[[Row, Row], Mapping[str, Difference | None]]) -> Finding | None:
-    """Each of the judged plans against full attention; None where one has not run or nothing can be compared."""
+    """Each of the judged plans against full attention; None where one has not run."""
     rows = measures.by_name(data)
     if not {"full", *JUDGED} <= rows.keys():
         return None
     pairs = {name: compared(rows[name], rows["full"]) for name in JUDGED}
+    if not any(pairs.values()):
+        return _not_learned(rows)
     if any(not found or all(pair is None for pair in found.values()) for found in pairs.values()):
         return None
     cases = {name: _all_within(found) for name, found in pairs.items()}
@@ -274,6 +276,12 @@ def _judged(data: Data, compared: Callable[[Row, Row], Mapping[str, Difference |
     shared = [pair.seeds for found in pairs.values() for pair in found.values() if pair is not None]
     seeds = (*comparison.seeds_of(*(rows[name] for name in (*JUDGED, "full"))), *shared)
     return Finding(ours=ours, verdict=verdict_of([case for case, _ in cases.values()]), seeds=seeds)
+
+
+def _not_learned(rows: Mapping[str, Row]) -> Finding:
+    """Full attention itself has too little right to compare with."""
+    seeds = comparison.seeds_of(*(rows[name] for name in (*JUDGED, "full")))
+    return Finding(ours=f"full attention has less than {LEARNED:.0%} right", verdict=verdict_of([None]), seeds=seeds)
 
 
 def _learned(row: Row, kind: str) -> bool:
@@ -314,8 +322,10 @@ def two_heads(data: Data) -> Finding | None:
 
 def sooner(data: Data) -> Finding | None:
     rows = measures.by_name(data)
-    if not {"full", *JUDGED} <= rows.keys() or not _learned(rows["full"], RECALL):
+    if not {"full", *JUDGED} <= rows.keys():
         return None
+    if not _learned(rows["full"], RECALL):
+        return _not_learned(rows)
     pairs = {name: _pair(rows[name], rows["full"], lambda row: row["half_at"].get(RECALL, ())) for name in JUDGED}
     found = {name: pair for name, pair in pairs.items() if pair is not None}
     if len(found) < len(JUDGED):
@@ -326,11 +336,12 @@ def sooner(data: Data) -> Finding | None:
     return Finding(ours=ours, verdict=verdict_of([pair.is_below() for pair in found.values()]), seeds=seeds)
 
 
-def figure(data: Data) -> Any:
+def figure(data: Data, lined: Sequence[str] = USUAL) -> Any:
+    """Recall by plan and distance; right answers over the steps, for some of the plans."""
     from longshort.report.charts import drawing
 
-    rows = [row for row in data["rows"] if row["variant"] in USUAL]
-    names = [row["variant"] for row in rows]
+    rows = data["rows"]
+    names = [row["variant"] for row in rows if row["variant"] in lined]
     cells = [
         {"plan": f"{row['variant']}, {seed}", "distance": name, "accuracy": row["distances"][name][place]}
         for row in rows
@@ -339,7 +350,8 @@ def figure(data: Data) -> Any:
     ]
     axes: dict[str, Any] = {"x": "distance", "y": "plan", "x_title": "distance, in tokens", "y_title": "plan, seed"}
     axes |= {"value": "accuracy", "value_title": "right", "log": False, "domain": (0.0, 1.0)}
-    recall = figures.heat(cells, title=RECALL, width=260, height=280, **axes)
+    height = max(280, 14 * sum(len(row["seeds"]) for row in rows))
+    recall = figures.heat(cells, title=RECALL, width=260, height=height, **axes)
     panels = []
     for kind in ("variables", "needles-noise"):
         steps = [
@@ -350,7 +362,7 @@ def figure(data: Data) -> Any:
         ]
         over: dict[str, Any] = {"x": "step", "x_title": "step", "y": "accuracy", "y_title": "right answers, validation"}
         if steps:
-            panels.append(figures.lines(steps, title=kind, names=names, share=True, width=215, height=280, **over))
+            panels.append(figures.lines(steps, title=kind, names=names, share=True, width=215, height=height, **over))
     alt = drawing()
     return alt.hconcat(recall, alt.hconcat(*panels)).resolve_scale(color="independent", strokeDash="independent")
 

@@ -20,6 +20,8 @@ from experiments import reach_modern, retrieval
 SOURCE = "reach-modern"
 USUAL = ("full", *retrieval.JUDGED, "ls1-w145", "ls2-w64", "interleave-3-1")
 """Run unless others are named."""
+LINED = ("full", *retrieval.JUDGED, "interleave-3-1", "ladder-nope")
+"""Drawn over the steps; the table has all."""
 BASE: dict[str, Any] = {
     **retrieval.BASE,
     "task": {**retrieval.BASE["task"], "start": f"runs/{SOURCE}", "train": 64_000},
@@ -41,9 +43,10 @@ EXPERIMENT = replace(
     )
     .replace("1,000 steps of", "2,000 steps of")
     .replace("written before any of these runs", "written before any run of `retrieval` or of this"),
-    cost=f"H200: about 6 minutes per seed beyond `{SOURCE}`, nine at a time; CPU --quick: two minutes",
+    cost=f"H200: about 7 minutes per seed beyond `{SOURCE}`, nine at a time; CPU --quick: two minutes",
     claims={name: replace(claim, text=f"in a modern block, {claim.text}") for name, claim in _OLD.claims.items()},
     collect=partial(retrieval.collect, plans=tuple(reach_modern.PLANS)),
+    figure=partial(retrieval.figure, lined=LINED),
     variants=reach_modern.variants,
     on_request=tuple(name for name in reach_modern.PLANS if name not in USUAL),
     base=BASE,

@@ -32,7 +32,7 @@ def test_plans_differ_in_their_reach_alone_and_have_the_global_heads_that_they_a
     for name, config in configs.items():
         layers = config.model.layer_reaches
         assert all((layer.sink == "learned") == (name in modern.SUNK) for layer in layers)
-        assert all((layer.global_share == 0) == (name in modern.UNTURNED) for layer in layers)
+        assert all((layer.global_share == 0) == (name in (*modern.UNTURNED, *modern.LATER)) for layer in layers)
 
 
 def decided(**gains):
@@ -52,6 +52,12 @@ def test_verdicts_follow_the_paired_intervals():
     assert decided(**ahead | with_options | {"full_sinks": 0.0})["sinks"] == PARTLY
     assert decided() == {"mixed": UNDECIDED, "ladder": UNDECIDED, "sinks": UNDECIDED, "nope": UNDECIDED}
     assert decided(**dict.fromkeys(ahead, -0.05))["mixed"] == FAILS
+
+
+def test_plans_that_were_added_later_decide_nothing():
+    gained = dict.fromkeys((name.replace("-", "_") for name in modern.UNTURNED), 0.12)
+    lost = dict.fromkeys((name.replace("-", "_") for name in modern.LATER), -0.12)
+    assert decided(**gained | lost) == decided(**gained)
 
 
 def test_a_run_has_its_loss_and_its_costs_in_the_table(corpus, tmp_path):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from experiments import load, reach, retrieval, retrieval_modern
+from experiments import reach_modern as modern
 from experiments.engine import child
 from experiments.engine.evidence import FAILS, HOLDS, PARTLY, TWICE, UNDECIDED
 from experiments.engine.records import Options
@@ -107,8 +108,23 @@ def test_a_plan_is_within_two_points_where_every_interval_says_so():
 
 def test_nothing_is_decided_by_two_seeds_or_where_full_attention_only_guesses():
     assert set(verdicts(findings_of(seeds=2)).values()) <= {*TWICE.values(), UNDECIDED}
-    (found,) = findings_of(full=0.2).items()
-    assert found[0] == "two" and found[1].verdict == UNDECIDED and found[1].ours == "neither has 50% right"
+    guessed = findings_of(full=0.2)
+    assert verdicts(guessed) == dict.fromkeys(("distance", "kinds", "two", "sooner"), UNDECIDED)
+    assert guessed["two"].ours == "neither has 50% right"
+    assert {guessed[key].ours for key in ("distance", "kinds", "sooner")} == {"full attention has less than 50% right"}
+
+
+def test_the_figure_has_every_plan_by_distance_and_no_more_lines_than_colours():
+    rows = decided() + [decided()[0] | {"variant": name} for name in ("ls1-w145", "interleave-3-1", "ladder-nope")]
+    kinds = {"variables": [[1, 0.0], [2, 1.0]]}
+    curves = [{"variant": row["variant"], "seed": 0, "kinds": kinds} for row in rows]
+    drawn = load("retrieval-modern").figure({"rows": rows, "curves": curves})
+    recall, (lined,) = drawn.hconcat[0], drawn.hconcat[1].hconcat
+    text = recall.to_json()
+    assert all(f'"{row["variant"]}, 2"' in text for row in rows)
+    assert recall.height == lined.height == 14 * 3 * len(rows)
+    assert {name for name in modern.PLANS if f'"{name}"' in lined.to_json()} == set(retrieval_modern.LINED)
+    assert len(retrieval_modern.LINED) <= 6
 
 
 def test_the_page_shows_seeds_that_part_and_what_the_intervals_are():
