@@ -8,10 +8,12 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp,
 from longshort import HeadPlan, LSAttention, attention
 
 PLAN = HeadPlan(windows=(None, 3, 3, 1), firsts=(0, 0, 1, 2), slopes=(0.1, 0, 0, 0.2))
-# torch says that a mapped op runs once per entry, and its forward mode warns of torch's own scripts.
+# torch says that a mapped op runs once per entry, its forward mode warns of torch's own scripts, and its compiler warns
+# of what it does itself where it gives up a frame.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:There is a performance drop"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),
+    pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated"),
 ]
 
 
@@ -84,3 +86,23 @@ def test_dual_tensors_are_refused_and_others_served(tracked):
         dual = forward_ad.make_dual(q.requires_grad_(tracked), torch.ones_like(q))
         with pytest.raises(RuntimeError, match="attention has no forward-mode derivative in this backend"):
             attention(dual, k, v, PLAN, backend="blocked")
+
+
+def test_a_compiled_map_is_that_of_the_reference():
+    found = torch.compile(lambda: FIRST_DERIVATIVES["vmap"](op("blocked")), backend="eager")()
+    torch.testing.assert_close(found, FIRST_DERIVATIVES["vmap"](op("reference")), rtol=1e-5, atol=1e-5)
+
+
+def test_compiled_forward_mode_is_refused_too():
+    q, k, v, _ = inputs()
+
+    @torch.compile(backend="eager")
+    def compiled(q):
+        return attention(q, k, v, PLAN, backend="blocked").out
+
+    plain = compiled(q)
+    with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+        torch.compile(lambda q: jvp(compiled, (q,), (torch.ones_like(q),)), backend="eager")(q)
+    with pytest.raises(RuntimeError, match="no forward-mode derivative"), forward_ad.dual_level():
+        compiled(forward_ad.make_dual(q, torch.ones_like(q)))
+    torch.testing.assert_close(compiled(q), plain)

@@ -17,9 +17,16 @@ from longshort.ops.options import Options
 
 
 def active() -> bool:
-    """Whether a transform of torch.func or forward-mode autograd is at work, outside of compiled code."""
-    if torch.compiler.is_compiling():
-        return False
+    """Whether a transform of torch.func or forward-mode autograd is at work; the op is then not part of compiled code."""
+    found = _at_work()
+    if found and torch.compiler.is_compiling():
+        torch._dynamo.graph_break()
+    return found
+
+
+@torch.compiler.assume_constant_result
+def _at_work() -> bool:
+    """Compiled, this is asked while tracing, and torch guards the answer."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
