@@ -1,0 +1,26 @@
+"""The worked examples of the pages print what the pages say, and their pictures are those of the code."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ["ideas/las.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_first_example_of_a_page_prints_the_comments_at_its_end(page, capsys):
+    text = (DOCS / page).read_text(encoding="utf-8")
+    example = re.findall(r"```python\n(.*?)```", text, re.S)[0]
+    told = re.findall(r"^# (.*)$", example, re.M)
+    exec(compile(example, page, "exec"), {"__name__": "example"})
+    assert told and capsys.readouterr().out.splitlines() == told
+
+
+@pytest.mark.parametrize("picture", ["las.svg", "soft-thinking.svg"])
+def test_a_drawing_of_bars_is_that_of_the_code(picture, monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS / "_extensions"))
+    import bars
+
+    assert bars.PICTURES[picture]() == (bars.IDEAS / picture).read_text(encoding="utf-8")
