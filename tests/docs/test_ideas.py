@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ["ideas/las.md"]
+PAGES = ["ideas/las.md", "ideas/soft-thinking.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -14,7 +14,7 @@ DRAWS = 200_000
 
 
 def test_python_of_the_page_runs():
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    _, example = re.findall(r"```python\n(.*?)```", PAGE, re.S)  # tests/docs/test_ideas.py runs the first
     scope = {"__name__": "example"}
     exec(compile(example, "docs/ideas/soft-thinking.md", "exec"), scope)
     assert (scope["ratio"] == 1).all()
