@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ["ideas/las.md", "ideas/soft-thinking.md"]
+PAGES = ["ideas/las.md", "ideas/soft-thinking.md", "ideas/robust-loss.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)
