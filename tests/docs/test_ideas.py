@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ["ideas/las.md", "ideas/soft-thinking.md", "ideas/robust-loss.md", "ideas/method.md", "howto/reinforcement-learning.md"]
+PAGES = [
+    "ideas/las.md",
+    "ideas/soft-thinking.md",
+    "ideas/robust-loss.md",
+    "ideas/method.md",
+    "howto/reinforcement-learning.md",
+]
 
 
 @pytest.mark.parametrize("page", PAGES)
