@@ -14,7 +14,7 @@ DRAWS = 200_000
 
 
 def test_python_of_the_page_runs():
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    _, example = re.findall(r"```python\n(.*?)```", PAGE, re.S)  # tests/docs/test_ideas.py runs the first
     scope = {"__name__": "example"}
     exec(compile(example, "docs/ideas/soft-thinking.md", "exec"), scope)
     assert (scope["ratio"] == 1).all()
@@ -43,7 +43,7 @@ def test_at_tau_a_tenth_a_mixture_is_nearly_one_token():
 
 def test_python_of_the_page_on_reinforcement_learning_runs():
     page = (DOCS / "howto" / "reinforcement-learning.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    _, example = re.findall(r"```python\n(.*?)```", page, re.S)  # tests/docs/test_ideas.py runs the first
     scope = {"__name__": "example"}
     exec(compile(example, "docs/howto/reinforcement-learning.md", "exec"), scope)
     assert scope["result"].status == "finished" and len(scope["rewards"]) == 2
