@@ -17,7 +17,7 @@ from longshort.ops.options import Options
 
 
 def active() -> bool:
-    """Whether a transform of torch.func or forward-mode autograd is at work; the op is then not part of compiled code."""
+    """Whether a transform of torch.func or forward-mode autograd is at work; if so, the op is not compiled."""
     found = _at_work()
     if found and torch.compiler.is_compiling():
         torch._dynamo.graph_break()
