@@ -20,7 +20,7 @@ NAMES = (
     *("label-noise", "label-noise-images", "corrupted-tokens", "loss-landscape"),
     *("long-range", "las-sweep", "las-gain", "las-causal", "las-books", "recall"),
     *("reach", "reach-modern", "reach-30m", "reach-125m", "reach-costs"),
-    *("retrieval", "retrieval-modern", "gumbel-score", "soft-thinking"),
+    *("retrieval", "retrieval-modern", "retrieval-30m", "gumbel-score", "soft-thinking"),
 )
 """Every experiment, in the order of the table of claims."""
 

@@ -10,7 +10,7 @@ from experiments.engine.measures import Row, read_json
 from experiments.engine.records import Data
 
 TITLE = "Each plan at a glance"
-RETRIEVAL = {"reach": "retrieval", "reach-modern": "retrieval-modern"}
+RETRIEVAL = {"reach": "retrieval", "reach-modern": "retrieval-modern", "reach-30m": "retrieval-30m"}
 """The experiment that fine-tunes the models of another and asks them."""
 AGAIN = {"reach": ", of models of the same plans and seeds that were trained again"}
 """What is to be said where the models that were asked are not those whose losses are shown."""

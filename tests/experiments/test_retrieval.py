@@ -45,6 +45,22 @@ def test_the_plans_of_a_modern_block_have_its_models(tmp_path, corpus):
         retrieval.start_of(tuned["full"], retrieval_modern.SOURCE)
 
 
+def test_a_larger_model_has_its_own_plans_judged(tmp_path, corpus):
+    experiment = load("retrieval-30m")
+    tuned, base = planned(experiment, tmp_path, data=corpus), planned(load("reach-30m"), tmp_path)
+    assert set(tuned) == set(base)
+    for name, config in tuned.items():
+        assert replace(config.model, vocab_size=8192) == base[name].model and config.task.start == "runs/reach-30m"
+    assert "(modern-30m, 300M tokens of books) fine-tuned alike for 1,000 steps" in experiment.method
+    one = decided()[0]
+    far = one["shares"] | {"variables": {"2048": [0.2, 0.21, 0.2]}}
+    rows = [one | {"variant": name} | ({"shares": far} if name == "one-full-12" else {}) for name in base]
+    found = experiment.findings({"rows": rows})
+    assert verdicts(found) == {"distance": HOLDS, "kinds": PARTLY, "sooner": FAILS}
+    assert "one-full-12: -69.7 points at variables" in found["kinds"].ours
+    assert not experiment.findings({"rows": rows[1:]})  # nothing to compare with
+
+
 def test_a_pretrained_model_is_fine_tuned_asked_and_shown(corpus, tmp_path):
     options = Options(out=tmp_path / "reach", variants=("full",), quick=True, steps=1, device="cpu")
     (pretrained,) = plan_sweep(load("reach"), options, data=corpus)

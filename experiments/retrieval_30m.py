@@ -1,0 +1,72 @@
+"""Do the plans of `reach-30m` retrieve as well as full attention, and as soon?
+
+As `retrieval`, with the models of `reach-30m`:
+
+    python -m experiments reach-30m --data DATA --seeds 0,1,2
+    python -m experiments retrieval-30m --data DATA --seeds 0,1,2
+
+`python -m experiments.retrieval_30m RUN/config.json` fine-tunes and asks one model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from experiments import reach_30m, reach_modern, retrieval
+from experiments.engine.records import Claim
+
+SOURCE = "reach-30m"
+BASE: dict[str, Any] = {
+    **retrieval.BASE,
+    "task": {**retrieval.BASE["task"], "start": f"runs/{SOURCE}"},
+    "model": {**reach_30m.BASE["model"], "vocab_size": None},
+}
+QUICK_BASE: dict[str, Any] = {
+    **retrieval.QUICK_BASE,
+    "task": {**retrieval.QUICK_BASE["task"], "start": f"runs/{SOURCE}"},
+    "model": {**reach_30m.QUICK_BASE["model"], "vocab_size": None},
+}
+_OLD = retrieval.EXPERIMENT
+EXPERIMENT = replace(
+    _OLD,
+    name="retrieval-30m",
+    question="Do plans of reaches in a transformer of 30M parameters retrieve as well as full attention, and as soon?",
+    method=_OLD.method.replace(
+        "Models as in `reach` (8 layers of 8 heads, 8.4M parameters, 144M tokens of books), trained again for this and",
+        f"The models of `{SOURCE}` (modern-30m, 300M tokens of books)",
+    ),
+    cost=f"H200: about 5 minutes per seed beyond `{SOURCE}`, five at a time, by estimate; CPU --quick: two minutes",
+    claims={
+        "distance": Claim(
+            text="with 30M parameters, plans that mix reaches recall within 2 points of full attention at any distance",
+            paper="none; ours to find out",
+            rule=retrieval.RULE,
+            judge=partial(retrieval.distance, judged=reach_30m.MIXED),
+        ),
+        "kinds": Claim(
+            text="with 30M parameters, plans that mix reaches are within 2 points of full attention at needles and "
+            "variables",
+            paper="none; ours to find out",
+            rule=retrieval.RULE,
+            judge=partial(retrieval.every_kind, judged=reach_30m.MIXED),
+        ),
+        "sooner": Claim(
+            text="with 30M parameters, recall emerges sooner in plans that mix reaches than with full attention",
+            paper="arXiv 2606.15378: larger windows delay it",
+            rule=retrieval.SOONER,
+            judge=partial(retrieval.sooner, judged=reach_30m.MIXED),
+        ),
+    },
+    collect=partial(retrieval.collect, plans=tuple(reach_30m.PLANS)),
+    figure=partial(retrieval.figure, lined=tuple(reach_30m.PLANS)),
+    variants=partial(reach_modern.variants, plans=reach_30m.PLANS),
+    on_request=(),
+    base=BASE,
+    quick_base=QUICK_BASE,
+    process="experiments.retrieval_30m",
+)
+
+if __name__ == "__main__":
+    retrieval.main(SOURCE)
