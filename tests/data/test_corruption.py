@@ -19,6 +19,7 @@ def test_the_share_of_tokens_is_replaced_by_uniform_ones(share):
     row = corruption(share)(np.full(200_000, 7), start=0)
     counts = np.bincount(row, minlength=50)
     assert (row != 7).mean() == pytest.approx(share * 48 / 49, abs=0.005)
+    assert len(counts) == 50
     others = np.delete(counts, [7, 20])
     assert others.min() > 0.8 * others.mean() and others.max() < 1.2 * others.mean()
 
@@ -51,6 +52,11 @@ def test_no_share_leaves_the_tokens_as_they_are():
 def test_a_share_that_is_none_is_an_error(share):
     with pytest.raises(ValueError, match=f"share must be from 0 to 1, got {share}"):
         corruption(share)
+
+
+def test_a_vocabulary_of_nothing_else_is_an_error():
+    with pytest.raises(ValueError, match="vocab_size must be at least 2 where tokens are replaced, got 1"):
+        corruption(0.5, vocab_size=1)
 
 
 def test_a_stream_gives_every_epoch_and_world_size_the_same_wrong_tokens(tmp_path):

@@ -74,6 +74,11 @@ def test_top_p_leaves_the_fewest_tokens_that_reach_it():
     assert drawn(1000, top_p=0.9) == [{1, 2, 3}, {0, 2, 3}]
 
 
+def test_top_p_that_is_reached_exactly_is_enough():
+    tokens = next_token(torch.zeros(200, 4), top_p=0.5, generator=torch.Generator().manual_seed(0))
+    assert len(tokens.unique()) == 2
+
+
 def test_top_p_always_leaves_one():
     assert drawn(50, top_p=1e-9) == [{1}, {0}]
 

@@ -66,6 +66,11 @@ def test_positions_restart_where_the_segment_changes() -> None:
     assert segment_positions(segments).tolist() == [[0, 1, 0, 1, 2, 0], [0, 0, 1, 0, 0, 1]]
 
 
+def test_yarn_leaves_the_amplitude_of_sequences_that_are_not_longer() -> None:
+    factors = {factor: RopeScaling(kind="yarn", factor=factor).amplitude for factor in (0.5, 1.0, math.e)}
+    assert factors == {0.5: 1.0, 1.0: 1.0, math.e: pytest.approx(1.1)}
+
+
 def rotation(rope: dict[str, Any]) -> Any:
     """That of transformers for a head of 16 features."""
     from transformers import LlamaConfig

@@ -54,6 +54,17 @@ def test_grouped_queries_share_a_cache():
     assert reach.costs(layers, context=64, n_kv_heads=2, head_dim=16).cache_bytes == 3 * 2 * 16 * 2 * 2
 
 
+def test_cache_grows_with_the_size_of_its_numbers():
+    layers = reach.ladder(n_layers=2, n_heads=4)
+    half, whole = (reach.costs(layers, context=64, value_bytes=size) for size in (2, 4))
+    assert whole.cache_bytes == 2 * half.cache_bytes and whole.cache_share == half.cache_share
+
+
+def test_full_attention_is_all_of_full_attention():
+    for causal in (True, False):
+        assert reach.costs(reach.full(n_layers=2, n_heads=4), context=64, causal=causal).share == 1
+
+
 def test_evidence_is_the_experiments():
     rows = {row["variant"]: statistics.fmean(row["final_losses"]) for row in json.loads(RESULTS.read_text())["rows"]}
     found = {name: loss - rows["full"] for name, loss in rows.items()}

@@ -56,12 +56,18 @@ def test_a_resume_replaces_the_steps_that_are_done_again(tmp_path):
 
 
 def test_a_rollback_replaces_the_steps_and_keeps_the_spike(tmp_path):
-    records = [run_record(), *(train_record(step, 3.0) for step in range(1, 6))]
+    records = [
+        run_record(),
+        *(train_record(step, 3.0) for step in range(1, 6)),
+        eval_record(2, 3.0),
+        eval_record(5, 3.0),
+    ]
     records += [spike_record(5, None, "rollback"), train_record(3, 1.0), train_record(4, 1.0)]
     run = load_run(write_lines(tmp_path, records))
     assert run.train["step"].tolist() == [1, 2, 3, 4]
     assert run.train["loss"].tolist() == [3.0, 3.0, 1.0, 1.0]
     assert [(spike.step, spike.action) for spike in run.spikes] == [(5, "rollback")]
+    assert [evaluation.step for evaluation in run.evaluations] == [2]
 
 
 def test_variant_is_the_configs_or_else_the_name(tmp_path):
@@ -86,6 +92,11 @@ def test_text_with_line_separators_stays_one_record(tmp_path):
         json.dumps(run_record()) + "\n" + json.dumps(sample, ensure_ascii=False) + "\n", encoding="utf-8"
     )
     assert load_run(tmp_path).samples[0].text == "a\u2028b\x85c"
+
+
+def test_only_the_validation_split_counts_as_an_evaluation(tmp_path):
+    records = [run_record(), eval_record(4, 3.0), eval_record(4, 9.0) | {"split": "test"}]
+    assert load_run(write_lines(tmp_path, records)).final_loss == 3.0
 
 
 def test_unknown_kinds_are_passed_over(tmp_path):

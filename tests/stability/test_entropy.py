@@ -96,7 +96,9 @@ def test_it_leaves_no_hook_behind():
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize("changes", [{"softcap": 30.0}, {"positions": "alibi"}])
+@pytest.mark.parametrize(
+    "changes", [{"softcap": 30.0}, {"positions": "alibi"}, {"plan": HeadPlan(windows=(None,) * 4, decays=(0.1,) * 4)}]
+)
 def test_logits_that_are_not_plain_are_refused(changes):
     model = GPT(GPTConfig(**SIZES | changes))
     with pytest.raises(ValueError, match="only known for plain logits"):

@@ -57,7 +57,7 @@ def test_heads_below_the_threshold_keep_their_weights_bit_for_bit():
     assert rows.tolist() == [*range(8, 16), *range(32 + 8, 32 + 16)]  # queries and keys of head 1, no values
 
 
-@pytest.mark.parametrize("largest", [-math.inf, -50.0, 0.0, -0.0, math.nan])
+@pytest.mark.parametrize("largest", [-math.inf, -50.0, 0.0, -0.0, math.nan, math.inf])
 def test_a_largest_logit_that_is_no_excess_gives_the_factor_one(largest):
     model = model_with_large_logits()
     before = model.blocks[0].attention.qkv.weight.clone()
