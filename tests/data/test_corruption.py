@@ -78,3 +78,9 @@ def test_a_stream_gives_every_epoch_and_world_size_the_same_wrong_tokens(tmp_pat
                 assert wrong.setdefault(place + offset, token) == token
     changed = [token != text[place] for place, token in wrong.items()]
     assert 0.2 < sum(changed) / len(changed) < 0.4
+
+
+def test_streams_of_other_seeds_have_other_wrong_tokens(tmp_path):
+    file = write_token_file(tmp_path / "train.tokens", [np.full(41, 97, dtype=np.uint16)], ByteTokenizer())
+    one, other = (TokenStream(file, batch_size=1, length=40, seed=seed, corruption=0.5).batch(0) for seed in (0, 1))
+    assert not torch.equal(one.tokens == 97, other.tokens == 97)

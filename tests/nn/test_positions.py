@@ -105,8 +105,15 @@ def rotation(rope: dict[str, Any]) -> Any:
                 "original_max_position_embeddings": 100,
             },
         ),
+        *(
+            (
+                RopeScaling(kind="yarn", factor=8.0, original_context=context),
+                {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": context},
+            )
+            for context in (6, 4096)
+        ),
     ],
-    ids=["linear", "llama3", "yarn", "yarn, no truncation"],
+    ids=["linear", "llama3", "yarn", "yarn, no truncation", "yarn, nothing turns", "yarn, everything turns"],
 )
 def test_scaled_angles_are_those_of_transformers(scaling: RopeScaling, rope: dict[str, Any]) -> None:
     plain, theirs = rotation({"rope_type": "default"}).inv_freq, rotation(rope)

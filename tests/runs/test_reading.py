@@ -70,6 +70,24 @@ def test_a_rollback_replaces_the_steps_and_keeps_the_spike(tmp_path):
     assert [evaluation.step for evaluation in run.evaluations] == [2]
 
 
+def test_a_step_that_is_repeated_without_logits_has_none(tmp_path):
+    records = [run_record(), *(train_record(step, 3.0, **logits_of(6.0)) for step in (1, 2)), train_record(2, 2.0)]
+    assert load_run(write_lines(tmp_path, records)).logit_steps.tolist() == [1]
+
+
+def test_training_loss_of_a_few_steps_is_that_of_the_last(tmp_path):
+    records = [run_record(), *(train_record(step, 9.0 - step) for step in range(1, 6))]
+    assert load_run(write_lines(tmp_path, records)).training_loss == 4.0
+
+
+def test_speed_is_that_of_most_steps(tmp_path):
+    records = [
+        run_record(),
+        *(train_record(step, 2.0, tokens_per_second=rate) for step, rate in ((1, 1.0), (2, 9.0), (3, 9.0))),
+    ]
+    assert load_run(write_lines(tmp_path, records)).speed == 9.0
+
+
 def test_variant_is_the_configs_or_else_the_name(tmp_path):
     named = write_lines(tmp_path / "a", [run_record("ls-7", variant="ls")])
     plain = write_lines(tmp_path / "b", [run_record("ls-8")])

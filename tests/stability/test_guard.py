@@ -112,8 +112,20 @@ def test_a_restored_guard_judges_as_the_one_that_was_saved():
     guard.judge(9.0)
     restored = SpikeGuard(window=30, warmup=10, cap=3)
     restored.load_state_dict(json.loads(json.dumps(guard.state_dict())))
-    for loss in (9.0, 9.0, 9.0, 2.0, math.nan, 9.1):
+    for loss in (9.0, 9.0, 9.0, 2.0, math.nan, 9.1, *[3.0] * 40):
         assert restored.judge(loss) == guard.judge(loss)
+    assert len(restored.accepted) == len(guard.accepted) == 30
+
+
+def test_what_is_not_finite_counts_among_the_spikes_in_a_row():
+    guard = calm(SpikeGuard(window=50, warmup=10, cap=3))
+    assert [guard.judge(loss).spike for loss in (math.nan, 9.0, math.inf, 9.0)] == [True, True, True, False]
+
+
+def test_a_level_below_zero_is_no_spike():
+    guard = SpikeGuard(warmup=10, threshold=8.0)
+    assert not any(guard.judge(-2.0).spike for _ in range(30))
+    assert guard.judge(-2.0).threshold == pytest.approx(-2.0 + 8 * 0.002)
 
 
 @given(
