@@ -88,6 +88,11 @@ def test_speed_is_that_of_most_steps(tmp_path):
     assert load_run(write_lines(tmp_path, records)).speed == 9.0
 
 
+def test_training_loss_of_a_run_whose_last_step_was_lost_is_not_finite(tmp_path):
+    records = [run_record(), *(train_record(step, None if step == 100 else 2.0) for step in range(1, 101))]
+    assert math.isnan(load_run(write_lines(tmp_path, records)).training_loss)
+
+
 def test_variant_is_the_configs_or_else_the_name(tmp_path):
     named = write_lines(tmp_path / "a", [run_record("ls-7", variant="ls")])
     plain = write_lines(tmp_path / "b", [run_record("ls-8")])
