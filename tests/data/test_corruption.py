@@ -19,6 +19,7 @@ def test_the_share_of_tokens_is_replaced_by_uniform_ones(share):
     row = corruption(share)(np.full(200_000, 7), start=0)
     counts = np.bincount(row, minlength=50)
     assert (row != 7).mean() == pytest.approx(share * 48 / 49, abs=0.005)
+    assert len(counts) == 50
     others = np.delete(counts, [7, 20])
     assert others.min() > 0.8 * others.mean() and others.max() < 1.2 * others.mean()
 
@@ -53,6 +54,11 @@ def test_a_share_that_is_none_is_an_error(share):
         corruption(share)
 
 
+def test_a_vocabulary_of_nothing_else_is_an_error():
+    with pytest.raises(ValueError, match="vocab_size must be at least 2 where tokens are replaced, got 1"):
+        corruption(0.5, vocab_size=1)
+
+
 def test_a_stream_gives_every_epoch_and_world_size_the_same_wrong_tokens(tmp_path):
     text = np.random.default_rng(0).integers(97, 123, 401).astype(np.uint16)
     file = write_token_file(tmp_path / "train.tokens", [text], ByteTokenizer())
@@ -72,3 +78,9 @@ def test_a_stream_gives_every_epoch_and_world_size_the_same_wrong_tokens(tmp_pat
                 assert wrong.setdefault(place + offset, token) == token
     changed = [token != text[place] for place, token in wrong.items()]
     assert 0.2 < sum(changed) / len(changed) < 0.4
+
+
+def test_streams_of_other_seeds_have_other_wrong_tokens(tmp_path):
+    file = write_token_file(tmp_path / "train.tokens", [np.full(41, 97, dtype=np.uint16)], ByteTokenizer())
+    one, other = (TokenStream(file, batch_size=1, length=40, seed=seed, corruption=0.5).batch(0) for seed in (0, 1))
+    assert not torch.equal(one.tokens == 97, other.tokens == 97)

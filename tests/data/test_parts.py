@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from longshort.data.errors import DataError
 from longshort.data.folder import MANIFEST, PARTS
 from longshort.data.join import join
 from longshort.data.parallel import count_documents
-from longshort.data.parts import Part
+from longshort.data.parts import Part, Shared
 from longshort.data.prepare import prepare
 from longshort.data.tokenizer import BPETokenizer
 from longshort.data.tokens import TokenFile
@@ -193,6 +194,16 @@ def test_a_part_of_something_else_is_refused_by_name(books, tmp_path, options):
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "other" / PARTS / "2-of-2", folder)
     with pytest.raises(DataError, match=r"2-of-2/train.tokens: not part 2/2 of these sources .*--part 2/2 --force"):
+        join(tmp_path / "out", 2)
+
+
+def test_a_part_with_another_tokenizer_is_refused_by_name(books, tmp_path):
+    for part in Part.all(2):
+        prepare(books, tmp_path / "out", part=part)
+    prepare(books, tmp_path / "other", part=Part(1, 2), vocab_size=300, workers=1)
+    shared, other = (Shared.read(tmp_path / name) for name in ("out", "other"))
+    replace(shared, tokenizer=other.tokenizer).write(tmp_path / "out")
+    with pytest.raises(DataError, match=r"1-of-2/train\.tokens: not part 1/2"):
         join(tmp_path / "out", 2)
 
 

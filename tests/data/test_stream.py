@@ -102,6 +102,14 @@ def test_epochs_have_orders_and_beginnings_of_their_own():
     assert len({min(int(batch.tokens[0, 0]) for batch in epoch) for epoch in epochs}) == 4
 
 
+@pytest.mark.parametrize("length", [2, 5])
+def test_epochs_begin_at_every_place_of_the_first_window(length):
+    stream = TokenStream(counting(104), batch_size=1, length=length, seed=0)
+    n = stream.windows_per_epoch
+    begun = {min(int(stream.batch(step).tokens[0, 0]) for step in range(e * n, (e + 1) * n)) for e in range(40)}
+    assert begun == set(range(length))
+
+
 def test_the_caller_may_change_a_batch():
     stream = TokenStream(counting(100), batch_size=2, length=4, seed=0)
     before = stream.batch(0).tokens.clone()

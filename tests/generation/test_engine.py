@@ -193,6 +193,7 @@ def test_what_may_begin_a_stop_string_is_held_back(monkeypatch):
     assert pieces(monkeypatch, "a--b---c", stop_strings=["---"]) == ["a", "--b"]
     assert pieces(monkeypatch, "ab--", stop_strings=["---"]) == ["a", "b", "--"]
     assert pieces(monkeypatch, "xaab", stop_strings=["aab", "b"]) == ["x"]
+    assert pieces(monkeypatch, "xaab", stop_strings=["b", "aab"]) == ["x"]
 
 
 @given(

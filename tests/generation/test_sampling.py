@@ -74,6 +74,20 @@ def test_top_p_leaves_the_fewest_tokens_that_reach_it():
     assert drawn(1000, top_p=0.9) == [{1, 2, 3}, {0, 2, 3}]
 
 
+@pytest.mark.parametrize("option", [{"temperature": 0.3}, {"top_k": 2}, {"top_p": 0.6}, {"min_p": 0.5}], ids=str)
+def test_each_setting_of_sampling_reaches_the_draw(option):
+    generators = [torch.Generator().manual_seed(0) for _ in range(3)]
+    rows = LOGITS.repeat(100, 1)
+    found = Sampling(**option).draw(rows, generator=generators[0])
+    assert torch.equal(found, next_token(rows, generator=generators[1], **option))
+    assert not torch.equal(found, next_token(rows, generator=generators[2]))
+
+
+def test_top_p_that_is_reached_exactly_is_enough():
+    tokens = next_token(torch.zeros(200, 4), top_p=0.5, generator=torch.Generator().manual_seed(0))
+    assert len(tokens.unique()) == 2
+
+
 def test_top_p_always_leaves_one():
     assert drawn(50, top_p=1e-9) == [{1}, {0}]
 
@@ -165,6 +179,7 @@ def test_no_graph_is_kept(model):
         ([[1]], {"top_k": True}, "top_k must be None or an integer and at least 1, got True"),
         ([[1]], {"top_p": "0.9"}, "top_p must be None or a number above 0 and at most 1, got '0.9'"),
         ([[1]], {"min_p": "x"}, "min_p must be None or a number from 0 to 1, got 'x'"),
+        ([[1]], {"repetition_penalty": 1e7}, "repetition_penalty must be a number from 1e-6 to 1e6, got 1"),
         ([[1]], {"repetition_penalty": None}, "repetition_penalty must be a number from 1e-6 to 1e6, got None"),
         ([[1]], {"seed": 1.5}, "seed must be None or an integer of 64 bits, .* got 1.5"),
         ([[1]], {"seed": "a"}, "seed must be None or an integer of 64 bits, .* got 'a'"),

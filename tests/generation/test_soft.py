@@ -8,7 +8,15 @@ import torch
 
 from longshort import generate
 from longshort.data.tokenizer import ByteTokenizer
-from longshort.generation import AUTHORS_CLAMP, SoftThinking, ThinkingRecord, decoder, mixed
+from longshort.generation import (
+    AUTHORS_CLAMP,
+    SoftThinking,
+    ThinkingRecord,
+    decoder,
+    gaussian_log_density,
+    gumbel_log_density,
+    mixed,
+)
 
 from .drawn import build
 from .drawn import text as written
@@ -275,3 +283,23 @@ def test_a_record_is_filled_once(model):
     text(model, ROWS, thinking=quiet(), record=record)
     with pytest.raises(ValueError, match="record must be empty, got one of 20 steps"):
         generate(model, ROWS, thinking=quiet(), record=record)
+
+
+def test_density_of_clamped_noise_is_that_of_its_bounds():
+    values, log_p = torch.tensor([[9.0, 0.5]]), torch.zeros(1, 2)
+    expected = gumbel_log_density(torch.tensor([[3.0, 0.5]]), log_p)
+    torch.testing.assert_close(gumbel_log_density(values, log_p, clamp=AUTHORS_CLAMP), expected)
+    assert not torch.allclose(gumbel_log_density(values, log_p), expected)
+
+
+def test_density_of_half_precision_is_summed_in_fp32():
+    inputs, mixtures = torch.randn(2, 3, 64).bfloat16()
+    found = gaussian_log_density(inputs, mixtures, sigma=0.5)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, gaussian_log_density((inputs - mixtures).float(), torch.zeros(3, 64), sigma=0.5))
+
+
+def test_end_mark_that_enters_without_its_noise_has_no_density():
+    thinking = SoftThinking(end=3, noise="gaussian", sigma=0.5)
+    ids, values, noise = torch.tensor([[3, 1], [1, 3]]), torch.tensor([[0.0, -1.0]] * 2), torch.ones(2, 4)
+    assert thinking.log_density(ids, values, values, noise).tolist() == [0.0, -8.0]

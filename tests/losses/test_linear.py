@@ -217,6 +217,17 @@ def test_derivatives_of_torch_func_are_those_of_autograd(settings: dict[str, flo
     torch.testing.assert_close(slope, sum((g * d).sum() for g, d in zip(expected, directions, strict=True)))
 
 
+@pytest.mark.parametrize("ignored", [slice(3, 4), slice(None)])
+def test_ignored_rows_do_not_matter_to_torch_func(ignored: slice) -> None:
+    hidden, weight, targets = (x.detach() for x in case())
+    targets[ignored] = -100
+    expected = linear_cross_entropy(hidden, weight, targets)
+    hidden[ignored] = torch.nan
+    gradient, loss = torch.func.grad_and_value(linear_cross_entropy)(hidden, weight, targets)
+    assert gradient[ignored].eq(0).all() and gradient.isfinite().all()
+    torch.testing.assert_close(loss, expected)
+
+
 def test_gradients_pass_gradcheck() -> None:
     hidden, weight, targets = case(n=5, d=3, v=4)
     targets[1] = -100

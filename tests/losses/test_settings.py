@@ -28,6 +28,15 @@ def test_the_loss_is_cross_entropy_of_the_transformed_scores_and_in_training_the
     torch.testing.assert_close(settings.cross_entropy(hidden, weight, targets, training=True), with_z)
 
 
+def test_chunk_reaches_the_loss(monkeypatch):
+    given = {}
+    monkeypatch.setattr(
+        "longshort.losses.settings.linear_cross_entropy", lambda *tensors, **options: given.update(options)
+    )
+    LossSettings(chunk=7).cross_entropy(torch.randn(9, 8), torch.randn(11, 8), torch.randint(11, (9,)), training=True)
+    assert given["chunk"] == 7
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -87,6 +87,11 @@ def test_scaling_of_global_heads_leaves_local_ones_alone():
         assert torch.equal(found[:, :, [head]], expected)
 
 
+def test_smallest_share_turns_a_pair_of_features():
+    (heads,) = placed_heads(LayerReach(plan=HeadPlan(windows=(None, None)), global_share=0.01), 2, 16, 1e4)
+    assert heads.features == 2
+
+
 def test_bases_that_come_twice_share_a_table(monkeypatch):
     made = []
     from longshort.nn import positions as module

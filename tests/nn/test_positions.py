@@ -66,6 +66,11 @@ def test_positions_restart_where_the_segment_changes() -> None:
     assert segment_positions(segments).tolist() == [[0, 1, 0, 1, 2, 0], [0, 0, 1, 0, 0, 1]]
 
 
+def test_yarn_leaves_the_amplitude_of_sequences_that_are_not_longer() -> None:
+    factors = {factor: RopeScaling(kind="yarn", factor=factor).amplitude for factor in (0.5, 1.0, math.e)}
+    assert factors == {0.5: 1.0, 1.0: 1.0, math.e: pytest.approx(1.1)}
+
+
 def rotation(rope: dict[str, Any]) -> Any:
     """That of transformers for a head of 16 features."""
     from transformers import LlamaConfig
@@ -100,8 +105,15 @@ def rotation(rope: dict[str, Any]) -> Any:
                 "original_max_position_embeddings": 100,
             },
         ),
+        *(
+            (
+                RopeScaling(kind="yarn", factor=8.0, original_context=context),
+                {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": context},
+            )
+            for context in (6, 4096)
+        ),
     ],
-    ids=["linear", "llama3", "yarn", "yarn, no truncation"],
+    ids=["linear", "llama3", "yarn", "yarn, no truncation", "yarn, nothing turns", "yarn, everything turns"],
 )
 def test_scaled_angles_are_those_of_transformers(scaling: RopeScaling, rope: dict[str, Any]) -> None:
     plain, theirs = rotation({"rope_type": "default"}).inv_freq, rotation(rope)

@@ -63,6 +63,11 @@ def test_logits_come_in_chunks_of_at_most_a_gibibyte(rows, chunk):
 
 def test_a_chunk_that_is_given_is_kept_to():
     assert chunk_rows(job_of(loss={"chunk": 100}), 32_768) == 100
+    assert chunk_rows(job_of(loss={"chunk": 100}), 64) == 64
+
+
+def test_dropout_keeps_a_byte_of_mask_for_each_feature_of_both_branches():
+    assert layer_bytes(job_of(dropout=0.1)) - layer_bytes(job_of()) == 2 * 768
 
 
 def test_shards_divide_weights_gradients_and_moments():

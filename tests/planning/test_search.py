@@ -8,13 +8,14 @@ import pytest
 from longshort import GPTConfig, HeadPlan
 from longshort.planning import Job, Machines, Settings, estimate, fastest, sweep
 from longshort.planning.job import check
+from longshort.planning.reaches import reaches
 from longshort.planning.search import fixed_settings
 
 MODEL = GPTConfig(vocab_size=1024, context=16_384, n_layers=4, width=1024, n_heads=8, n_global=1, window=128)
 JOB = Job(model=MODEL, length=16_384, batch=8)
 
 
-@pytest.mark.parametrize("memory", [3.5e9, 4e9, 5e9, 141e9])
+@pytest.mark.parametrize("memory", [3.5e9, 4e9, 5e9, 6.7e9, 141e9])
 @pytest.mark.parametrize("gpus", [1, 2, 6, 8])
 def test_the_fastest_of_all_settings_that_fit_is_found(gpus, memory):
     machines = Machines(gpus=gpus, memory=memory)
@@ -55,6 +56,7 @@ def test_a_sweep_goes_from_1_to_1024_gpus_and_names_those_that_cannot_be_used():
 
 def test_a_window_bounds_how_far_a_sequence_is_divided():
     assert check(JOB, Settings(cp=128)) is None
+    assert check(replace(JOB, model=replace(MODEL, window=129)), Settings(cp=128)) is None
     reason = check(JOB, Settings(cp=256))
     assert reason == "a halo of 127 keys needs cp of at most 129, got 256"
 
@@ -88,6 +90,29 @@ def test_sizes_that_do_not_divide_are_refused(settings, reason):
     assert check(JOB, settings) == reason
     with pytest.raises(ValueError, match=reason.split("=")[0]):
         estimate(JOB, settings, Machines(gpus=settings.gpus))
+
+
+def test_shared_sequences_have_two_pieces_for_each_rank():
+    assert check(replace(JOB, length=12), Settings(cp=4)) == "12 tokens are not a multiple of 2 x cp = 8"
+
+
+def test_tokens_per_day_are_of_all_gpus_and_hours_of_each():
+    found = estimate(JOB, Settings(dp_shard=4), Machines(gpus=4))
+    assert found.tokens_per_day == pytest.approx(86_400 / found.seconds * 8 * 16_384)
+    assert found.gpu_hours == pytest.approx(4 * 24 * 1e9 / found.tokens_per_day)
+
+
+def test_plain_job_has_full_attention_however_the_reach_was_given():
+    reach = {"pattern": "ladder", "largest": 128}
+    job = replace(JOB, model=replace(MODEL, n_global=None, window=None, reach=reach))
+    assert job.as_plain().plans == ((HeadPlan.full(8), 4),)
+
+
+@pytest.mark.parametrize(("windows", "far"), [((None, 1024), 2), ((2048, 1023), 1)])
+def test_window_as_long_as_the_sequence_sees_all_of_it(windows, far):
+    found = reaches(HeadPlan(windows=windows), 2, 1024)
+    assert (found.far, found.far_kv) == (far, far)
+    assert found.near == found.near_kv == (1023,) * (2 - far)
 
 
 def test_sizes_must_come_to_the_number_of_gpus():

@@ -6,6 +6,7 @@ from longshort import GPTConfig
 from longshort.planning import Job, Machines, Settings, estimate, rates
 from longshort.planning import times as parts
 from longshort.planning.beside import ways
+from longshort.planning.traffic import Sent
 
 SIZES = {"vocab_size": 32_768, "context": 65_536, "n_layers": 4, "width": 4096, "n_heads": 32, "positions": "none"}
 
@@ -65,6 +66,20 @@ def test_collectives_hide_behind_computing_until_links_are_slow():
     assert 0.5 * sent < slow[parts.WAITING] < sent
 
 
+def test_each_pass_hides_its_own_collectives_alone():
+    sent = [Sent("", forward=10.0, backward=20.0, bandwidth=1.0, calls=0, ranks=2, note="")]
+    assert parts.exposed_seconds(sent, forward=4.0, backward=100.0) == 6.0
+    assert parts.exposed_seconds(sent, forward=100.0, backward=4.0) == 16.0
+
+
+def test_qk_norm_reads_and_writes_queries_and_keys_as_rotation_does():
+    plain, normed, turned = (
+        by_name(job_of(**options), Settings())[parts.REST]
+        for options in ({}, {"qk_norm": "head"}, {"positions": "rotary"})
+    )
+    assert normed == turned > plain
+
+
 def test_what_ranks_exchange_is_waited_for():
     found = estimate(job_of(), Settings(cp=8), Machines(gpus=8))
     waited = next(figure.value for figure in found.times if figure.name == parts.EXCHANGE)
@@ -86,6 +101,18 @@ def test_a_ring_is_hidden_by_attention_and_ulysses_is_not():
     assert ulysses.sent == pytest.approx(layers * sequences * 2 * 8 * 65_536 / 8 * 7 / 8 * 4096)
     assert ring.attention == ulysses.attention > 10 * ours.attention
     assert ours.sent < ulysses.sent / 5 and ours.seconds < ring.seconds < ulysses.seconds
+
+
+def test_ring_that_attention_does_not_hide_takes_at_least_as_long_as_its_links():
+    ring = ways(estimate(job_of(), Settings(cp=8), Machines(gpus=8, link=1e6)))[1]
+    assert ring.seconds > ring.sent / 0.8e6
+    again = ways(estimate(job_of(), Settings(cp=8, checkpoint_activations=True), Machines(gpus=8)))[1]
+    assert again.sent == pytest.approx(ring.sent * 4 / 3)
+
+
+def test_ulysses_needs_a_kv_head_for_each_rank():
+    found = estimate(job_of(n_kv_heads=4, n_global=8), Settings(cp=8), Machines(gpus=8))
+    assert [way.name for way in ways(found)] == ["as configured", "full attention, ring"]
 
 
 def test_full_attention_is_not_compared_with_itself():

@@ -2,12 +2,14 @@
 
 import pytest
 
-from longshort import GPTConfig
+from longshort import GPTConfig, HeadPlan
 from longshort.planning import Job, Machines, Settings, estimate
+from longshort.planning.machines import LATENCY, LATENCY_PER_RANK
 from longshort.planning.traffic import exchange_bytes, ring_bytes, ulysses_bytes
 
 SIZES = {"vocab_size": 8, "context": 131_072, "n_layers": 2, "width": 4096, "n_heads": 32, "window": 128}
 NODE = Machines(gpus=8)
+HEADS = ("halo of local", "keys and values of global", "queries of global")
 
 
 def job_of(batch=1, **options):
@@ -33,6 +35,28 @@ def test_a_halo_is_a_key_less_than_the_window():
 def test_smoothing_needs_values_of_the_rank_before_in_every_head():
     plain, smoothed = (exchange_bytes(job.model.layer_plans[0], job, 8) for job in (job_of(), job_of(smoothing=4)))
     assert smoothed["halo of local heads"] - plain["halo of local heads"] == 2 * 3 * 128 * 32
+
+
+def test_first_keys_go_to_every_other_rank():
+    streaming, local = HeadPlan.streaming(32, 4, 128), HeadPlan(windows=(128,) * 32)
+    sent, without = (exchange_bytes(plan, job_of(), 8)["halo of local heads"] for plan in (streaming, local))
+    assert sent - without == 2 * 2 * 4 * 128 * 32 * 7
+
+
+def test_queries_go_and_come_back_and_a_halo_is_between_neighbours():
+    found = {each.name: each for each in estimate(job_of(), Settings(cp=8), NODE).sent if each.note == "cp 8"}
+    halo, keys, queries = (found[f"{name} heads"] for name in HEADS)
+    assert [each.calls for each in (halo, keys, queries)] == [4, 4, 8]  # two layers, forward and backward
+    assert [each.ranks for each in (halo, keys, queries)] == [2, 8, 8]
+    assert halo.waiting == pytest.approx(4 * (LATENCY + LATENCY_PER_RANK))
+    assert keys.waiting == pytest.approx(4 * (LATENCY + 7 * LATENCY_PER_RANK))
+
+
+def test_copies_of_shards_are_a_node_apart():
+    machines = Machines(gpus=64)
+    found = estimate(job_of(batch=64), Settings(dp_replicate=8, dp_shard=8), machines)
+    copies = next(each for each in found.sent if each.name == "gradients of the copies")
+    assert copies.bandwidth == machines.group_bandwidth(8, stride=8) < machines.group_bandwidth(8, stride=1)
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,17 @@ def test_grouped_queries_share_a_cache():
     assert reach.costs(layers, context=64, n_kv_heads=2, head_dim=16).cache_bytes == 3 * 2 * 16 * 2 * 2
 
 
+def test_cache_grows_with_the_size_of_its_numbers():
+    layers = reach.ladder(n_layers=2, n_heads=4)
+    half, whole = (reach.costs(layers, context=64, value_bytes=size) for size in (2, 4))
+    assert whole.cache_bytes == 2 * half.cache_bytes and whole.cache_share == half.cache_share
+
+
+def test_full_attention_is_all_of_full_attention():
+    for causal in (True, False):
+        assert reach.costs(reach.full(n_layers=2, n_heads=4), context=64, causal=causal).share == 1
+
+
 def test_evidence_is_the_experiments():
     rows = {row["variant"]: statistics.fmean(row["final_losses"]) for row in json.loads(RESULTS.read_text())["rows"]}
     found = {name: loss - rows["full"] for name, loss in rows.items()}
@@ -75,6 +86,39 @@ def test_budget_of_the_experiment_gives_its_plans():
     late = reach.budget(**sizes, n_kv_heads=1, share=0.2)
     assert late.layers == reach.interleave("LLLLLLLG", 64, n_layers=8, n_heads=8, n_kv_heads=1)
     assert "full layer at the end" in late.reason and "46 % of chains of variables" in late.reason
+
+
+def test_budget_that_a_plan_meets_exactly_is_enough():
+    sizes = {"n_layers": 8, "n_heads": 8}
+    found = reach.costs(reach.ladder(**sizes), context=2048, head_dim=64)
+    for limit in ({"cache_bytes": found.cache_bytes}, {"share": found.share}):
+        assert reach.budget(**sizes, context=2048, **limit).layers == reach.ladder(**sizes)
+
+
+def test_windows_shrink_with_the_context():
+    def chosen(n_heads, context):
+        return reach.budget(n_layers=8, n_heads=n_heads, context=context, share=1.0).layers
+
+    assert chosen(8, 128) == reach.ladder(32, 8, n_layers=8, n_heads=8)
+    assert chosen(2, 16) == reach.long_short(1, 16, n_layers=8, n_heads=2)
+    assert chosen(1, 16) == reach.interleave("LLLLLLLG", 16, n_layers=8, n_heads=1)
+
+
+def test_ladder_takes_three_windows_at_least():
+    sizes = {"n_layers": 8, "context": 2048, "share": 1.0}
+    assert reach.budget(n_heads=4, **sizes).layers == reach.ladder(n_layers=8, n_heads=4)
+    assert reach.budget(n_heads=3, **sizes).layers == reach.long_short(1, 64, n_layers=8, n_heads=3)
+
+
+def test_costs_of_the_choice_are_those_of_its_kv_heads():
+    choice = reach.budget(n_layers=8, n_heads=8, n_kv_heads=2, context=2048, share=1.0)
+    assert choice.costs == reach.costs(choice.layers, context=2048, n_kv_heads=2, head_dim=64)
+
+
+def test_full_layers_are_halved_until_the_budget_is_met():
+    sixteenth = reach.interleave("L" * 15 + "G", 64, n_layers=32, n_heads=1)
+    share = reach.costs(sixteenth, context=2048).share
+    assert reach.budget(n_layers=32, n_heads=1, context=2048, share=share).layers == sixteenth
 
 
 def test_what_is_said_of_retrieval_is_what_was_measured():

@@ -40,6 +40,7 @@ def test_kv_head_is_rotated_as_the_reach_of_its_query_heads_says():
     assert layer.rotations(4) == (Rotation(1e6, 1.0),) * 2 + (Rotation(1e4, 0.5),) * 2
     assert layer.rotations(2) == (Rotation(1e6, 1.0), Rotation(1e4, 0.5))
     assert not layer.rotates_alike
+    assert not LayerReach(plan=PLAN, global_share=0).rotates_alike
     assert LayerReach(plan=PLAN, sink="learned").rotates_alike
 
 
@@ -48,12 +49,20 @@ def test_heads_without_rotation_have_no_base():
     assert layer.rotations(2)[0] == Rotation(None, 0.0)
 
 
+@pytest.mark.parametrize("backend", ["sdpa", "flex"])
+def test_backend_without_sinks_is_refused(backend):
+    LayerReach(plan=PLAN).check_backend(backend)
+    with pytest.raises(ValueError, match=f"backend must be auto, reference, blocked or triton .* got '{backend}'"):
+        LayerReach(plan=PLAN, sink="learned").check_backend(backend)
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"plan": (None, 8)}, "plan must be a HeadPlan"),
         ({"local_base": 1}, "local_base must be None or a number above 1"),
         ({"global_base": float("nan")}, "global_base must be None or a number above 1"),
+        ({"global_base": 1e31}, "global_base must be None or a number above 1, up to 1e30"),
         ({"global_share": 1.5}, "global_share must be a number from 0 to 1, got 1.5"),
         ({"sink": "first"}, "sink must be one of none, learned, got 'first'"),
         ({"temperature": 0.1}, "temperature must be None or a QueryTemperature"),
@@ -65,6 +74,9 @@ def test_wrong_field_is_named(fields, words):
 
 
 def test_wrong_temperature_is_named():
+    assert QueryTemperature(scale=0).scale == 0
+    with pytest.raises(ValueError, match=r"temperature.scale must be a number from 0 to 1e30, got -0.1"):
+        QueryTemperature(scale=-0.1)
     with pytest.raises(ValueError, match=r"temperature.every must be an integer >= 1, got 0"):
         QueryTemperature(every=0)
     with pytest.raises(ValueError, match="temperature must be a mapping of scale and every"):

@@ -100,6 +100,22 @@ def test_options_reach_every_layer():
     assert layers[0].temperature == reach.QueryTemperature(scale=0.1, every=8192)
     nope = reach.ladder(n_layers=1, n_heads=4, nope=True, sinks=True)[0]
     assert (nope.global_share, nope.local_share, nope.sink) == (0.0, 1.0, "learned")
+    both = reach.ladder(n_layers=1, n_heads=4, nope=True, dual_rope=True, sinks="local")[0]
+    assert (both.local_base, both.global_base, both.sink) == (10_000.0, None, "learned")
+
+
+def test_bases_may_be_text_as_yaml_reads_them():
+    layer = reach.full(n_layers=1, n_heads=2, dual_rope=["1e4", "1e6"])[0]
+    assert (layer.local_base, layer.global_base) == (1e4, 1e6)
+
+
+def test_single_rung_is_in_the_middle_of_the_ladder():
+    assert windows(reach.ladder(512, 8, n_layers=1, n_heads=2)) == [(None, 64)]
+
+
+def test_window_may_be_the_whole_context():
+    layers = reach.streaming(64, 64, **SIZES, context=64)
+    assert reach.resolve(layers, **SIZES, context=64) == layers
 
 
 BAD = {
@@ -107,6 +123,7 @@ BAD = {
     "layers must be letters L": {"layers": "", "window": 8},
     "layers must be at most n_layers=8 letters": {"layers": "LLLLLLLLG", "window": 8},
     "window must be an integer from 1": {"layers": "LG", "window": 0},
+    "window must be an integer from 1 to 2.31 - 1, got 2147483648": {"layers": "LG", "window": 2**31},
     "window must be at most context=64, got 65": {"layers": "LG", "window": 65},
     "nope must be True or False": {"layers": "LG", "window": 8, "nope": 1},
     "last_global must be True or False, got 'maybe'": {"layers": "LG", "window": 8, "last_global": "maybe"},
@@ -134,6 +151,7 @@ def test_bad_interleave_gets_one_clear_error(words):
         (lambda: reach.long_short(5, 8, n_layers=2, n_heads=4), "n_global must be an integer from 0 to n_heads=4"),
         (lambda: reach.ladder(n_layers=2, n_heads=4, n_kv_heads=1), "ladder must have KV heads beside the 1 global"),
         (lambda: reach.ladder(8, 16, n_layers=2, n_heads=4), "smallest must be at most largest=8, got 16"),
+        (lambda: reach.ladder(8, 0, n_layers=2, n_heads=4), "smallest must be an integer from 1 to .*, got 0"),
         (lambda: reach.ladder(n_layers=2, n_heads=4, context=256), "largest must be at most context=256, got 512"),
         (lambda: reach.ramp(64, 8, n_layers=2, n_heads=4), "first must be at most last=8, got 64"),
         (lambda: reach.ramp(n_layers=1, n_heads=4), "n_layers must be at least 2 for a ramp, got 1"),
@@ -164,6 +182,7 @@ def test_bad_pattern_gets_one_clear_error(call, words):
         ([], "reach must have one entry for each of n_layers=8, got 0"),
         ([{"plan": {"windows": [4]}}] * 8, r"reach\[0\] must have a plan of n_heads=8 heads, got 1"),
         ([{"plan": {"windows": [4] * 7 + [4096]}}] * 8, r"reach\[0\] must have windows of at most context=2048"),
+        ([{"plan": {"windows": [4] * 8, "firsts": [4096] * 8}}] * 8, r"reach\[0\] must have windows .* got 4096"),
         ([{"plan": {"windows": []}}], r"reach\[0\]: windows must have at least one entry"),
         (["full"] * 8, r"reach\[0\] must be a LayerReach or a mapping, got 'full'"),
     ],

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from longshort.runs.log import (
     METRICS,
     RunLog,
     TensorBoardSink,
+    WandbSink,
     begins_with_a_run,
     largest_logit,
     read_log,
@@ -182,6 +184,22 @@ def test_rewinding_nothing_is_no_error(tmp_path):
 )
 def test_the_largest_logit_is_over_both_ends_and_unknown_where_one_is_not_finite(record, largest):
     assert largest_logit(record) == largest
+
+
+def test_scalars_of_steps_and_evaluations_go_to_the_other_sinks(monkeypatch):
+    logged, wandb = [], SimpleNamespace(init=lambda **about: wandb)
+    wandb.log = lambda scalars, step: logged.append((step, scalars))
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    sink = WandbSink("project", "name", {})
+    logits = {"logit_max": [[1.0, 2.0]], "logit_min": [[-5.0, 0.0]]}
+    for record in (
+        {"kind": "run", "seed": 0},
+        {"kind": "train", "step": 1, "loss": 2.5, "mfu": None} | logits,
+        {"kind": "eval", "step": 1, "split": "validation", "loss": 2.0},
+        {"kind": "end", "step": 1, "seconds": 9.0},
+    ):
+        sink.write(record)
+    assert logged == [(1, {"train/loss": 2.5, "train/logit_abs_max": 5.0}), (1, {"eval/loss": 2.0})]
 
 
 def test_a_missing_tensorboard_is_one_line_that_says_how_to_get_it(tmp_path, monkeypatch):

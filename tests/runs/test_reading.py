@@ -56,12 +56,41 @@ def test_a_resume_replaces_the_steps_that_are_done_again(tmp_path):
 
 
 def test_a_rollback_replaces_the_steps_and_keeps_the_spike(tmp_path):
-    records = [run_record(), *(train_record(step, 3.0) for step in range(1, 6))]
+    records = [
+        run_record(),
+        *(train_record(step, 3.0) for step in range(1, 6)),
+        eval_record(2, 3.0),
+        eval_record(5, 3.0),
+    ]
     records += [spike_record(5, None, "rollback"), train_record(3, 1.0), train_record(4, 1.0)]
     run = load_run(write_lines(tmp_path, records))
     assert run.train["step"].tolist() == [1, 2, 3, 4]
     assert run.train["loss"].tolist() == [3.0, 3.0, 1.0, 1.0]
     assert [(spike.step, spike.action) for spike in run.spikes] == [(5, "rollback")]
+    assert [evaluation.step for evaluation in run.evaluations] == [2]
+
+
+def test_a_step_that_is_repeated_without_logits_has_none(tmp_path):
+    records = [run_record(), *(train_record(step, 3.0, **logits_of(6.0)) for step in (1, 2)), train_record(2, 2.0)]
+    assert load_run(write_lines(tmp_path, records)).logit_steps.tolist() == [1]
+
+
+def test_training_loss_of_a_few_steps_is_that_of_the_last(tmp_path):
+    records = [run_record(), *(train_record(step, 9.0 - step) for step in range(1, 6))]
+    assert load_run(write_lines(tmp_path, records)).training_loss == 4.0
+
+
+def test_speed_is_that_of_most_steps(tmp_path):
+    records = [
+        run_record(),
+        *(train_record(step, 2.0, tokens_per_second=rate) for step, rate in ((1, 1.0), (2, 9.0), (3, 9.0))),
+    ]
+    assert load_run(write_lines(tmp_path, records)).speed == 9.0
+
+
+def test_training_loss_of_a_run_whose_last_step_was_lost_is_not_finite(tmp_path):
+    records = [run_record(), *(train_record(step, None if step == 100 else 2.0) for step in range(1, 101))]
+    assert math.isnan(load_run(write_lines(tmp_path, records)).training_loss)
 
 
 def test_variant_is_the_configs_or_else_the_name(tmp_path):
@@ -86,6 +115,11 @@ def test_text_with_line_separators_stays_one_record(tmp_path):
         json.dumps(run_record()) + "\n" + json.dumps(sample, ensure_ascii=False) + "\n", encoding="utf-8"
     )
     assert load_run(tmp_path).samples[0].text == "a\u2028b\x85c"
+
+
+def test_only_the_validation_split_counts_as_an_evaluation(tmp_path):
+    records = [run_record(), eval_record(4, 3.0), eval_record(4, 9.0) | {"split": "test"}]
+    assert load_run(write_lines(tmp_path, records)).final_loss == 3.0
 
 
 def test_unknown_kinds_are_passed_over(tmp_path):

@@ -108,6 +108,15 @@ def test_settings_that_make_no_sense_are_refused(settings):
         TensorClip(parameters([1.0]), **settings)
 
 
+def test_a_tensor_without_gradient_in_warm_up_is_held_to_its_first_norm():
+    params = parameters([1.0], [0.0])
+    clip = TensorClip(params, ratio=2.0, warmup=1)
+    for gradients in (([1.0], [0.0]), ([1.0], [3.0]), ([1.0], [30.0])):
+        set_gradients(params, *gradients)
+        clip.clip()
+    assert norms(params)[1] == pytest.approx(6.0)
+
+
 def test_a_tensor_without_gradient_in_warm_up_is_not_frozen():
     params = parameters_with_zero_first_gradient()
     clip = TensorClip(params, warmup=1)

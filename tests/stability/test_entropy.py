@@ -1,5 +1,7 @@
 """Attention entropy against the matrix that it avoids to form."""
 
+import math
+
 import pytest
 import torch
 
@@ -96,7 +98,9 @@ def test_it_leaves_no_hook_behind():
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize("changes", [{"softcap": 30.0}, {"positions": "alibi"}])
+@pytest.mark.parametrize(
+    "changes", [{"softcap": 30.0}, {"positions": "alibi"}, {"plan": HeadPlan(windows=(None,) * 4, decays=(0.1,) * 4)}]
+)
 def test_logits_that_are_not_plain_are_refused(changes):
     model = GPT(GPTConfig(**SIZES | changes))
     with pytest.raises(ValueError, match="only known for plain logits"):
@@ -122,6 +126,13 @@ def test_a_layer_may_be_called_with_its_input_by_name():
 
     layer, x = LSAttention(8, HeadPlan(windows=(None, 2))), torch.randn(1, 5, 8)
     assert torch.equal(attention_entropy(Named(layer), x), attention_entropy(torch.nn.Sequential(layer), x))
+
+
+def test_positions_of_a_two_sided_layer_see_both_sides():
+    layer = LSAttention(8, HeadPlan(windows=(None, 2)), causal=False)
+    torch.nn.init.zeros_(layer.qkv.weight)
+    found = attention_entropy(torch.nn.Sequential(layer), torch.randn(1, 5, 8))[0]
+    assert found.tolist() == pytest.approx([math.log(5), (2 * math.log(2) + 3 * math.log(3)) / 5])
 
 
 def test_a_model_without_the_layer_is_refused():

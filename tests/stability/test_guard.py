@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,6 +83,23 @@ def test_a_good_step_between_two_spikes_starts_the_count_again():
     assert verdicts == [True, True, False, True, True, False]
 
 
+def test_what_the_device_finds_is_what_the_host_will():
+    guard, losses = SpikeGuard(window=20, threshold=6.0, warmup=10, cap=3), [2.0 + 0.01 * (n % 5) for n in range(20)]
+    found = []
+    for loss in [*losses, 9.0, math.nan, 2.0, *[9.0] * 5, math.inf]:
+        on_device = bool(guard.spikes(torch.tensor(loss)))
+        assert on_device is guard.judge(loss).spike
+        found.append(on_device)
+    assert found[20:] == [True, True, False, True, True, True, False, False, True]
+
+
+def test_a_loss_next_to_the_limit_is_judged_alike_on_the_device():
+    for level in range(1, 20):
+        guard = calm(SpikeGuard(window=50, threshold=8.0, warmup=10), level=0.1 * level)
+        loss = torch.tensor(guard.judge(0.1 * level).threshold)  # in fp32 above the limit, below it, or equal to it
+        assert bool(guard.spikes(loss)) is guard.judge(loss.item()).spike
+
+
 def test_it_forgets_what_is_older_than_its_window():
     guard = calm(SpikeGuard(window=20, warmup=10, threshold=200.0), level=4.0)
     for _ in range(20):
@@ -94,8 +112,20 @@ def test_a_restored_guard_judges_as_the_one_that_was_saved():
     guard.judge(9.0)
     restored = SpikeGuard(window=30, warmup=10, cap=3)
     restored.load_state_dict(json.loads(json.dumps(guard.state_dict())))
-    for loss in (9.0, 9.0, 9.0, 2.0, math.nan, 9.1):
+    for loss in (9.0, 9.0, 9.0, 2.0, math.nan, 9.1, *[3.0] * 40):
         assert restored.judge(loss) == guard.judge(loss)
+    assert len(restored.accepted) == len(guard.accepted) == 30
+
+
+def test_what_is_not_finite_counts_among_the_spikes_in_a_row():
+    guard = calm(SpikeGuard(window=50, warmup=10, cap=3))
+    assert [guard.judge(loss).spike for loss in (math.nan, 9.0, math.inf, 9.0)] == [True, True, True, False]
+
+
+def test_a_level_below_zero_is_no_spike():
+    guard = SpikeGuard(warmup=10, threshold=8.0)
+    assert not any(guard.judge(-2.0).spike for _ in range(30))
+    assert guard.judge(-2.0).threshold == pytest.approx(-2.0 + 8 * 0.002)
 
 
 @given(

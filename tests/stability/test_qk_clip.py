@@ -57,7 +57,7 @@ def test_heads_below_the_threshold_keep_their_weights_bit_for_bit():
     assert rows.tolist() == [*range(8, 16), *range(32 + 8, 32 + 16)]  # queries and keys of head 1, no values
 
 
-@pytest.mark.parametrize("largest", [-math.inf, -50.0, 0.0, -0.0, math.nan])
+@pytest.mark.parametrize("largest", [-math.inf, -50.0, 0.0, -0.0, math.nan, math.inf])
 def test_a_largest_logit_that_is_no_excess_gives_the_factor_one(largest):
     model = model_with_large_logits()
     before = model.blocks[0].attention.qkv.weight.clone()
@@ -97,6 +97,7 @@ def test_other_models_are_let_through():
         ({"largest_LH": torch.ones(4)}, r"largest_LH must be a tensor of shape .* = \(2, 4\), got \(4,\)"),
         ({"largest_LH": [[1.0]]}, "largest_LH must be a tensor .* got list"),
         # The power of a negative factor would make the weights NaN.
+        ({"threshold": math.inf}, "threshold must be a finite number > 0, got inf"),
         ({"threshold": -1.0}, r"threshold must be a finite number > 0, got -1\.0"),
         ({"alpha": 2.0}, r"alpha must be a number from 0 to 1, got 2\.0"),
         ({"model": torch.nn.Linear(2, 2)}, "model must have an LSAttention layer"),

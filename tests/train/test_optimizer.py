@@ -5,15 +5,18 @@ import torch
 
 from longshort import GPT
 from longshort.model import SequenceClassifier
+from longshort.stability import TensorClip
 from longshort.train import ConfigError
 from longshort.train.muon import Muon
 from longshort.train.optimizer import (
+    OptimizerState,
+    build_guard,
     build_optimizer,
     describe_optimizer,
     load_optimizer_tensors,
     optimizer_tensors,
 )
-from longshort.train.settings.config import OptimizerConfig
+from longshort.train.settings.config import OptimizerConfig, StabilityConfig
 
 from ..small import small_config
 
@@ -23,7 +26,9 @@ CPU = torch.device("cpu")
 def made(kind="adamw", **changes):
     torch.manual_seed(0)
     model = GPT(small_config(bias=True, sigma_reparam=True, **changes))
-    return model, build_optimizer(model, OptimizerConfig(kind=kind, lr=1e-2, weight_decay=0.3, betas=(0.8, 0.9)), CPU)
+    return model, build_optimizer(
+        model, OptimizerConfig(kind=kind, lr=1e-2, weight_decay=0.3, betas=(0.8, 0.9), eps=1e-6), CPU
+    )
 
 
 def step(model, optimizer, seed):
@@ -47,6 +52,32 @@ def test_only_tensors_of_two_or_more_dimensions_decay(kind):
 def test_settings_reach_the_optimizer():
     _, optimizer = made()
     assert optimizer.defaults["lr"] == 1e-2 and optimizer.defaults["betas"] == (0.8, 0.9)
+    assert optimizer.defaults["eps"] == 1e-6
+
+
+def test_settings_reach_the_guard():
+    guard = build_guard(StabilityConfig(guard_window=30, guard_threshold=5.0, guard_warmup=20, guard_cap=3))
+    assert (guard.accepted.maxlen, guard.threshold, guard.warmup, guard.cap) == (30, 5.0, 20, 3)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_state_of_guard_and_clip_survives_its_packing(kind):
+    def state():
+        model, optimizer = made(kind)
+        clip = TensorClip(model.parameters(), warmup=1)
+        return OptimizerState(model, optimizer, build_guard(StabilityConfig()), clip)
+
+    old, new = state(), state()
+    for seed in range(3):
+        step(old.model, old.optimizer, seed)
+        old.guard.judge(2.0 + seed)
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    old.model(tokens, tokens).loss.backward()
+    old.clip.clip()
+    old.guard.judge(float("nan"))
+    new.restore(*old.packed())
+    assert new.guard.state_dict() == old.guard.state_dict() == {"accepted": [2.0, 3.0, 4.0], "in_a_row": 1}
+    assert new.clip.steps == 1 and torch.equal(new.clip.means, old.clip.means)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])

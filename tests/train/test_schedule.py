@@ -46,6 +46,10 @@ def test_wsd_is_stable_until_its_last_share_and_then_falls_in_even_steps():
     assert falls == pytest.approx([0.1] * 20)
 
 
+def test_wsd_without_a_decay_falls_in_its_last_step():
+    assert rates(5, kind="wsd", warmup=0, decay=0.0, floor=0.5) == [2.0] * 4 + [1.0]
+
+
 @given(
     kind=st.sampled_from(["constant", "cosine", "wsd"]),
     steps=st.integers(1, 300),

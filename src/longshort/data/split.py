@@ -102,7 +102,7 @@ class ByPlace:
 
     def _borders(self, length: int) -> list[int]:
         first = round(length * self.shares[0])
-        return [first, max(first, round(length * (self.shares[0] + self.shares[1]))), length]
+        return [first, round(length * (self.shares[0] + self.shares[1])), length]
 
 
 Division = ByCorpus | ByDocument | ByPlace

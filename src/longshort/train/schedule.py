@@ -20,7 +20,7 @@ def learning_rate(step: int, *, peak: float, steps: int, schedule: ScheduleConfi
         return peak
     if schedule.kind == "cosine":
         progress = (step - schedule.warmup) / max(1, steps - 1 - schedule.warmup)
-        weight = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        weight = 0.5 * (1 + math.cos(math.pi * progress))
     else:
         decay = max(1, round(schedule.decay * steps))
         weight = min(1.0, (steps - 1 - step) / decay)

@@ -58,6 +58,7 @@ def test_logits_explode_only_if_those_of_every_seed_do():
     assert comparison.has_exploded(logits(300.0, 201.0)) and comparison.has_exploded(logits(300.0, None, lost=1))
     assert not comparison.has_exploded(logits(300.0, 199.0))
     assert comparison.is_calm(logits(49.0, 30.0)) and not comparison.is_calm(logits(30.0, 51.0))
+    assert not comparison.is_calm(logits(30.0, None, lost=1)) and not comparison.is_calm(logits(30.0, 50.0))
 
 
 def test_largest_logits_are_compared_seed_by_seed():
@@ -67,6 +68,10 @@ def test_largest_logits_are_compared_seed_by_seed():
     assert comparison.has_lower_peak(logits(10.0, 11.0, 12.0), logits(100.0, 130.0, 110.0)) is True
     assert comparison.has_lower_peak(logits(10.0, 11.0, 400.0), logits(100.0, 130.0, 110.0)) is None
     assert comparison.has_lower_peak(logits(10.0, 11.0, 12.0), logits(None, None, None)) is True
+
+
+def test_accuracies_that_are_not_all_there_are_nobodys():
+    assert comparison.accuracies_by_seed({"seeds": [0, 4], "accuracies": [0.5]}) == {}
 
 
 def test_losses_and_logits_of_earlier_data_are_read_from_their_curves():

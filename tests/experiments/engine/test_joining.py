@@ -56,6 +56,20 @@ def test_a_run_that_is_in_both_or_took_other_steps_is_refused():
         joined(data([0]), data([2], steps=50))
 
 
+def test_means_weigh_every_seed_alike():
+    published, new = data([0, 1, 2], validation_loss=1.0, max_logit=9.0), data([3], validation_loss=3.0, exact=0.25)
+    row = joined(published, new)["rows"][0]
+    assert (row["validation_loss"], row["exact"], row["max_logit"]) == (1.5, 0.25, 9.0)
+
+
+def test_what_was_made_first_says_when_it_started():
+    one, other = (
+        data([0]) | {"provenance": {"started": "2026-01-02"}},
+        data([1]) | {"provenance": {"started": "2026-01-01"}},
+    )
+    assert joined(one, other)["provenance"] == joined(other, one)["provenance"] == {"started": "2026-01-01"}
+
+
 def test_results_that_are_losses_are_refused():
     with pytest.raises(RunError, match="--add works only where results are accuracies"):
         joined({"provenance": {}, "rows": [{"variant": "a", "seeds": [0], "final_loss": 1.0}]}, data([1]))

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 
 from longshort.data.stream import TokenStream
 from longshort.data.tokens import TokenFile
-from longshort.train import load_model
+from longshort.train import TrainConfig, load_model
+from longshort.train.evaluation.checkpoint_scores import text_scores
 from longshort.train.evaluation.held_out import evaluate_split, validation_scores
 from longshort.train.machine.distributed import World
 
@@ -80,6 +81,18 @@ def test_the_result_does_not_depend_on_how_windows_are_batched(model, split):
     one, three = (evaluate(model, split, length=64, stride=50, batch_size=size) for size in (1, 3))
     assert one["loss"] == pytest.approx(three["loss"], rel=1e-6)
     assert one["tokens"] == three["tokens"]
+
+
+def test_sizes_and_segments_reach_the_evaluation_of_a_checkpoint(model, split, finished):
+    config = TrainConfig.from_dict(load_model(finished)[1].state["config"])
+    sizes, losses = {"length": 32, "stride": 31, "limit": 140, "bucket": 16}, set()
+    for segments in (False, True):
+        own = config.with_overrides([f"data.segments={str(segments).lower()}"])
+        found = text_scores(model, split, own, **sizes, beginning=(), progress=lambda done: None)
+        assert found == evaluate(model, split, segments=segments, **sizes)
+        assert (found["length"], found["stride"], found["windows"], len(found["buckets"])) == (32, 31, 140, 2)
+        losses.add(found["loss"])
+    assert len(losses) == 2
 
 
 def test_a_limit_stops_after_that_many_windows_and_progress_counts_them(model, split):
