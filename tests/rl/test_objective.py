@@ -82,10 +82,25 @@ def test_advantages_are_rewards_over_the_spread_of_their_group():
     assert signal_share(rewards, 3) == 0.5
 
 
-@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("group", [1, 4, 2.0, -2])
 def test_a_group_that_cannot_be_compared_is_named(group):
-    with pytest.raises(ValueError, match=f"group must be at least 2 and divide the 6 rewards, got {group}"):
+    with pytest.raises(ValueError, match=f"group must be an integer >= 2 that divides the 6 rewards, got {group}"):
         group_advantages(torch.zeros(6), group)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        ([1.0, 0.0], r"rewards must be a floating-point tensor \(B,\), got \[1.0, 0.0\]"),
+        (torch.tensor([1, 0]), "rewards must be .* got torch.int64 of shape"),
+        (torch.zeros(1, 2), r"rewards must be .* of shape \(1, 2\)"),
+        (torch.zeros(0), r"rewards must be .* of shape \(0,\)"),
+        (torch.tensor([math.nan, 0.0]), "rewards must be finite, got nan"),
+    ],
+)
+def test_rewards_without_advantages_are_named(rewards, message):
+    with pytest.raises(ValueError, match=message):
+        group_advantages(rewards, 2)
 
 
 def test_the_kl_estimate_is_cut_and_never_overflows():

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from longshort.generation import AUTHORS_CLAMP, gaussian_log_density, gumbel_log_density, mixed
 from longshort.losses.head import head_scores
+from longshort.numeric import is_integral, is_real
 
 Form = Literal["paper", "code", "categorical"]
 
@@ -263,10 +264,10 @@ def _check(hidden: Tensor, weight: Tensor, temperature: float, chunk: int | None
             raise ValueError(f"{name} must be a floating-point matrix, got {x.dtype} of shape {tuple(x.shape)}")
     if hidden.shape[1] != weight.shape[1]:
         raise ValueError(f"weight must have the {hidden.shape[1]} features of hidden, got {weight.shape[1]}")
-    if not temperature > 0:
-        raise ValueError(f"temperature must be above 0, got {temperature}")
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk must be None or at least 1, got {chunk}")
+    if not is_real(temperature) or not temperature > 0:
+        raise ValueError(f"temperature must be a number above 0, got {temperature!r}")
+    if chunk is not None and not (is_integral(chunk) and chunk >= 1):
+        raise ValueError(f"chunk must be None or an integer and at least 1, got {chunk!r}")
 
 
 def _check_mixtures(hidden: Tensor, ids: Tensor, values: Tensor) -> None:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from longshort.numeric import is_integral
+
 _LARGEST_LOG_RATIO = 20.0
 """Log-ratios are cut here, before their exponential could overflow."""
 _LARGEST_KL = 10.0
@@ -35,8 +37,13 @@ def group_advantages(rewards: Tensor, group: int, *, normalise: bool = True) -> 
     >>> group_advantages(torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 1.0]), 2, normalise=False)
     tensor([ 0.5000, -0.5000,  0.0000,  0.0000,  0.0000,  0.0000])
     """
-    if group < 2 or len(rewards) % group:
-        raise ValueError(f"group must be at least 2 and divide the {len(rewards)} rewards, got {group}")
+    if not isinstance(rewards, Tensor) or rewards.ndim != 1 or not rewards.is_floating_point() or not len(rewards):
+        got = f"{rewards.dtype} of shape {tuple(rewards.shape)}" if isinstance(rewards, Tensor) else repr(rewards)
+        raise ValueError(f"rewards must be a floating-point tensor (B,), got {got}")
+    if not is_integral(group) or group < 2 or len(rewards) % group:
+        raise ValueError(f"group must be an integer >= 2 that divides the {len(rewards)} rewards, got {group!r}")
+    if not bool(rewards.isfinite().all()):
+        raise ValueError(f"rewards must be finite, got {rewards[~rewards.isfinite()][0].item()}")
     grouped = rewards.view(-1, group)
     centred = grouped - grouped.mean(1, keepdim=True)
     if normalise:
