@@ -80,11 +80,11 @@ class Unfinished:
             self.save()
             return measured
         content = path.read_bytes() if path.is_file() else b""
-        others = dict(self.others)
-        if _sha256(content) != others.pop("sha256"):
+        kept = dict(self.others)
+        if _sha256(content) != kept.pop("sha256"):
             raise CheckpointError(f"{path}: missing or damaged; remove {self.folder} to begin again")
-        plans = tuple(HeadPlan.from_dict(plan) for plan in others.pop("plans"))
-        return Measured(plans=plans, **others, **safetensors.load(content))
+        plans = tuple(HeadPlan.from_dict(plan) for plan in kept.pop("plans"))
+        return Measured(plans=plans, **kept | safetensors.load(content))
 
     def save(self) -> None:
         """Write `begun.json`."""
