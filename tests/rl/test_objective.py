@@ -110,3 +110,26 @@ def test_the_kl_estimate_is_cut_and_never_overflows():
     mask, advantages = torch.ones(1, 5, dtype=torch.bool), torch.ones(1)
     far = clipped_objective(apart[None], torch.zeros(1, 5), -advantages, mask, reference=-apart[None], kl=1.0)
     assert far.loss.isfinite() and far.kl.isfinite()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"advantages": torch.zeros(B, 1)}, r"advantages must have shape \(4,\), got \(4, 1\)"),
+        ({"advantages": torch.zeros(1)}, r"advantages must have shape \(4,\), got \(1,\)"),
+        ({"old": torch.zeros(1, T)}, r"old must have shape \(4, 5\), got \(1, 5\)"),
+        ({"mask": torch.ones(B, 1, dtype=torch.bool)}, r"mask must have shape \(4, 5\), got \(4, 1\)"),
+        ({"mask": torch.ones(B, T)}, "mask must be bool, got torch.float32"),
+        ({"reference": torch.zeros(T)}, r"reference must have shape \(4, 5\), got \(5,\)"),
+        ({"log_probs": torch.zeros(T)}, r"log_probs must have shape \(B, T\), got \(5,\)"),
+        ({"clip": 0.0}, "clip must be a finite number above 0, got 0.0"),
+        ({"clip": math.nan}, "clip must be a finite number above 0, got nan"),
+        ({"dual_clip": 1}, "dual_clip must be a finite number above 1, got 1"),
+        ({"kl": -1.0}, "kl must be a finite number >= 0, and 0 without a reference, got -1.0"),
+        ({"reference": None, "kl": 0.1}, "kl must be a finite number >= 0, and 0 without a reference, got 0.1"),
+    ],
+)
+def test_what_has_no_objective_is_named(case, change, message):
+    given = dict(zip(("log_probs", "old", "advantages", "mask", "reference"), case, strict=True)) | change
+    with pytest.raises(ValueError, match=message):
+        clipped_objective(**given)

@@ -343,6 +343,9 @@ def test_its_checkpoint_generates_and_is_exported_with_the_stop_token(learned, t
 
 
 def test_evaluation_draws_answers_and_says_how_many_are_right(learned):
+    for wrong in ({"problems": 0}, {"samples": -1}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be an integer from 1"):
+            evaluate_rewards(learned, **wrong)
     result = evaluate_rewards(learned, split="test", problems=6, samples=4)
     assert (result["task"], result["examples"], result["samples"]) == ("chains", 6, 4)
     assert list(result["pass"]) == [1, 2, 4] and result["pass"][1] == pytest.approx(result["reward"])

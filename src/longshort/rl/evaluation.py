@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from longshort.data.problems import SPLITS, Problem, ProblemTask
+from longshort.generation.engine import check_count
 from longshort.model import GPT
 from longshort.nn.modes import evaluating
 from longshort.rl.answers import Answerer, sequences
@@ -107,6 +108,9 @@ def evaluate_rewards(
     """
     if split not in SPLITS:
         raise ConfigError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    for name, count in (("problems", problems), ("samples", samples)):
+        if count is not None:
+            check_count(name, count)
     model, loaded = load_model(checkpoint, choose_device(device))
     config = TrainConfig.from_dict(loaded.state["config"])
     data, rl = ProblemData.open(config), config.rl

@@ -168,10 +168,12 @@ def read_plans(path: Path) -> list[HeadPlan]:
     try:
         found = parse_json(path.read_text(encoding="utf-8"))
         if isinstance(found, dict):
-            found = found.get("proposal", found)["plans"]
+            found = found.get("proposal", found)
+            found = found.get("plans") if isinstance(found, dict) else None
+        if not isinstance(found, list) or not found or not all(isinstance(plan, dict) for plan in found):
+            raise ValueError("no plans: run longshort inspect with --budget")
         return [HeadPlan.from_dict(plan) for plan in found]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        reason = "no plans: run longshort inspect with --budget" if isinstance(error, KeyError) else error
+    except (ValueError, TypeError, KeyError, AttributeError) as reason:
         raise ValueError(
             f"--plan must be a record of longshort inspect with a proposal, or a list of plans, got {path}: {reason}"
         ) from None
