@@ -327,7 +327,7 @@ class RLTrainer(Loop):
             clip=rl.clip,
             dual_clip=rl.dual_clip,
             reference=None if reference is None else reference[rows],
-            kl=rl.kl,
+            kl=0.0 if reference is None else rl.kl,
             denominator=denominator,
         )
 
