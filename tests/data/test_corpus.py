@@ -1,5 +1,6 @@
 """Sources: files, folders, Hugging Face datasets, the standard library."""
 
+import gzip
 import os
 import sys
 import sysconfig
@@ -30,6 +31,13 @@ def test_other_and_hidden_files_of_a_folder_are_left_out(tmp_path):
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "d.txt").write_text("5")
     assert list(open_corpus([tmp_path]).documents()) == ["1"]
+
+
+def test_endings_in_capitals_are_the_same(tmp_path):
+    (tmp_path / "A.TXT").write_text("1")
+    (tmp_path / "B.JSONL").write_text('{"text": "2"}')
+    (tmp_path / "C.JSONL.GZ").write_bytes(gzip.compress(b'{"text": "3"}'))
+    assert list(open_corpus([tmp_path]).documents()) == ["1", "2", "3"]
 
 
 def test_a_file_named_itself_is_read_whatever_its_ending(tmp_path):

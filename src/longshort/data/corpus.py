@@ -222,7 +222,7 @@ def _files(source: Path) -> list[TextFile]:
         raise DataError(f"{source}: no such file or folder")
     if source.is_file():
         return [TextFile.at(source, source.name)]
-    found = [path for path in _walk(source, skip=frozenset()) if path.suffix in LAYOUTS + COMPRESSIONS]
+    found = [path for path in _walk(source, skip=frozenset()) if path.suffix.lower() in LAYOUTS + COMPRESSIONS]
     if not found:
         raise DataError(f"{source}: holds no text files; names must end in {', '.join(LAYOUTS + COMPRESSIONS)}")
     return [TextFile.at(path, path.relative_to(source).as_posix()) for path in found]
