@@ -310,6 +310,8 @@ def test_each_verb_refuses_what_the_other_is_for(tmp_path):
     with pytest.raises(ConfigError, match=r"rl.task must be null .*, got 'chains'; run longshort rl"):
         train(tiny_rl(tmp_path))
     plain = TrainConfig.from_dict({"model": {"preset": "tiny"}})
+    with pytest.raises(ConfigError, match=r"config must be a TrainConfig, such as .*, got .rl-tiny."):
+        reinforce("rl-tiny")
     with pytest.raises(ConfigError, match=r"rl.task must name a task, got null; run longshort train"):
         reinforce(plain)
 
