@@ -182,3 +182,14 @@ def test_a_seal_shows_every_change_and_is_not_part_of_the_content(indent):
 def test_json_without_a_seal_is_taken_as_it_is():
     assert files.unsealed('{"step": 12}') == {"step": 12}
     assert files.unsealed("[1]") == [1]
+
+
+def test_a_result_that_could_not_be_written_is_refused_before_the_work(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("mark")
+    with pytest.raises(ValueError, match=r"file: not a folder, so new\.json cannot be written there"):
+        files.check_replaceable(tmp_path / "file" / "new.json", "mark")
+    files.check_replaceable(tmp_path / "not" / "yet" / "new.json", "mark")
+    assert not (tmp_path / "not").exists()
+    monkeypatch.setattr(os, "access", lambda folder, mode: folder != tmp_path)
+    with pytest.raises(ValueError, match=r"no permission to write new\.json there; give another name"):
+        files.check_replaceable(tmp_path / "not" / "yet" / "new.json", "mark")

@@ -53,14 +53,19 @@ def check_writable(path: Path) -> None:
 
 
 def check_replaceable(path: Path, mark: str) -> None:
-    """Raise if `path` is a user's own file: files that we write under such a name always contain `mark`.
+    """Raise if `path` is a user's own file, or in a folder that cannot be written to.
 
-    Call it before the work whose result goes there.
+    Files that we write under such a name always contain `mark`. Call it before the work whose result goes there.
     """
     if path.exists() and not path.is_file():
         raise ValueError(f"{path}: not a file; give the name of a file to write")
     if path.is_file() and mark.encode() not in path.read_bytes():
         raise ValueError(f"{path}: already exists and is not one of our files; give another name, or move it away")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: not a folder, so {path.name} cannot be written there; give another name")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(f"{folder}: no permission to write {path.name} there; give another name")
 
 
 def parse_json(text: str, **options: Any) -> Any:

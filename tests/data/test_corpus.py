@@ -1,5 +1,7 @@
 """Sources: files, folders, Hugging Face datasets, the standard library."""
 
+import gzip
+import os
 import sys
 import sysconfig
 from pathlib import Path
@@ -31,9 +33,48 @@ def test_other_and_hidden_files_of_a_folder_are_left_out(tmp_path):
     assert list(open_corpus([tmp_path]).documents()) == ["1"]
 
 
+def test_endings_in_capitals_are_the_same(tmp_path):
+    (tmp_path / "A.TXT").write_text("1")
+    (tmp_path / "B.JSONL").write_text('{"text": "2"}')
+    (tmp_path / "C.JSONL.GZ").write_bytes(gzip.compress(b'{"text": "3"}'))
+    assert list(open_corpus([tmp_path]).documents()) == ["1", "2", "3"]
+
+
 def test_a_file_named_itself_is_read_whatever_its_ending(tmp_path):
     write(tmp_path, notes_md="1")
     assert list(open_corpus([str(tmp_path / "notes.md")]).documents()) == ["1"]
+
+
+def test_a_file_in_two_sources_is_named(tmp_path):
+    write(tmp_path, a_txt="1", b__c_txt="2")
+    (tmp_path / "link.md").symlink_to(tmp_path / "a.txt")
+    for sources in (["a.txt", "a.txt"], ["a.txt", "b/../a.txt"], [".", "b"], ["b", "b"], ["a.txt", "link.md"]):
+        with pytest.raises(DataError, match=r"(txt|md): twice in the sources; give it once"):
+            open_corpus([tmp_path / source for source in sources])
+    with pytest.raises(DataError, match="hf:a/b:train: twice in the sources"):
+        open_corpus(["hf:a/b", "hf:a/b:train"])
+
+
+@pytest.mark.parametrize("source", ["", " "])
+def test_an_empty_source_is_not_the_current_folder(source, tmp_path, monkeypatch):
+    write(tmp_path, a_txt="1")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=f"sources must be files, folders or hf:OWNER/NAME, got '{source}'"):
+        open_corpus([source])
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    write(tmp_path, a_txt="1", b__c_txt="2")
+    scandir = os.scandir
+
+    def closed(path):
+        if Path(path).name == "b":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    with pytest.raises(PermissionError, match="Permission denied"):
+        open_corpus([tmp_path])
 
 
 def test_sources_are_read_in_the_order_given(tmp_path):

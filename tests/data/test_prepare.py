@@ -380,3 +380,10 @@ def test_one_changed_byte_has_the_folder_made_again(tmp_path, name):
     (out / name).write_bytes(content[:digit] + bytes([content[digit] ^ 1]) + content[digit + 1 :])
     assert not prepare(tmp_path / "text.txt", out, **options).reused
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_an_empty_name_of_a_tokenizer_is_not_bytes(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("text " * 50)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="no such tokenizer"):
+        prepare(["a.txt"], tmp_path / "out", tokenizer="")

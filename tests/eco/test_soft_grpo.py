@@ -40,7 +40,7 @@ def mean_token(completion_ids, **_):
 def build(tokenizer, settings):
     """A trainer; settings are those of GRPOConfig unless they are `thinking`, `form` or `peft_config`."""
 
-    def built(model, *, kind=SoftGRPOTrainer, reward=mean_token, **more):
+    def built(model, *, kind=SoftGRPOTrainer, reward=mean_token, prompts=PROMPTS, **more):
         ours = {"thinking": THINKING, "form": "paper", "peft_config": None}
         ours = {name: more.pop(name, value) for name, value in ours.items()}
         args = GRPOConfig(**settings | {"num_generations": 4, "max_completion_length": 16} | more)
@@ -48,7 +48,7 @@ def build(tokenizer, settings):
             model,
             reward,
             args,
-            Dataset.from_dict({"prompt": PROMPTS}),
+            Dataset.from_dict({"prompt": prompts}),
             processing_class=tokenizer,
             **ours,
         )
@@ -185,6 +185,12 @@ def test_what_cannot_be_trained_is_refused_by_name(options, message, build):
 
 def with_a_bias():
     return GPTJForCausalLM(GPTJConfig(vocab_size=257, n_positions=64, n_embd=32, n_layer=1, n_head=2, rotary_dim=8))
+
+
+@pytest.mark.parametrize("prompts", [["", ""], ["to be", ""]], ids=["all", "one"])
+def test_an_empty_prompt_is_refused(prompts, build):
+    with pytest.raises(ValueError, match="prompts must have at least one token each, got an empty one"):
+        build(ours(), prompts=prompts, per_device_train_batch_size=8).train()
 
 
 def test_tools_are_refused(tokenizer, settings):

@@ -134,6 +134,11 @@ def test_a_setting_that_is_none_is_refused(word, message):
         fixed_settings([word])
 
 
+def test_a_setting_is_fixed_once():
+    with pytest.raises(ValueError, match="--fix cp must be given once, got it again with '4'"):
+        fixed_settings(["cp=2", "cp=4"])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

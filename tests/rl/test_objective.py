@@ -82,10 +82,25 @@ def test_advantages_are_rewards_over_the_spread_of_their_group():
     assert signal_share(rewards, 3) == 0.5
 
 
-@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("group", [1, 4, 2.0, -2])
 def test_a_group_that_cannot_be_compared_is_named(group):
-    with pytest.raises(ValueError, match=f"group must be at least 2 and divide the 6 rewards, got {group}"):
+    with pytest.raises(ValueError, match=f"group must be an integer >= 2 that divides the 6 rewards, got {group}"):
         group_advantages(torch.zeros(6), group)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        ([1.0, 0.0], r"rewards must be a floating-point tensor \(B,\), got \[1.0, 0.0\]"),
+        (torch.tensor([1, 0]), "rewards must be .* got torch.int64 of shape"),
+        (torch.zeros(1, 2), r"rewards must be .* of shape \(1, 2\)"),
+        (torch.zeros(0), r"rewards must be .* of shape \(0,\)"),
+        (torch.tensor([math.nan, 0.0]), "rewards must be finite, got nan"),
+    ],
+)
+def test_rewards_without_advantages_are_named(rewards, message):
+    with pytest.raises(ValueError, match=message):
+        group_advantages(rewards, 2)
 
 
 def test_the_kl_estimate_is_cut_and_never_overflows():
@@ -95,3 +110,26 @@ def test_the_kl_estimate_is_cut_and_never_overflows():
     mask, advantages = torch.ones(1, 5, dtype=torch.bool), torch.ones(1)
     far = clipped_objective(apart[None], torch.zeros(1, 5), -advantages, mask, reference=-apart[None], kl=1.0)
     assert far.loss.isfinite() and far.kl.isfinite()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"advantages": torch.zeros(B, 1)}, r"advantages must have shape \(4,\), got \(4, 1\)"),
+        ({"advantages": torch.zeros(1)}, r"advantages must have shape \(4,\), got \(1,\)"),
+        ({"old": torch.zeros(1, T)}, r"old must have shape \(4, 5\), got \(1, 5\)"),
+        ({"mask": torch.ones(B, 1, dtype=torch.bool)}, r"mask must have shape \(4, 5\), got \(4, 1\)"),
+        ({"mask": torch.ones(B, T)}, "mask must be bool, got torch.float32"),
+        ({"reference": torch.zeros(T)}, r"reference must have shape \(4, 5\), got \(5,\)"),
+        ({"log_probs": torch.zeros(T)}, r"log_probs must have shape \(B, T\), got \(5,\)"),
+        ({"clip": 0.0}, "clip must be a finite number above 0, got 0.0"),
+        ({"clip": math.nan}, "clip must be a finite number above 0, got nan"),
+        ({"dual_clip": 1}, "dual_clip must be a finite number above 1, got 1"),
+        ({"kl": -1.0}, "kl must be a finite number >= 0, and 0 without a reference, got -1.0"),
+        ({"reference": None, "kl": 0.1}, "kl must be a finite number >= 0, and 0 without a reference, got 0.1"),
+    ],
+)
+def test_what_has_no_objective_is_named(case, change, message):
+    given = dict(zip(("log_probs", "old", "advantages", "mask", "reference"), case, strict=True)) | change
+    with pytest.raises(ValueError, match=message):
+        clipped_objective(**given)

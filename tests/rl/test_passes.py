@@ -28,7 +28,14 @@ def test_many_samples_do_not_overflow():
 
 
 @pytest.mark.parametrize(
-    "right, k, message", [([0], 5, "k must be from 1 to the 4"), ([5], 1, "got 5"), ([-1], 1, "-1")]
+    "right, k, message",
+    [
+        ([0], 5, "k must be from 1 to the 4"),
+        ([5], 1, "got 5"),
+        ([-1], 1, "-1"),
+        ([1.5], 1, "got 1.5"),
+        ([1], 1.5, "got 1.5"),
+    ],
 )
 def test_counts_that_cannot_be_are_refused(right, k, message):
     with pytest.raises(ValueError, match=message):
@@ -108,3 +115,17 @@ def test_the_seed_decides_the_samples():
     model, task = small(), EvenFirst(modulus=7, operations=2, constants=2)
     first, again, other = (evaluate_problems(model, task, None, PROBLEMS, 16, seed=seed) for seed in (0, 0, 1))
     assert first == again != other
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"problems": []}, "problems must be at least one, got none"),
+        ({"samples": 0}, "samples must be an integer from 1 to 2.31 - 1, got 0"),
+        ({"batch": -1}, "batch must be an integer from 1 to 2.31 - 1, got -1"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_named(change, message):
+    given = {"thinking": None, "problems": PROBLEMS, "samples": 1} | change
+    with pytest.raises(ValueError, match=message):
+        evaluate_problems(small(), TASK, **given)

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,7 +29,45 @@ def test_a_sample_whose_verifier_raises_counts_0_and_the_first_error_is_kept():
 
 def test_a_reward_that_is_not_finite_counts_as_a_failure():
     found = verified(Fragile(), [PROBLEM], [[3]])
-    assert found.failed == 1 and "a reward must be finite, got nan" in found.error
+    assert found.failed == 1 and found.error == "ValueError: a reward must be a number that is finite in fp32, got nan"
+
+
+@pytest.mark.parametrize("worth", [None, "1", "right", b"1", 1e39, -math.inf, 10**400, [1.0], torch.zeros(2)], ids=repr)
+def test_a_reward_that_is_no_number_of_fp32_counts_as_a_failure(worth):
+    class Odd(Chains):
+        def reward(self, problem, tokens):
+            return worth
+
+    found = verified(Odd(), [PROBLEM], [[3]])
+    assert found.failed == 1 and found.values.tolist() == [0]
+    assert "a reward must be a number that is finite in fp32, got " in found.error
+
+
+@pytest.mark.parametrize("worth", [1, True, torch.tensor(1.0), torch.ones(1), np.float64(1)], ids=repr)
+def test_any_single_number_is_a_reward(worth):
+    class Right(Chains):
+        def reward(self, problem, tokens):
+            return worth
+
+    assert verified(Right(), [PROBLEM], [[3]]).values.tolist() == [1]
+
+
+def test_a_verifier_that_exits_fails_and_does_not_end_the_run():
+    class Leaves(Chains):
+        def reward(self, problem, tokens):
+            raise SystemExit(0)
+
+    found = verified(Leaves(), [PROBLEM], [[3]])
+    assert found.failed == 1 and found.error.startswith("SystemExit: 0 (test_rewards.py, line ")
+
+
+def test_a_verifier_cannot_change_what_was_drawn():
+    class Takes(Chains):
+        def reward(self, problem, tokens):
+            return float(tokens.pop())
+
+    samples = [[3]]
+    assert verified(Takes(), [PROBLEM], samples).values.tolist() == [3] and samples == [[3]]
 
 
 def test_failures_up_to_the_share_are_allowed_and_more_stop_with_the_first():

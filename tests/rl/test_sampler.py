@@ -128,3 +128,33 @@ def test_what_cannot_be_drawn_is_one_clear_error(model, options, message):
 def test_prompts_of_another_size_are_refused(model, prompts):
     with pytest.raises(ValueError, match="prompts must be 3 of at most 5 tokens, got"):
         sampler(model).draw(prompts)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": -1}, "batch_size must be an integer from 1 to 2.31 - 1, got -1"),
+        ({"batch_size": True}, "batch_size must be an integer from 1 to 2.31 - 1, got True"),
+        ({"max_prompt": None}, "max_prompt must be an integer from 1 to 2.31 - 1, got None"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be an integer from 1 to 2.31 - 1, got 0"),
+        ({"max_new_tokens": "3"}, "max_new_tokens must be an integer from 1 to 2.31 - 1, got '3'"),
+        ({"temperature": "1"}, "temperature must be a number >= 0, got '1'"),
+        ({"temperature": 0}, "temperature must be above 0 in rollouts, got 0"),
+        ({"dtype": "bf16"}, "dtype must be None or a floating-point dtype of torch, got 'bf16'"),
+        ({"dtype": torch.int32}, "dtype must be None or a floating-point dtype of torch, got torch.int32"),
+        ({"stop": 40}, "stop must be tokens from 0 to 39, which can be drawn, got 40"),
+        ({"stop": -1}, "stop must be tokens from 0 to 39, which can be drawn, got -1"),
+    ],
+)
+def test_what_a_sampler_cannot_be_made_of_is_named(model, options, message):
+    with pytest.raises(ValueError, match=message):
+        sampler(model, **options)
+
+
+def test_a_sampler_names_a_wrong_model_and_a_wrong_seed(model):
+    with pytest.raises(ValueError, match="model must be a GPT, got Linear"):
+        sampler(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="model must be a GPT, got NoneType"):
+        rollout(None, PROMPTS)
+    with pytest.raises(ValueError, match=r"seed must be None or an integer of 64 bits, .* got 1.5"):
+        sampler(model).draw(PROMPTS, seed=1.5)

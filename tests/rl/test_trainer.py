@@ -310,6 +310,8 @@ def test_each_verb_refuses_what_the_other_is_for(tmp_path):
     with pytest.raises(ConfigError, match=r"rl.task must be null .*, got 'chains'; run longshort rl"):
         train(tiny_rl(tmp_path))
     plain = TrainConfig.from_dict({"model": {"preset": "tiny"}})
+    with pytest.raises(ConfigError, match=r"config must be a TrainConfig, such as .*, got .rl-tiny."):
+        reinforce("rl-tiny")
     with pytest.raises(ConfigError, match=r"rl.task must name a task, got null; run longshort train"):
         reinforce(plain)
 
@@ -343,6 +345,9 @@ def test_its_checkpoint_generates_and_is_exported_with_the_stop_token(learned, t
 
 
 def test_evaluation_draws_answers_and_says_how_many_are_right(learned):
+    for wrong in ({"problems": 0}, {"samples": -1}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be an integer from 1"):
+            evaluate_rewards(learned, **wrong)
     result = evaluate_rewards(learned, split="test", problems=6, samples=4)
     assert (result["task"], result["examples"], result["samples"]) == ("chains", 6, 4)
     assert list(result["pass"]) == [1, 2, 4] and result["pass"][1] == pytest.approx(result["reward"])

@@ -185,11 +185,13 @@ def open_corpus(sources: Sequence[str | Path]) -> Corpus:
     """The text of files, folders and `hf:OWNER/NAME[@CONFIG][:SPLIT]`, in the order given.
 
     A file that is named itself is read whatever its extension. Folders are searched recursively for visible files that
-    end in .txt, .jsonl, .gz, .xz or .zst.
+    end in .txt, .jsonl, .gz, .xz or .zst. What is in several of them is an error.
     """
     parts: list[TextFile | HubDataset] = []
     names = []
     for source in sources:
+        if not str(source).strip():  # a variable of the shell that was not set would be the current folder
+            raise DataError(f"sources must be files, folders or hf:OWNER/NAME, got {source!r}")
         if str(source).startswith(HUB_PREFIX):
             parts.append(HubDataset.parse(str(source)))
             names.append(str(parts[-1]))
@@ -200,8 +202,19 @@ def open_corpus(sources: Sequence[str | Path]) -> Corpus:
             names.append(f"{source} ({count})" if Path(source).is_dir() else str(source))
     if not parts:
         raise DataError("sources must be files, folders or hf:OWNER/NAME, got none")
+    _check_once(parts)
     more = len(names) - _NAMED_AT_MOST
     return Corpus(tuple(parts), ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else ""))
+
+
+def _check_once(parts: Sequence[TextFile | HubDataset]) -> None:
+    """Raise where a part is given twice: a split would put its documents into training and validation."""
+    seen = set()
+    for part in parts:
+        here, known = (part.path, part.path.resolve()) if isinstance(part, TextFile) else (str(part), str(part))
+        if known in seen:
+            raise DataError(f"{here}: twice in the sources; give it once")
+        seen.add(known)
 
 
 def _files(source: Path) -> list[TextFile]:
@@ -209,7 +222,7 @@ def _files(source: Path) -> list[TextFile]:
         raise DataError(f"{source}: no such file or folder")
     if source.is_file():
         return [TextFile.at(source, source.name)]
-    found = [path for path in _walk(source, skip=frozenset()) if path.suffix in LAYOUTS + COMPRESSIONS]
+    found = [path for path in _walk(source, skip=frozenset()) if path.suffix.lower() in LAYOUTS + COMPRESSIONS]
     if not found:
         raise DataError(f"{source}: holds no text files; names must end in {', '.join(LAYOUTS + COMPRESSIONS)}")
     return [TextFile.at(path, path.relative_to(source).as_posix()) for path in found]
@@ -218,10 +231,15 @@ def _files(source: Path) -> list[TextFile]:
 def _walk(root: Path, skip: frozenset[str]) -> list[Path]:
     """Visible files under `root`, sorted by relative path, the same order on every machine."""
     found = []
-    for folder, subfolders, names in os.walk(root):
+    for folder, subfolders, names in os.walk(root, onerror=_unreadable):
         subfolders[:] = [name for name in subfolders if name not in skip and not name.startswith(".")]
         found += [Path(folder, name) for name in names if not name.startswith(".")]
     return sorted((path for path in found if path.is_file()), key=lambda path: path.relative_to(root).as_posix())
+
+
+def _unreadable(error: OSError) -> None:
+    """Raise where a folder cannot be read: its text would be missing."""
+    raise error
 
 
 # Tests are left out: many systems ship the library without them, and elsewhere they are two thirds of the text.

@@ -82,7 +82,7 @@ def prepare(
     job = _Job(
         corpora=_corpora(sources, validation, test),
         out=Path(out),
-        given=None if vocab_size is not None else load_tokenizer(tokenizer or "bytes"),
+        given=None if vocab_size is not None else load_tokenizer("bytes" if tokenizer is None else tokenizer),
         vocab_size=vocab_size,
         split=split,
         seed=seed,

@@ -43,8 +43,8 @@ def read_pieces(path: Path) -> Iterator[Piece]:
     A file whose name, without the compression's extension, ends in .jsonl or .json is JSON lines: one object with a
     string `text` per line. Any other is plain text, in which a line `<|endoftext|>` or the file's end ends a document.
     """
-    layout = path.with_suffix("") if path.suffix in COMPRESSIONS else path
-    documents = _json_lines if layout.suffix in (".jsonl", ".json") else _plain_text
+    layout = path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
+    documents = _json_lines if layout.suffix.lower() in (".jsonl", ".json") else _plain_text
     with open_text(path) as (lines, raw):
         for text, ends_document in documents(path, lines):
             yield Piece(text, ends_document, raw.tell())
@@ -136,9 +136,9 @@ def _json_lines(path: Path, lines: IO[str]) -> Iterator[tuple[str, bool]]:
 
 
 def _decompressed(path: Path, raw: IO[bytes]) -> IO[bytes]:
-    if path.suffix in COMPRESSIONS and path.stat().st_size == 0:
+    if path.suffix.lower() in COMPRESSIONS and path.stat().st_size == 0:
         raise EOFError("it is empty")
-    match path.suffix:
+    match path.suffix.lower():
         case ".gz":
             return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
         case ".xz":

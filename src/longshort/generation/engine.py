@@ -81,20 +81,17 @@ def generate(
     sampling = Sampling(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
     )
-    if not callable(getattr(model, "new_cache", None)):  # a compiled GPT is of another type
-        raise ValueError(f"model must be a GPT, got {type(model).__name__}")
-    if not is_integral(max_new_tokens) or not 1 <= max_new_tokens < 2**31:
-        raise ValueError(f"max_new_tokens must be an integer from 1 to 2^31 - 1, got {max_new_tokens}")
+    check_model(model)
+    check_count("max_new_tokens", max_new_tokens)
     texts = isinstance(stop_strings, Collection) and all(isinstance(text, str) and text for text in stop_strings)
     if isinstance(stop_strings, str) or not texts:
         raise ValueError(f"stop_strings must be a sequence of texts that are not empty, got {stop_strings!r}")
     if stop_strings and tokenizer is None:
         raise ValueError("stop_strings need the tokenizer, got None")
-    stops = stop_tokens(stop)
-    if seed is not None and not (is_integral(seed) and -(2**63) <= seed < 2**63):
-        raise ValueError(f"seed must be None or an integer of 64 bits, from -2^63 to 2^63 - 1, got {seed!r}")
+    check_seed(seed)
     known = model.config.vocab_size
     vocabulary = known if tokenizer is None else min(known, tokenizer.vocab_size)
+    stops = stop_tokens(stop, vocabulary)
     check_thinking(thinking, record, vocabulary)
     rows = prompt_rows(prompt, known)
     device = model.embedding.weight.device
@@ -180,13 +177,33 @@ def _draw(
             return
 
 
-def stop_tokens(stop: int | Collection[int] | None) -> list[int]:
-    """The tokens that end a sequence."""
+def check_model(model: object) -> None:
+    """Raise unless it is a language model of ours."""
+    if not callable(getattr(model, "new_cache", None)):  # a compiled GPT is of another type
+        raise ValueError(f"model must be a GPT, got {type(model).__name__}")
+
+
+def check_count(name: str, count: object) -> None:
+    """Raise unless there can be so many of something."""
+    if not is_integral(count) or not 1 <= count < 2**31:
+        raise ValueError(f"{name} must be an integer from 1 to 2^31 - 1, got {count!r}")
+
+
+def check_seed(seed: object) -> None:
+    """Raise unless it is a seed, or None."""
+    if seed is not None and not (is_integral(seed) and -(2**63) <= seed < 2**63):
+        raise ValueError(f"seed must be None or an integer of 64 bits, from -2^63 to 2^63 - 1, got {seed!r}")
+
+
+def stop_tokens(stop: int | Collection[int] | None, vocabulary: int) -> list[int]:
+    """The tokens that end a sequence, of those that can be drawn."""
     if isinstance(stop, Tensor):
         stop = stop.flatten().tolist()
     tokens = [] if stop is None else list(stop) if isinstance(stop, Collection) else [stop]
     if isinstance(stop, str) or not all(map(is_integral, tokens)):
         raise ValueError(f"stop must be a token or tokens, as integers (texts are for stop_strings), got {stop!r}")
+    if wrong := [token for token in tokens if not 0 <= token < vocabulary]:
+        raise ValueError(f"stop must be tokens from 0 to {vocabulary - 1}, which can be drawn, got {wrong[0]}")
     return tokens
 
 
@@ -215,10 +232,10 @@ def prompt_rows(prompt: Prompt, vocab_size: int) -> list[Tensor]:
     elif isinstance(prompt, str) or any(isinstance(row, str) for row in prompt):
         raise ValueError(f"prompt must be tokens, got text, which a tokenizer encodes: {prompt!r}")
     elif all(isinstance(row, list) for row in prompt):  # in one piece: a rollout has thousands of prompts
-        tokens = torch.as_tensor(np.asarray(list(chain.from_iterable(prompt))))
+        tokens = _as_tensor(list(chain.from_iterable(prompt)))
         rows = list(tokens.split([len(row) for row in prompt]))
     else:
-        rows = [torch.as_tensor(row) for row in prompt]
+        rows = [row if isinstance(row, Tensor) else _as_tensor(row) for row in prompt]
     if not rows or any(row.ndim != 1 or not len(row) for row in rows):
         raise ValueError(f"prompt must be rows of at least one token each, got {[tuple(row.shape) for row in rows]}")
     for dtype in dict.fromkeys(row.dtype for row in rows):
@@ -228,3 +245,10 @@ def prompt_rows(prompt: Prompt, vocab_size: int) -> list[Tensor]:
     if least < 0 or most >= vocab_size:
         raise ValueError(f"prompt must be from 0 to {vocab_size - 1}, got values from {least} to {most}")
     return rows
+
+
+def _as_tensor(tokens: object) -> Tensor:
+    try:
+        return torch.as_tensor(np.asarray(tokens))
+    except (TypeError, ValueError):  # nested lists, or what is no number
+        raise ValueError(f"prompt must be rows of integers, got {tokens!r:.200}") from None

@@ -76,6 +76,8 @@ class SoftGRPOTrainer(GRPOTrainer):
     ) -> tuple[list[list[int]], None]:
         if images is not None:
             raise ValueError("prompts must be text alone with soft thinking, got images")
+        if not all(prompt_ids):
+            raise ValueError("prompts must have at least one token each, got an empty one")
         device, longest = self.accelerator.device, max(map(len, prompt_ids))
         prompts = torch.tensor([[self._tokenizer.pad_token_id] * (longest - len(p)) + p for p in prompt_ids])
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompt_ids])

@@ -108,6 +108,8 @@ def fixed_settings(words: list[str]) -> dict[str, Any]:
         kind = kinds.get(name)
         if kind is None:
             raise ValueError(f"--fix must be name=value with a name of {', '.join(kinds)}, got {word!r}")
+        if name in found:
+            raise ValueError(f"--fix {name} must be given once, got it again with {text!r}")
         if kind is int and text.isascii() and text.isdigit() and 0 < len(text) < 7 and int(text):
             found[name] = int(text)
         elif kind is bool and text in _SWITCHES:

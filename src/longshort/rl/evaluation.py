@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from longshort.data.problems import SPLITS, Problem
+from longshort.data.problems import SPLITS, Problem, ProblemTask
+from longshort.generation.engine import check_count
 from longshort.model import GPT
 from longshort.nn.modes import evaluating
 from longshort.rl.answers import Answerer, sequences
@@ -60,7 +61,15 @@ def answered(
         progress(first)
     rewards = verified(task, [problem for problem in problems for _ in range(samples)], tokens)
     worth = f"reward {rewards.values[0].item():g}"
-    return Answered(rewards, samples, f"{task.text(problems[0].prompt)}\n{task.text(tokens[0])}\n{worth}")
+    return Answered(rewards, samples, f"{_text(task, problems[0].prompt)}\n{_text(task, tokens[0])}\n{worth}")
+
+
+def _text(task: ProblemTask, tokens: list[int]) -> str:
+    """The task's text of tokens, which may be anything; their numbers where it raises."""
+    try:
+        return task.text(tokens)
+    except Exception:
+        return " ".join(map(str, tokens))
 
 
 @torch.no_grad()
@@ -99,6 +108,9 @@ def evaluate_rewards(
     """
     if split not in SPLITS:
         raise ConfigError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    for name, count in (("problems", problems), ("samples", samples)):
+        if count is not None:
+            check_count(name, count)
     model, loaded = load_model(checkpoint, choose_device(device))
     config = TrainConfig.from_dict(loaded.state["config"])
     data, rl = ProblemData.open(config), config.rl

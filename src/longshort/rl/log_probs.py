@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from longshort.generation import AUTHORS_CLAMP, gaussian_log_density, gumbel_log_density, mixed
 from longshort.losses.head import head_scores
+from longshort.numeric import is_integral, is_real
 
 Form = Literal["paper", "code", "categorical"]
 
@@ -99,7 +100,7 @@ def _of_tokens(
 ) -> Tensor:
     """(N, 1) log-probabilities, or (N, 2) with the entropies."""
     _check(hidden, weight, temperature, chunk)
-    _check_integers("tokens", tokens, (len(hidden),))
+    _check_integers("tokens", tokens, (len(hidden),), len(weight))
 
     def of_chunk(hidden: Tensor, weight: Tensor, tokens: Tensor) -> Tensor:
         log_p = _logits(head_scores(hidden, weight), temperature, transform).log_softmax(-1)
@@ -153,12 +154,7 @@ def soft_log_probs(
     _check(hidden, weight, temperature, chunk)
     if form not in FORMS:
         raise ValueError(f"form must be {', '.join(FORMS[:-1])} or {FORMS[-1]}, got {form!r}")
-    _check_integers("ids", ids, (len(hidden), None))
-    if values.shape != ids.shape or not values.is_floating_point():
-        raise ValueError(
-            f"values must be floating-point of the shape of ids, {tuple(ids.shape)}, "
-            f"got {values.dtype} of shape {tuple(values.shape)}"
-        )
+    _check_mixtures(hidden, weight, ids, values)
 
     def of_chunk(hidden: Tensor, weight: Tensor, ids: Tensor, values: Tensor) -> Tensor:
         scores = (F.embedding(ids, weight) @ hidden[..., None])[..., 0]
@@ -203,7 +199,7 @@ def gaussian_log_probs(
     tensor([-3.])
     """
     _check(hidden, weight, temperature, chunk)
-    _check_mixtures(hidden, ids, values)
+    _check_mixtures(hidden, weight, ids, values)
     if inputs.shape != (len(hidden), table.shape[-1]):
         wanted = (len(hidden), table.shape[-1])
         raise ValueError(f"inputs must have shape {wanted}, got {tuple(inputs.shape)}")
@@ -263,14 +259,14 @@ def _check(hidden: Tensor, weight: Tensor, temperature: float, chunk: int | None
             raise ValueError(f"{name} must be a floating-point matrix, got {x.dtype} of shape {tuple(x.shape)}")
     if hidden.shape[1] != weight.shape[1]:
         raise ValueError(f"weight must have the {hidden.shape[1]} features of hidden, got {weight.shape[1]}")
-    if not temperature > 0:
-        raise ValueError(f"temperature must be above 0, got {temperature}")
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk must be None or at least 1, got {chunk}")
+    if not is_real(temperature) or not temperature > 0:
+        raise ValueError(f"temperature must be a number above 0, got {temperature!r}")
+    if chunk is not None and not (is_integral(chunk) and chunk >= 1):
+        raise ValueError(f"chunk must be None or an integer and at least 1, got {chunk!r}")
 
 
-def _check_mixtures(hidden: Tensor, ids: Tensor, values: Tensor) -> None:
-    _check_integers("ids", ids, (len(hidden), None))
+def _check_mixtures(hidden: Tensor, weight: Tensor, ids: Tensor, values: Tensor) -> None:
+    _check_integers("ids", ids, (len(hidden), None), len(weight))
     if values.shape != ids.shape or not values.is_floating_point():
         raise ValueError(
             f"values must be floating-point of the shape of ids, {tuple(ids.shape)}, "
@@ -278,8 +274,12 @@ def _check_mixtures(hidden: Tensor, ids: Tensor, values: Tensor) -> None:
         )
 
 
-def _check_integers(name: str, x: Tensor, shape: tuple[int | None, ...]) -> None:
+def _check_integers(name: str, x: Tensor, shape: tuple[int | None, ...], vocabulary: int) -> None:
     fits = x.ndim == len(shape) and all(want in (None, got) for want, got in zip(shape, x.shape, strict=True))
     if not fits or x.dtype != torch.int64:
         wanted = ", ".join("k" if n is None else str(n) for n in shape)
         raise ValueError(f"{name} must be int64 of shape ({wanted}), got {x.dtype} of shape {tuple(x.shape)}")
+    if x.device.type == "cpu" and x.numel():  # elsewhere the host would wait for it, and the device says so itself
+        least, most = (int(bound) for bound in x.aminmax())
+        if least < 0 or most >= vocabulary:
+            raise ValueError(f"{name} must be from 0 to {vocabulary - 1}, got values from {least} to {most}")

@@ -5,10 +5,13 @@ Shapes: B sequences, T new tokens. Log-probabilities are those of what was drawn
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from longshort.numeric import is_integral, is_real
 
 _LARGEST_LOG_RATIO = 20.0
 """Log-ratios are cut here, before their exponential could overflow."""
@@ -35,8 +38,13 @@ def group_advantages(rewards: Tensor, group: int, *, normalise: bool = True) -> 
     >>> group_advantages(torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 1.0]), 2, normalise=False)
     tensor([ 0.5000, -0.5000,  0.0000,  0.0000,  0.0000,  0.0000])
     """
-    if group < 2 or len(rewards) % group:
-        raise ValueError(f"group must be at least 2 and divide the {len(rewards)} rewards, got {group}")
+    if not isinstance(rewards, Tensor) or rewards.ndim != 1 or not rewards.is_floating_point() or not len(rewards):
+        got = f"{rewards.dtype} of shape {tuple(rewards.shape)}" if isinstance(rewards, Tensor) else repr(rewards)
+        raise ValueError(f"rewards must be a floating-point tensor (B,), got {got}")
+    if not is_integral(group) or group < 2 or len(rewards) % group:
+        raise ValueError(f"group must be an integer >= 2 that divides the {len(rewards)} rewards, got {group!r}")
+    if not bool(rewards.isfinite().all()):
+        raise ValueError(f"rewards must be finite, got {rewards[~rewards.isfinite()][0].item()}")
     grouped = rewards.view(-1, group)
     centred = grouped - grouped.mean(1, keepdim=True)
     if normalise:
@@ -83,6 +91,12 @@ def clipped_objective(
     >>> clipped_objective(new, old, torch.tensor([1.0]), torch.tensor([[True, True]])).loss
     tensor(-1.1000)
     """
+    _check(log_probs, old, advantages, mask, reference)
+    for name, value, least, right in (("clip", clip, 0, "above 0"), ("dual_clip", dual_clip, 1, "above 1")):
+        if value is not None and not (is_real(value) and least < value < math.inf):
+            raise ValueError(f"{name} must be a finite number {right}, got {value!r}")
+    if not (is_real(kl) and 0 <= kl < math.inf) or (kl and reference is None):
+        raise ValueError(f"kl must be a finite number >= 0, and 0 without a reference, got {kl!r}")
     ratio = (log_probs - old).clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO).exp()
     weight = -advantages[:, None].to(ratio.dtype)
     plain, bounded = weight * ratio, weight * ratio.clamp(1 - clip, 1 + clip)
@@ -98,6 +112,21 @@ def clipped_objective(
         losses, total_kl = losses + kl * estimate, (estimate.detach() * mask).sum()
     below = mask.sum() if denominator is None else denominator
     return Objective((losses * mask).sum() / below, (clipped & mask).sum(), total_kl)
+
+
+def _check(log_probs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, reference: Tensor | None) -> None:
+    """Raise where shapes differ: broadcast, they would give a loss of other sequences' tokens."""
+    shape = tuple(log_probs.shape)
+    if len(shape) != 2:
+        raise ValueError(f"log_probs must have shape (B, T), got {shape}")
+    wanted = {"old": (old, shape), "advantages": (advantages, shape[:1]), "mask": (mask, shape)}
+    if reference is not None:
+        wanted["reference"] = (reference, shape)
+    for name, (tensor, right) in wanted.items():
+        if tuple(tensor.shape) != right:
+            raise ValueError(f"{name} must have shape {right}, got {tuple(tensor.shape)}")
+    if mask.dtype != torch.bool:
+        raise ValueError(f"mask must be bool, got {mask.dtype}")
 
 
 def k3(log_probs: Tensor, reference: Tensor) -> Tensor:

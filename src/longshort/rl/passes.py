@@ -8,7 +8,9 @@ from typing import Any
 
 from longshort.data.problems import Problem, ProblemTask
 from longshort.generation import SoftThinking
+from longshort.generation.engine import check_count
 from longshort.model import GPT
+from longshort.numeric import is_integral
 from longshort.rl.answers import sequences
 from longshort.rl.rewards import verified
 from longshort.rl.sampler import Sampler
@@ -23,13 +25,14 @@ def pass_at_k(right: Iterable[int], samples: int, k: int) -> list[float]:
     >>> pass_at_k([0, 1, 4], samples=4, k=2)
     [0.0, 0.5, 1.0]
     """
-    if not 1 <= k <= samples:
-        raise ValueError(f"k must be from 1 to the {samples} samples, got {k}")
+    check_count("samples", samples)
+    if not is_integral(k) or not 1 <= k <= samples:
+        raise ValueError(f"k must be from 1 to the {samples} samples, got {k!r}")
     chances = [1 - math.comb(samples - count, k) / math.comb(samples, k) for count in range(samples + 1)]
     found = []
     for count in right:
-        if not 0 <= count <= samples:
-            raise ValueError(f"right must be counts from 0 to the {samples} samples, got {count}")
+        if not is_integral(count) or not 0 <= count <= samples:
+            raise ValueError(f"right must be counts from 0 to the {samples} samples, got {count!r}")
         found.append(chances[count])
     return found
 
@@ -63,6 +66,10 @@ def evaluate_problems(
     >>> len(evaluate_problems(model, task, None, [drawn(task, "test", 0, i) for i in range(3)], samples=2))
     3
     """
+    if not problems:
+        raise ValueError("problems must be at least one, got none")
+    for name, count in (("samples", samples), ("batch", batch)):
+        check_count(name, count)
     asked = [index for index in range(len(problems)) for _ in range(samples)]
     batch = min(batch, len(asked))
     sampler = Sampler(

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from longshort.data.problems import Problem, ProblemTask, drawn
+from longshort.data.problems import Problem, ProblemTask, checked_problem, drawn
 from longshort.model.gpt import IGNORED_TARGET
 from longshort.train.settings.config import ConfigError, TrainConfig
 from longshort.train.settings.vocabulary import open_problems
@@ -70,11 +70,14 @@ class ProblemData:
     def training(self, first: int, count: int) -> list[Problem]:
         """Training problems `first` to `first + count` of this run; runs of other seeds have others."""
         seed = self.task_seed + self.run_seed
-        return [drawn(self.task, "train", seed, first + i) for i in range(count)]
+        return [self._problem("train", seed, first + i) for i in range(count)]
 
     def held_out(self, count: int, split: str = "validation", first: int = 0) -> list[Problem]:
         """The first problems of a split, the same for all runs of a task."""
-        return [drawn(self.task, split, self.task_seed, first + i) for i in range(count)]
+        return [self._problem(split, self.task_seed, first + i) for i in range(count)]
+
+    def _problem(self, split: str, seed: int, index: int) -> Problem:
+        return checked_problem(self.name, self.task, lambda: drawn(self.task, split, seed, index))
 
     def solutions(self, problems: list[Problem], device: torch.device) -> tuple[Tensor, Tensor]:
         """Tokens and targets (B, L) of prompts with their solutions, padded on the right to the longest possible.

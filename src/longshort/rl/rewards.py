@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,10 +45,8 @@ def verified(task: ProblemTask, problems: Sequence[Problem], samples: Sequence[l
     for number, (problem, tokens) in enumerate(zip(problems, samples, strict=True)):
         value = 0.0
         try:
-            value = float(task.reward(problem, tokens))
-            if not math.isfinite(value):
-                raise ValueError(f"a reward must be finite, got {value}")
-        except Exception as error:
+            value = _number(task.reward(problem, list(tokens)))
+        except (Exception, SystemExit) as error:  # exit() in a verifier must not end a run as if it were finished
             value, failed = 0.0, failed + 1
             if where is None:
                 first, where = _told(error), number
@@ -66,9 +64,21 @@ def check_failures(rewards: Rewards, share: float) -> None:
         )
 
 
-def _told(error: Exception) -> str:
-    """One line: the error, and the last line of code in which it was raised."""
+def _number(value: Any) -> float:
+    """The reward, if it is a number that fp32 can hold; texts are none, even those that `float` reads."""
+    try:
+        if isinstance(value, str | bytes):
+            raise ValueError
+        if abs(number := float(value)) <= torch.finfo(torch.float32).max:
+            return number
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # torch's, for tensors of several numbers, among them
+        pass
+    raise ValueError(f"a reward must be a number that is finite in fp32, got {value!r:.100}")
+
+
+def _told(error: BaseException) -> str:
+    """One line: the error, and the last line of the verifier in which it was raised."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     lines = str(error).splitlines()
     message = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return f"{message} ({Path(last.filename).name}, line {last.lineno})"
+    return message if last.filename == __file__ else f"{message} ({Path(last.filename).name}, line {last.lineno})"

@@ -15,7 +15,15 @@ import torch
 from longshort.generation import Sampling, SoftThinking
 from longshort.generation.decoder import Decoder, left_padded
 from longshort.generation.draws import Draws
-from longshort.generation.engine import Prompt, check_thinking, prompt_rows, stop_tokens
+from longshort.generation.engine import (
+    Prompt,
+    check_count,
+    check_model,
+    check_seed,
+    check_thinking,
+    prompt_rows,
+    stop_tokens,
+)
 from longshort.model import GPT
 from longshort.nn.modes import evaluating
 from longshort.rl.rollout import Rollout
@@ -57,8 +65,14 @@ class Sampler:
         each rollout. With `log_probs`, rollouts keep those they were drawn with, for `Rollout.gap`. The rest is as in
         `generate`.
         """
-        if not temperature > 0:
+        check_model(model)
+        for name, count in (("batch_size", batch_size), ("max_prompt", max_prompt), ("max_new_tokens", max_new_tokens)):
+            check_count(name, count)
+        sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+        if temperature == 0:
             raise ValueError(f"temperature must be above 0 in rollouts, got {temperature}")
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise ValueError(f"dtype must be None or a floating-point dtype of torch, got {dtype!r}")
         context = model.config.context
         if max_prompt + max_new_tokens > context + 1:
             raise ValueError(
@@ -71,12 +85,12 @@ class Sampler:
         self._batch_size, self._max_prompt = batch_size, max_prompt
         self._device = model.embedding.weight.device
         self._generator = torch.Generator(self._device)
-        self._stops = stop_tokens(stop)
+        self._stops = stop_tokens(stop, model.config.vocab_size)
         drawing = model if self._copy is None else self._copy
         self._draws = Draws(
             batch_size,
             max_new_tokens,
-            sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p),
+            sampling=sampling,
             thinking=thinking,
             stops=self._stops,
             vocabulary=model.config.vocab_size,
@@ -96,6 +110,7 @@ class Sampler:
 
     def draw(self, prompts: Prompt, *, seed: int | None = None) -> Rollout:
         """Think and write after each prompt. The same seed gives the same rollout; None one from the global seed."""
+        check_seed(seed)
         rows = prompt_rows(prompts, self._model.config.vocab_size)
         longest = max(map(len, rows))
         if len(rows) != self._batch_size or longest > self._max_prompt:
@@ -163,6 +178,7 @@ def rollout(
     >>> drawn.tokens.shape, drawn.log_probs(model).shape
     (torch.Size([2, 6]), torch.Size([2, 6]))
     """
+    check_model(model)
     rows = prompt_rows(prompts, model.config.vocab_size)
     sampler = Sampler(model, thinking, batch_size=len(rows), max_prompt=max(map(len, rows)), **options)
     return sampler.draw(rows, seed=seed)

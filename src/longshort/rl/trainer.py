@@ -48,6 +48,8 @@ def reinforce(config: TrainConfig, reporter: Reporter | None = None) -> RunResul
     A run that diverges ends in `TrainingStopped`, one whose verifier fails too often in `VerifierError`; the log and
     the last checkpoints remain.
     """
+    if not isinstance(config, TrainConfig):
+        raise ConfigError(f"config must be a TrainConfig, such as TrainConfig.load('rl-tiny'), got {config!r:.100}")
     if config.rl.task is None:
         raise ConfigError("rl.task must name a task, got null; run longshort train for text and examples")
     return run_loop(RLTrainer, config, reporter)
@@ -327,7 +329,7 @@ class RLTrainer(Loop):
             clip=rl.clip,
             dual_clip=rl.dual_clip,
             reference=None if reference is None else reference[rows],
-            kl=rl.kl,
+            kl=0.0 if reference is None else rl.kl,
             denominator=denominator,
         )
 

@@ -87,6 +87,20 @@ def test_a_task_that_cannot_be_opened_is_refused_in_one_line(name, options, mess
         ("[10, number, 11], number)", "[10, number, 12], number)", "tokens must be from 0 to 11, got 12 in a solution"),
         ("[10, number, 11], number)", "[10, number], number)", "a solution must end with stop=11, got"),
         ("return Problem(", "return (", "problem must return a Problem, got tuple"),
+        ("number = ", "number = {}[1]  # ", "problem raised KeyError: 1 (own.py, line "),
+        ("return Problem([number],", "return Problem(None,", "a prompt must be a list of tokens, got None"),
+        ("    stop = 11\n", "    stop = 11\n    text = lambda self, tokens: 1 / 0\n", "text raised ZeroDivisionError"),
+        (
+            "    stop = 11\n",
+            "    stop = 11\n    text = lambda self, tokens: None\n",
+            "text must return a text, got NoneType",
+        ),
+        ("    stop = 11\n", "    stop = property(lambda self: {}[0])\n", "stop raised KeyError: 0 (own.py, line "),
+        (
+            "    stop = 11\n",
+            "    stop = 11\n    __post_init__ = lambda self: {}[0]\n",
+            "cannot be made, KeyError: 0 (own.py",
+        ),
         ("numbers: int = 5", "numbers: int", "missing 1 required keyword-only argument: 'numbers'"),
     ],
 )

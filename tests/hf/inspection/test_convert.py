@@ -124,6 +124,13 @@ def test_a_file_without_plans_is_named(wrong, tmp_path):
         read_plans(tmp_path / "p.json")
 
 
+@pytest.mark.parametrize("wrong", ["7", "null", "[]", "[null]", "{}", '{"proposal": null}', '{"plans": null}'])
+def test_a_file_with_something_else_says_how_to_make_plans(wrong, tmp_path):
+    (tmp_path / "p.json").write_text(wrong)
+    with pytest.raises(ValueError, match=r"p\.json: no plans: run longshort inspect with --budget$"):
+        read_plans(tmp_path / "p.json")
+
+
 def run(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 

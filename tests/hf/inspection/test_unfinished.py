@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from longshort import HeadPlan
 from longshort.cli import app
 from longshort.files import alone_in
-from longshort.hf.inspection import uptraining
+from longshort.hf.inspection import record, uptraining
 from longshort.hf.inspection.convert import convert
 from longshort.hf.inspection.opened import open_folder
 from longshort.hf.inspection.propose import Budget
@@ -78,7 +78,12 @@ def test_an_interrupted_training_resumes_to_the_same_bits(name, tmp_path, text):
 
 @pytest.mark.parametrize(
     ("place", "again"),
-    [(("loss", 1), "loss"), (("measuring", 2), "loss"), (("training", 1), "training"), (("training", 5), "training")],
+    [
+        (("measuring", 2), "measuring"),
+        (("loss", 1), "loss"),
+        (("training", 1), "training"),
+        (("training", 5), "training"),
+    ],
 )
 def test_one_that_ended_without_warning_goes_on_from_what_is_complete(place, again, llama, tmp_path, text, monkeypatch):
     expected = begin(llama, tmp_path / "whole", text)
@@ -91,6 +96,44 @@ def test_one_that_ended_without_warning_goes_on_from_what_is_complete(place, aga
     what, done = seen[0]
     assert what.startswith(again) and done == (place[1] if again == "training" else 1)
     assert files(tmp_path / "out") == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", ["llama", "ours"])
+def test_each_measurement_that_is_complete_is_kept(name, tmp_path, text, monkeypatch):
+    source = folder_of(shell(positions="rotary") if name == "ours" else model_of(name), tmp_path / "source")
+    options, seen, calls = {"budget": Budget(share=0.4), "steps": 0}, [], []
+    loss_on = record.loss_on
+    monkeypatch.setattr(record, "loss_on", lambda *given: calls.append(given) or loss_on(*given))
+    expected = begin(source, tmp_path / "whole", text, lambda *step: seen.append(step[:2]), **options)
+    plans, of_plans = [done for what, done in seen if what == "plans"], len(calls)
+    assert len(plans) > 2 and of_plans == len(plans) + 1
+    with pytest.raises(Interrupted, match="interrupted while measuring"):
+        begin(source, tmp_path / "out", text, at(("plans", 2), interrupt), **options)
+    seen.clear()
+    calls.clear()
+    assert begin(source, tmp_path / "out", text, lambda *step: seen.append(step[:2]), **options) == expected
+    assert [what for what, done in seen if what != "plans"] == [] and len(calls) == of_plans - 2
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
+    assert not (tmp_path / "out.unfinished").exists()
+
+
+def test_damaged_measurements_are_named(llama, tmp_path, text):
+    with pytest.raises(Crash):
+        begin(llama, tmp_path / "out", text, at(("loss", 1), crash))
+    heads = tmp_path / "out.unfinished" / "heads.safetensors"
+    heads.write_bytes(heads.read_bytes()[:-4] + b"0000")
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"heads\.safetensors: missing or damaged; remove .*unfinished to begin"):
+            begin(llama, tmp_path / "out", text)
+        heads.unlink(missing_ok=True)
+
+
+def test_a_model_without_finite_losses_leaves_nothing(tmp_path, text):
+    model = model_of("llama")
+    model.lm_head.weight.data[5, 5] = torch.nan
+    with pytest.raises(ValueError, match="model must give finite losses, got nan for the model"):
+        begin(folder_of(model, tmp_path / "source"), tmp_path / "out", text)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 def test_a_damaged_checkpoint_is_not_used(llama, tmp_path, text):

@@ -2,7 +2,7 @@
 
 from longshort.data.problems.chains import Chains
 from longshort.data.problems.frontiers import Frontiers
-from longshort.data.problems.opening import PROBLEM_TASKS, open_task
+from longshort.data.problems.opening import PROBLEM_TASKS, checked_problem, open_task
 from longshort.data.problems.problem import SPLITS, Problem, ProblemTask, answer_of, drawn
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Problem",
     "ProblemTask",
     "answer_of",
+    "checked_problem",
     "drawn",
     "open_task",
 ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import random
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,8 +39,39 @@ def open_task(name: str, options: Mapping[str, Any] | None = None) -> ProblemTas
         task = kind(**given)
     except (TypeError, ValueError) as error:
         raise DataError(f"the task {name}: {error}") from None
+    except Exception as error:
+        raise DataError(f"the task {name}: cannot be made, {_told(error)}") from error
     _check(name, task)
     return task
+
+
+def checked_problem(name: str, task: ProblemTask, draw: Callable[[], object]) -> Problem:
+    """What `draw` gives, which asks the task for a problem; an error if the problem contradicts the task.
+
+    >>> task = Chains(operations=1)
+    >>> checked_problem("chains", task, lambda: Problem([5], [5], None))
+    Traceback (most recent call last):
+    longshort.data.errors.DataError: the task chains: a solution must end with stop=1001, got 5
+    """
+    try:
+        problem = draw()
+    except Exception as error:
+        raise DataError(f"the task {name}: problem raised {_told(error)}") from error
+    if not isinstance(problem, Problem):
+        raise DataError(f"the task {name}: problem must return a Problem, got {type(problem).__name__}")
+    count = task.vocab_size
+    for part, most in (("prompt", task.max_prompt), ("solution", task.max_new_tokens)):
+        tokens = getattr(problem, part)
+        if not isinstance(tokens, list):
+            raise DataError(f"the task {name}: a {part} must be a list of tokens, got {tokens!r:.100}")
+        if not 1 <= len(tokens) <= most:
+            raise DataError(f"the task {name}: a {part} must have from 1 to {most} tokens, got {len(tokens)}")
+        wrong = [token for token in tokens if type(token) is not int or not 0 <= token < count]
+        if wrong:
+            raise DataError(f"the task {name}: tokens must be from 0 to {count - 1}, got {wrong[0]!r} in a {part}")
+    if problem.solution[-1] != task.stop:
+        raise DataError(f"the task {name}: a solution must end with stop={task.stop}, got {problem.solution[-1]}")
+    return problem
 
 
 def _class_of(name: str) -> type[ProblemTask]:
@@ -69,8 +101,7 @@ def _module(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        first = str(error).splitlines()[:1] or [""]
-        raise DataError(f"{path}: cannot be imported, {type(error).__name__}: {first[0]}") from error
+        raise DataError(f"{path}: cannot be imported, {_told(error, where=False)}") from error
     return module
 
 
@@ -78,21 +109,24 @@ def _check(name: str, task: ProblemTask) -> None:
     """Raise on a task that contradicts itself in its first problem, before a model is made for it."""
     sizes = ("vocab_size", "max_prompt", "max_new_tokens", "end_of_thinking", "stop")
     for size in sizes:
-        value = getattr(task, size)
+        try:
+            value = getattr(task, size)
+        except Exception as error:
+            raise DataError(f"the task {name}: {size} raised {_told(error)}") from error
         least, most = (0, task.vocab_size - 1) if size in sizes[3:] else (1, 2**31 - 1)
         if type(value) is not int or not least <= value <= most:
             raise DataError(f"the task {name}: {size} must be an integer from {least} to {most}, got {value!r}")
-    problem = task.problem(random.Random("check"))
-    if not isinstance(problem, Problem):
-        raise DataError(f"the task {name}: problem must return a Problem, got {type(problem).__name__}")
-    for part, most in (("prompt", task.max_prompt), ("solution", task.max_new_tokens)):
-        tokens = getattr(problem, part)
-        if not 1 <= len(tokens) <= most:
-            raise DataError(f"the task {name}: a {part} must have from 1 to {most} tokens, got {len(tokens)}")
-        wrong = [token for token in tokens if type(token) is not int or not 0 <= token < task.vocab_size]
-        if wrong:
-            raise DataError(
-                f"the task {name}: tokens must be from 0 to {task.vocab_size - 1}, got {wrong[0]!r} in a {part}"
-            )
-    if problem.solution[-1] != task.stop:
-        raise DataError(f"the task {name}: a solution must end with stop={task.stop}, got {problem.solution[-1]}")
+    problem = checked_problem(name, task, lambda: task.problem(random.Random("check")))
+    try:
+        text = task.text(problem.solution)
+    except Exception as error:
+        raise DataError(f"the task {name}: text raised {_told(error)}") from error
+    if not isinstance(text, str):
+        raise DataError(f"the task {name}: text must return a text, got {type(text).__name__}")
+
+
+def _told(error: Exception, *, where: bool = True) -> str:
+    """One line: the error, and the line of code in which it was raised."""
+    last, lines = traceback.extract_tb(error.__traceback__)[-1], str(error).splitlines()[:1] or [""]
+    place = f" ({Path(last.filename).name}, line {last.lineno})" if where else ""
+    return f"{type(error).__name__}: {lines[0]}{place}"

@@ -23,8 +23,8 @@ from longshort.hf.inspection.planned import loss_on, with_plans
 from longshort.hf.inspection.propose import Budget, plan_costs
 from longshort.hf.inspection.record import ROWS, Progress, check_finite, checked_length, described, propose
 from longshort.hf.inspection.texts import text_sequences
-from longshort.hf.inspection.unfinished import model_digest, tokens_digest, unfinished
-from longshort.hf.inspection.uptraining import BATCH, RATE, train
+from longshort.hf.inspection.unfinished import Unfinished, model_digest, tokens_digest, unfinished
+from longshort.hf.inspection.uptraining import BATCH, RATE, Interrupted, train
 from longshort.version import __version__
 
 RECORD = "conversion.json"
@@ -84,9 +84,12 @@ def convert(
         seen, held_out, rest = tokens.to(opened.model.device).tensor_split([(kept + 1) // 2, kept])
         with unfinished(out, settings) as begun:
             with begun.removed_if_wrong():
-                measured = begun.measured or begun.keep(
-                    _measured(opened, seen, held_out, plans, budget, first, progress)
-                )
+                try:
+                    measured = begun.measured or begun.keep(
+                        _measured(opened, seen, held_out, plans, budget, first, progress, begun)
+                    )
+                except KeyboardInterrupt:
+                    raise Interrupted("interrupted while measuring") from None
                 model = with_plans(opened.model, [HeadPlan.from_dict(plan) for plan in measured["plans"]])
                 options: dict[str, Any] = {"steps": steps, "batch": batch, "rate": rate, "progress": progress}
                 losses = train(model, rest, begun.checkpoints, **options) if steps else []
@@ -115,16 +118,25 @@ def _measured(
     budget: Budget | None,
     first: bool,
     progress: Progress,
+    begun: Unfinished,
 ) -> dict[str, Any]:
-    """What the record has of the model, the plans and their losses before training."""
-    before = loss_on(opened.model, held_out, lambda done: progress("loss", done, len(held_out)))
-    measured = measure(opened.model, seen, lambda done: progress("measuring", done, len(seen)))
-    check_finite(measured)
+    """What the record has of the model, the plans and their losses before training; `begun` keeps each part."""
+
+    def measured_heads() -> Measured:
+        found = measure(opened.model, seen, lambda done: progress("measuring", done, len(seen)))
+        check_finite(found)
+        return found
+
+    def loss_before() -> float:
+        return loss_on(opened.model, held_out, lambda done: progress("loss", done, len(held_out)))
+
+    measured = begun.heads(measured_heads)
+    before = begun.loss("the model", loss_before)
     if budget is not None:
-        found = propose(opened, measured, seen, held_out, budget, first, progress)
+        found = propose(opened, measured, seen, held_out, budget, first, progress, begun.loss)
         plans = [HeadPlan.from_dict(plan) for plan in found["plans"]]
     plans = _checked(plans or (), measured)
-    planned = loss_on(with_plans(opened.model, plans), held_out)
+    planned = begun.loss("the plan", lambda: loss_on(with_plans(opened.model, plans), held_out))
     costs = plan_costs(plans, measured, opened.dtype.itemsize)
     return {
         "model": described(opened, measured),
@@ -156,10 +168,12 @@ def read_plans(path: Path) -> list[HeadPlan]:
     try:
         found = parse_json(path.read_text(encoding="utf-8"))
         if isinstance(found, dict):
-            found = found.get("proposal", found)["plans"]
+            found = found.get("proposal", found)
+            found = found.get("plans") if isinstance(found, dict) else None
+        if not isinstance(found, list) or not found or not all(isinstance(plan, dict) for plan in found):
+            raise ValueError("no plans: run longshort inspect with --budget")
         return [HeadPlan.from_dict(plan) for plan in found]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        reason = "no plans: run longshort inspect with --budget" if isinstance(error, KeyError) else error
+    except (ValueError, TypeError, KeyError, AttributeError) as reason:
         raise ValueError(
             f"--plan must be a record of longshort inspect with a proposal, or a list of plans, got {path}: {reason}"
         ) from None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from longshort.heads import HeadPlan
 from longshort.hf.inspection.calls import make_observable
 from longshort.hf.inspection.measure import FIRST, Measured, copying, measure
 from longshort.hf.inspection.opened import OpenedFolder, quiet
@@ -27,6 +30,8 @@ LENGTH, ROWS = 1024, 16
 
 Progress = Callable[[str, int, int], None]
 """Called with what is done, how many sequences are done and how many there are."""
+Kept = Callable[[str, Callable[[], float]], float]
+"""Called with what a loss is of, and how to measure it; returns the loss."""
 
 
 def inspect_model(
@@ -88,19 +93,22 @@ def propose(
     budget: Budget,
     first: bool = True,
     progress: Progress = lambda what, done, total: None,
+    kept: Kept = lambda of, compute: compute(),
 ) -> dict[str, Any]:
     """The plan of least loss on the sequences seen, of those within the budget, and its loss on the others.
 
-    Models other than ours keep the chosen plan.
+    Models other than ours keep the chosen plan. `kept` may know a loss already.
     """
     value_bytes = opened.dtype.itemsize
     found = candidates(measured, budget, value_bytes=value_bytes, firsts=(0, FIRST) if first else (0,))
     losses = []
     for number, candidate in enumerate(found, start=1):
-        losses.append(loss_on(with_plans(opened.model, candidate.plans), seen))
+        own = partial(_loss_with, opened.model, candidate.plans, seen)
+        losses.append(kept(f"plan {number}", own))
         progress("plans", number, len(found))
     chosen = found[losses.index(min(losses))]
-    loss = loss_on(with_plans(opened.model, chosen.plans), held_out)
+    loss = kept("the chosen plan", partial(_loss_with, opened.model, chosen.plans, held_out))
+    with_plans(opened.model, chosen.plans)
     before = plan_costs(measured.plans, measured, value_bytes)
     return {
         "budget": {"share": budget.share, "cache_bytes": budget.cache_bytes, "value_bytes": value_bytes},
@@ -110,6 +118,10 @@ def propose(
         "costs": _costs(chosen) | {"full_cache_bytes": before.full_cache_bytes, "share_before": before.share},
         "loss": loss,
     }
+
+
+def _loss_with(model: PreTrainedModel, plans: Sequence[HeadPlan], sequences: Tensor) -> float:
+    return loss_on(with_plans(model, plans), sequences)
 
 
 def _row(candidate: Candidate, loss: float) -> dict[str, Any]:

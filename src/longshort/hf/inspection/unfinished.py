@@ -1,29 +1,34 @@
 """What a conversion keeps until it is finished, so that the same command resumes it: a folder beside the one it writes.
 
-`begun.json` holds the settings, which are all that decides the result, and what was measured once that is complete;
-`checkpoints` holds the training.
+`begun.json` holds the settings, which are all that decides the result, each loss that was measured, and all that was
+measured once it is complete; `heads.safetensors` holds what the heads do, and `checkpoints` the training.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import torch as safetensors
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from longshort.files import LOCK, alone_in, sealed, unsealed, write_atomically
+from longshort.heads import HeadPlan
+from longshort.hf.inspection.measure import Measured
 from longshort.train.checkpoints.checkpoint import CHECKPOINTS, CheckpointError
 
 BEGUN = "begun.json"
+HEADS = "heads.safetensors"
 _UNPRINTED = ("model", "text", "plan")
 """Settings whose values are too long for an error."""
 
@@ -36,6 +41,10 @@ class Unfinished:
     settings: dict[str, Any]
     measured: dict[str, Any] | None = None
     """What was measured, if that is complete."""
+    losses: dict[str, float] = field(default_factory=dict)
+    """Those measured so far, by what they are of."""
+    others: dict[str, Any] | None = None
+    """What the heads do apart from tensors, and the sha256 of `heads.safetensors`, once that is written."""
 
     @property
     def checkpoints(self) -> Path:
@@ -47,9 +56,44 @@ class Unfinished:
         self.save()
         return measured
 
+    def loss(self, of: str, compute: Callable[[], float]) -> float:
+        """A loss that was measured before, or is now, and is kept."""
+        if of not in self.losses:
+            found = compute()
+            if not math.isfinite(found):
+                raise ValueError(f"model must give finite losses, got {found} for {of}")
+            self.losses[of] = found
+            self.save()
+        return self.losses[of]
+
+    def heads(self, compute: Callable[[], Measured]) -> Measured:
+        """What the heads do, measured before or now, and kept."""
+        path = self.folder / HEADS
+        if self.others is None:
+            measured = compute()
+            held = {item.name: getattr(measured, item.name) for item in fields(measured)}
+            tensors = {name: value.contiguous() for name, value in held.items() if isinstance(value, Tensor)}
+            content = safetensors.save(tensors)
+            write_atomically(path, content)
+            self.others = {name: value for name, value in held.items() if name not in tensors}
+            self.others |= {"plans": [plan.to_dict() for plan in measured.plans], "sha256": _sha256(content)}
+            self.save()
+            return measured
+        content = path.read_bytes() if path.is_file() else b""
+        kept = dict(self.others)
+        if _sha256(content) != kept.pop("sha256"):
+            raise CheckpointError(f"{path}: missing or damaged; remove {self.folder} to begin again")
+        plans = tuple(HeadPlan.from_dict(plan) for plan in kept.pop("plans"))
+        return Measured(plans=plans, **kept | safetensors.load(content))
+
     def save(self) -> None:
         """Write `begun.json`."""
-        content = {"settings": self.settings, "measured": self.measured}
+        content = {
+            "settings": self.settings,
+            "losses": self.losses,
+            "heads": self.others,
+            "measured": self.measured,
+        }
         write_atomically(self.folder / BEGUN, sealed(content, indent=2) + "\n")
 
     @contextmanager
@@ -82,7 +126,7 @@ def unfinished(out: Path, settings: dict[str, Any]) -> Iterator[Unfinished]:
         if (folder / BEGUN).is_file():
             begun = _read(folder)
             _check_same(folder, begun["settings"], settings)
-            found.measured = begun["measured"]
+            found.measured, found.losses, found.others = begun["measured"], begun["losses"], begun["heads"]
         else:
             found.save()
         yield found
@@ -102,7 +146,9 @@ def _check_ours(folder: Path) -> None:
 def _read(folder: Path) -> dict[str, Any]:
     try:
         begun = unsealed((folder / BEGUN).read_text(encoding="utf-8"))
-        return {"settings": dict(begun["settings"]), "measured": begun["measured"]}
+        return {name: begun[name] for name in ("measured", "heads")} | {
+            name: dict(begun[name]) for name in ("settings", "losses")
+        }
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{folder / BEGUN}: damaged ({error}); remove {folder} to begin again") from None
 
@@ -116,6 +162,10 @@ def _check_same(folder: Path, theirs: dict[str, Any], ours: dict[str, Any]) -> N
                 f"{folder}: begun with {what}; run the command that began it to resume, remove the folder to begin "
                 "again, or give another --out"
             )
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def model_digest(model: PreTrainedModel) -> str:
