@@ -172,6 +172,8 @@ def test_a_part_has_the_scores_of_its_sequences():
         part = result.part(chosen)
         torch.testing.assert_close(part.log_probs(model), result.log_probs(model)[chosen])
         assert torch.equal(part.drawn_log_probs, result.drawn_log_probs[chosen])
+    with pytest.raises(ValueError, match=r"sequences must be a slice or a tensor of places, .* got 0"):
+        result.part(0)
 
 
 def test_the_share_of_true_mixtures_counts_largest_weights():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,7 +44,9 @@ def evaluate(
     samples: Annotated[
         int | None, typer.Option(min=1, help="Answers per problem, for a run of longshort rl (default: as in the run).")
     ] = None,
-    bucket: Annotated[int, typer.Option(min=1, help="Positions per line of the table.")] = 256,
+    bucket: Annotated[
+        int | None, typer.Option(min=1, help="Positions per line of the table of a text (default: 256).")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON here.")] = None,
 ) -> None:
@@ -64,24 +67,22 @@ def evaluate(
     from longshort.rl.evaluation import evaluate_rewards, is_of_rl
     from longshort.train.evaluation.checkpoint_scores import evaluate_checkpoint, evaluation_table
 
-    given = {"--data": data, "--length": length, "--stride": stride}
+    given = {"--data": data, "--length": length, "--stride": stride, "--bucket": bucket}
     if harness is not None:
-        others = given | {"--suite": suite, "--samples": samples}
-        if (wrong := next((name for name, value in others.items() if value is not None), None)) is not None:
-            raise ValueError(f"{wrong} must not be given with --harness")
+        _check_absent(given | {"--suite": suite, "--samples": samples}, "must not be given with --harness")
         _evaluate_harness(checkpoint, harness, out, include=include, limit=limit, device=device)
         return
     if include is not None:
         raise ValueError(f"--include must be given with --harness, got {include} alone")
     if suite is not None:
-        if stride is not None or samples is not None:
-            raise ValueError(f"{'--stride' if samples is None else '--samples'} must not be given with --suite")
+        others = {"--stride": stride, "--samples": samples, "--bucket": bucket}
+        _check_absent(others, "must not be given with --suite")
         _evaluate_suite(checkpoint, suite, out, data=data, length=length, examples=limit, split=split, device=device)
         return
     exported = is_of_transformers(checkpoint)
     rewarded = not exported and is_of_rl(checkpoint)
-    if rewarded and (wrong := next((name for name, value in given.items() if value is not None), None)):
-        raise ValueError(f"{wrong} is for text; {checkpoint} was trained by reinforcement learning")
+    if rewarded:
+        _check_absent(given, f"is for text; {checkpoint} was trained by reinforcement learning")
     if samples is not None and not rewarded:
         raise ValueError(f"--samples is for runs of longshort rl, got {checkpoint}")
     if out is not None:
@@ -96,7 +97,7 @@ def evaluate(
         if rewarded:
             result = evaluate_rewards(checkpoint, problems=limit, samples=samples, **shared)
         else:
-            sizes: dict[str, Any] = {"length": length, "stride": stride, "limit": limit, "bucket": bucket}
+            sizes: dict[str, Any] = {"length": length, "stride": stride, "limit": limit, "bucket": bucket or 256}
             evaluated = _evaluate_folder if exported else evaluate_checkpoint
             result = evaluated(checkpoint, data=data, **sizes, **shared)
     console.print(evaluation_table(result))
@@ -104,6 +105,13 @@ def evaluate(
         console.print(result["text"], highlight=False, markup=False)
     if out is not None:
         typer.echo(f"wrote {write_json(out, result)}")
+
+
+def _check_absent(options: Mapping[str, object], why: str) -> None:
+    """Raise for the first option that was given."""
+    for name, value in options.items():
+        if value is not None:
+            raise ValueError(f"{name} {why}")
 
 
 def _evaluate_folder(folder: Path, **options: Any) -> dict[str, Any]:

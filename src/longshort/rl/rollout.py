@@ -55,6 +55,8 @@ class Rollout:
         >>> drawn.part(slice(0, 2)).tokens.shape
         torch.Size([2, 4])
         """
+        if not isinstance(sequences, slice | Tensor):
+            raise ValueError(f"sequences must be a slice or a tensor of places, such as slice(0, 2), got {sequences!r}")
         held = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: held[name][sequences] for name in held if isinstance(held[name], Tensor)})
 

@@ -128,6 +128,7 @@ def test_the_verb_asks_runs_and_exported_folders_alike(name, tmp_path):
         (("run", "--length", 16), "nothing can be asked: skipped needle-noise at 16 tokens: length must be at least"),
         (("run", "--data", "nowhere", "--length", 300), "nowhere/train.tokens"),
         (("run", "--stride", 3), "--stride must not be given with --suite"),
+        (("run", "--bucket", 64), "--bucket must not be given with --suite"),
         (("gpt2", "--length", 300), "no such tokenizer"),
     ],
 )
