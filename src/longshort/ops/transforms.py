@@ -24,10 +24,13 @@ def active() -> bool:
     return found
 
 
-@torch.compiler.assume_constant_result
 def _at_work() -> bool:
-    """Compiled, this is asked while tracing, and torch guards the answer."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+# Compiled code asks while it is traced, and torch guards the answer. This is torch.compiler.assume_constant_result, which
+# would load the compiler with the package.
+_at_work._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def refuse_twice(ctx: Any, *grads: Any) -> Any:

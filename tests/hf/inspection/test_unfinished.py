@@ -50,6 +50,11 @@ def crash():
     raise Crash
 
 
+def press():
+    """Ctrl-C where Python itself handles it; a process in the background of a shell has no such handler."""
+    raise KeyboardInterrupt
+
+
 interrupt = partial(os.kill, os.getpid(), signal.SIGINT)
 
 
@@ -108,7 +113,7 @@ def test_each_measurement_that_is_complete_is_kept(name, tmp_path, text, monkeyp
     plans, of_plans = [done for what, done in seen if what == "plans"], len(calls)
     assert len(plans) > 2 and of_plans == len(plans) + 1
     with pytest.raises(Interrupted, match="interrupted while measuring"):
-        begin(source, tmp_path / "out", text, at(("plans", 2), interrupt), **options)
+        begin(source, tmp_path / "out", text, at(("plans", 2), press), **options)
     seen.clear()
     calls.clear()
     assert begin(source, tmp_path / "out", text, lambda *step: seen.append(step[:2]), **options) == expected
