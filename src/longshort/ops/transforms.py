@@ -28,8 +28,8 @@ def _at_work() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-# Compiled code asks while it is traced, and torch guards the answer. torch.compiler.assume_constant_result does no more,
-# and loads the compiler.
+# Compiled code asks while it is traced, and torch guards the answer. This is what assume_constant_result of
+# torch.compiler does, without loading the compiler.
 _at_work._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
