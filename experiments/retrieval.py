@@ -72,6 +72,12 @@ QUICK_BASE: dict[str, Any] = {
 }
 
 
+def after(source: str, base: Mapping[str, Any], model: Mapping[str, Any], **task: Any) -> dict[str, Any]:
+    """The base of fine-tuning the models of another experiment."""
+    task = {**base["task"], "start": f"runs/{source}", **task}
+    return {**base, "task": task, "model": {**model, "vocab_size": None}}
+
+
 def variants(base: TrainConfig) -> Variants:
     """Every plan of `reach`; `task.start` is the folder of its runs, in which `main` finds that of the same seed."""
     return reach.variants(base)

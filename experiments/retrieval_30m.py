@@ -12,22 +12,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from experiments import reach_30m, reach_modern, retrieval
 from experiments.engine.records import Claim
 
 SOURCE = "reach-30m"
-BASE: dict[str, Any] = {
-    **retrieval.BASE,
-    "task": {**retrieval.BASE["task"], "start": f"runs/{SOURCE}"},
-    "model": {**reach_30m.BASE["model"], "vocab_size": None},
-}
-QUICK_BASE: dict[str, Any] = {
-    **retrieval.QUICK_BASE,
-    "task": {**retrieval.QUICK_BASE["task"], "start": f"runs/{SOURCE}"},
-    "model": {**reach_30m.QUICK_BASE["model"], "vocab_size": None},
-}
+BASE = retrieval.after(SOURCE, retrieval.BASE, reach_30m.BASE["model"])
+QUICK_BASE = retrieval.after(SOURCE, retrieval.QUICK_BASE, reach_30m.QUICK_BASE["model"])
 _OLD = retrieval.EXPERIMENT
 EXPERIMENT = replace(
     _OLD,

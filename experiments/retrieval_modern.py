@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from experiments import reach_modern, retrieval
 
@@ -22,16 +21,8 @@ USUAL = ("full", *retrieval.JUDGED, "ls1-w145", "ls2-w64", "interleave-3-1")
 """Run unless others are named."""
 LINED = ("full", *retrieval.JUDGED, "interleave-3-1", "ladder-nope")
 """Drawn over the steps; the table has all."""
-BASE: dict[str, Any] = {
-    **retrieval.BASE,
-    "task": {**retrieval.BASE["task"], "start": f"runs/{SOURCE}", "train": 64_000},
-    "model": {**reach_modern.BASE["model"], "vocab_size": None},
-}
-QUICK_BASE: dict[str, Any] = {
-    **retrieval.QUICK_BASE,
-    "task": {**retrieval.QUICK_BASE["task"], "start": f"runs/{SOURCE}"},
-    "model": {**reach_modern.QUICK_BASE["model"], "vocab_size": None},
-}
+BASE = retrieval.after(SOURCE, retrieval.BASE, reach_modern.BASE["model"], train=64_000)
+QUICK_BASE = retrieval.after(SOURCE, retrieval.QUICK_BASE, reach_modern.QUICK_BASE["model"])
 _OLD = retrieval.EXPERIMENT
 EXPERIMENT = replace(
     _OLD,
