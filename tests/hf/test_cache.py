@@ -89,6 +89,17 @@ def test_a_recorded_past_can_be_taken_back_whole(model, when):
         cache.crop(-3)
 
 
+def test_what_comes_after_recording_was_ended_is_not_recorded(model):
+    cache = LongShortCache(model.config, rollback=2)
+    cache.activate_past_recording()
+    following(model, cache, TOKENS[:, :20])
+    cache.layers[1].record_past = False
+    cache.crop(0)
+    following(model, cache, TOKENS[:, 20:40])
+    with pytest.raises(ValueError, match="n must be from 0 to 2 "):
+        cache.crop(-3)
+
+
 def test_rows_are_reordered_repeated_and_chosen(model):
     cache = filled(model)
     cache.reorder_cache(torch.tensor([1, 0], dtype=torch.int32))

@@ -12,12 +12,20 @@ from longshort.hf.planned_cache import PlannedLayer
 
 from .test_head_plans import CONFIGS, PLAN, tokens, with_plan
 
+FIRST_KEYS = HeadPlan(windows=(3, 3, 5, 5), firsts=(2, 2, 0, 0))
 GROUPED = HeadPlan(windows=(None, 3, 4, 5))
 ALL_NEAR = HeadPlan(windows=(3, 3, 5, 5))
+PLANS = {
+    "one far": GROUPED,
+    "near": ALL_NEAR,
+    "layers": [HeadPlan.full(4), ALL_NEAR],
+    "itself alone": HeadPlan(windows=(1, 1, 5, 5)),
+    "wide": HeadPlan(windows=(3, 3, 20, 20)),
+}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("plan", [GROUPED, ALL_NEAR, [HeadPlan.full(4), ALL_NEAR]], ids=["one far", "near", "layers"])
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 @torch.no_grad()
 def test_logits_are_those_without_a_cache_chunk_by_chunk(name, plan):
     model, ids = with_plan(name, plan), tokens(length=40)
@@ -33,6 +41,22 @@ def test_logits_are_those_without_a_cache_chunk_by_chunk(name, plan):
         torch.testing.assert_close(logits[real], expected[:, part][real], atol=2e-5, rtol=1e-4)
         start += chunk
     assert cache.get_seq_length() == 40
+
+
+@torch.no_grad()
+def test_heads_that_see_first_keys_keep_them():
+    model, ids = with_plan("llama", FIRST_KEYS), tokens(length=40)
+    cache = model(ids[:, :30]).past_key_values
+    logits = model(ids[:, 30:], past_key_values=cache).logits
+    torch.testing.assert_close(logits, model(ids, use_cache=False).logits[:, 30:], atol=2e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_first_keys_that_a_sliding_cache_forgets_are_refused():
+    model, ids = with_plan("mistral", FIRST_KEYS), tokens(length=20)
+    cache = model(ids).past_key_values
+    with pytest.raises(ValueError, match="use_cache must be False with first keys in head_plans of a layer with a"):
+        model(ids[:, :1], past_key_values=cache)
 
 
 @torch.no_grad()

@@ -279,6 +279,29 @@ def test_what_was_recorded_is_given_back_at_the_next_crop(ending):
     assert cache.nbytes == size
 
 
+def test_rings_grow_with_what_came_since_the_last_crop_only():
+    model = build(window=5, n_global=0)
+    cache = model.new_cache(rollback=3, max_length=200)
+    size = cache.nbytes
+    cache.activate_past_recording()
+    for seed in range(10):
+        cache.crop(min(seed, 1))
+        model(draw(length=3, seed=seed), cache=cache)
+    assert (cache.length, cache.nbytes) == (21, size)
+
+
+def test_a_cache_that_records_the_past_does_so_after_a_reset():
+    model, tokens = build(window=5, n_global=1), draw(length=40)
+    cache = model.new_cache(rollback=3)
+    cache.activate_past_recording()
+    fed(model, cache, draw(length=50, seed=4), [50])
+    cache.crop(0)
+    cache.reset()
+    fed(model, cache, draw(length=40, seed=5), [8])
+    cache.crop(40)
+    torch.testing.assert_close(fed(model, cache, tokens, [9]), full(model, tokens), **TIGHT)
+
+
 @settings(max_examples=25)
 @given(st.data())
 def test_random_recording_equals_a_plain_recomputation(data):

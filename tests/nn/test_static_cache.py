@@ -156,6 +156,27 @@ def test_reset_forgets_everything_and_moves_nothing():
     assert where == [layer.keys.data_ptr() for layer in cache.layers]
 
 
+def test_after_a_reset_tokens_can_be_taken_back_as_from_a_new_cache():
+    model, tokens = build(), draw(length=40)
+    cache = new_cache(model, max_length=60, rollback=5)
+    model(draw(length=50, seed=2), cache=cache)
+    cache.crop(5)
+    cache.reset()
+    model(tokens[:, :20], cache=cache)
+    model(draw(length=5, seed=3), cache=cache)
+    cache.crop(5)
+    torch.testing.assert_close(model(tokens[:, 20:], cache=cache).logits, full(model, tokens)[:, 20:], **TIGHT)
+
+
+def test_positions_that_are_taken_back_leave_the_count_before_them():
+    model, tokens = build(positions="rotary"), draw(length=40)
+    cache = new_cache(model, max_length=40, rollback=5)
+    model(tokens[:, :20], cache=cache)
+    model(draw(length=3, seed=3), positions=torch.arange(3) + 90, cache=cache)
+    cache.crop(3)
+    torch.testing.assert_close(model(tokens[:, 20:], cache=cache).logits, full(model, tokens)[:, 20:], **TIGHT)
+
+
 def test_rows_can_be_reordered_in_place_but_not_added():
     model, tokens = build(), draw(batch=2, length=40)
     cache = new_cache(model, batch_size=2, max_length=40)

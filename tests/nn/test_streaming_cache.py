@@ -81,6 +81,19 @@ def test_the_beginning_of_a_document_is_not_taken_back(kind):
         cache.crop(2)
 
 
+@pytest.mark.parametrize("kind", CACHES)
+def test_padding_and_what_follows_left_padding_can_be_taken_back(kind):
+    model, tokens = build(positions="rotary", **MODELS["streaming"]), draw(2, 30)
+    segments = SEGMENTS["left padding"][:, :30]
+    cache = model.new_cache(batch_size=2, rollback=4, **CACHES[kind])
+    with torch.no_grad():
+        model(tokens[:, :13], segments=segments[:, :13], cache=cache)
+        model(draw(2, 3, seed=5), segments=torch.tensor([[0, 0, -1], [0, 0, 0]]), cache=cache)
+        cache.crop(3)
+        found = model(tokens[:, 13:], segments=segments[:, 13:], cache=cache).logits
+    torch.testing.assert_close(found, full(model, tokens, segments=segments)[:, 13:], **TIGHT)
+
+
 def test_a_cache_holds_the_first_keys_and_the_ring_and_no_more():
     model = build(positions="rotary", **MODELS["streaming"])
     _, cache = decoded(model, draw(2, 60), SPLITS["prefill"], None)

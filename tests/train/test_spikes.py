@@ -171,6 +171,27 @@ def test_a_rollback_gives_the_run_that_never_met_the_batch(corpus, tmp_path, mon
     assert losses(tmp_path / "rolled") == losses(tmp_path / "without")
 
 
+def test_batches_dropped_one_after_the_other_are_all_left_out(corpus, tmp_path, monkeypatch):
+    spoil_losses(monkeypatch, BAD, BAD + 1)
+    assert train(config_of(corpus, tmp_path / "run", "rollback")).status == "finished"
+    progress = load_checkpoint(tmp_path / "run").state["progress"]
+    assert progress["dropped"] == [BAD, BAD + 1] and progress["batch"] == 27
+
+
+def test_a_run_interrupted_right_after_a_rollback_saves_which_batch_it_dropped(corpus, tmp_path, monkeypatch):
+    spoil_losses(monkeypatch, 5)
+    original = Trainer._roll_back
+
+    def interrupted(self, *arguments):
+        original(self, *arguments)
+        self._interrupt()
+
+    monkeypatch.setattr(Trainer, "_roll_back", interrupted)
+    assert train(config_of(corpus, tmp_path / "run", "rollback")).status == "interrupted"
+    found = load_checkpoint(tmp_path / "run")
+    assert (found.step, found.state["progress"]["dropped"]) == (5, [5])
+
+
 def test_a_rollback_to_the_start_needs_no_earlier_checkpoint(corpus, tmp_path, monkeypatch):
     spoil_losses(monkeypatch, 1)
     assert train(config_of(corpus, tmp_path / "run", "rollback", steps=6)).status == "finished"

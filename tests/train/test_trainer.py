@@ -389,9 +389,10 @@ def test_the_best_model_is_kept_though_no_checkpoint_was_due_at_its_step(corpus,
     found = iter([3.0, 1.0, 2.0, 2.5, 1.5])
     monkeypatch.setattr("longshort.train.trainer.validation_scores", lambda *_, **options: {"loss": next(found)})
     changes = ["run.steps=10", "run.eval_every=2", "run.save_every=5", "run.keep=1"]
-    assert train(tiny_config(corpus, tmp_path / "run", *changes)).best_validation_loss == 1.0
-    left = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert left == ["step-00000004", "step-00000010"]
+    for _ in ("trained", "and resumed"):
+        assert train(tiny_config(corpus, tmp_path / "run", *changes)).best_validation_loss == 1.0
+        left = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+        assert left == ["step-00000004", "step-00000010"]
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
@@ -444,3 +445,9 @@ def test_a_signal_at_a_step_that_is_saved_does_not_replace_its_checkpoint(corpus
     stop_after(monkeypatch, 10)
     train(tiny_config(corpus, tmp_path / "run", "run.save_every=5"))
     assert saved == [5, 10]
+
+
+def test_a_run_that_gets_a_signal_in_its_last_step_is_finished(corpus, tmp_path, monkeypatch):
+    stop_after(monkeypatch, 3)
+    assert train(tiny_config(corpus, tmp_path / "run", "run.steps=3")).status == "finished"
+    assert records(tmp_path / "run", "end")[0]["status"] == "finished"

@@ -142,6 +142,11 @@ def head_plan_attention(
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         raise ValueError(f"model must be causal with {ATTENTION_NAME} attention, got two-sided {type(module).__name__}")
     plan = _plan_of(module, query.shape[1], sliding_window)
+    if plan.firsts is not None and sliding_window is not None and key.shape[2] > query.shape[2]:
+        raise ValueError(
+            "use_cache must be False with first keys in head_plans of a layer with a sliding window of its own, whose "
+            f"cache forgets them, got {key.shape[2] - query.shape[2]} cached tokens"
+        )
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "segments": segments}
     options["sinks"] = None if s_aux is None else s_aux.to(torch.promote_types(query.dtype, torch.float32))
     result = attention(query, key, value, plan, stats=bool(_observers), **options)

@@ -28,6 +28,15 @@ def test_a_run_that_a_signal_ended_is_not_reported_with_what_it_printed_before(c
         run_all([config.with_overrides([f"run.out={out}"])], jobs=1, poll_seconds=0.05, module="killed")
 
 
+class Ended:
+    """A run that ended well."""
+
+    def poll(self):
+        return 0
+
+    wait = terminate = poll
+
+
 SLEEPER = "import sys, time, pathlib\npathlib.Path(sys.argv[1]).with_name('started').touch()\ntime.sleep(60)\n"
 
 
@@ -72,3 +81,37 @@ def test_the_end_of_an_earlier_shorter_run_does_not_make_it_finished(config, tmp
     for steps, finished in ((2, True), (4, False)):
         changed = config.with_overrides([f"run.out={tmp_path / 'run'}", f"run.steps={steps}"])
         assert run_all([changed], jobs=1, poll_seconds=0.05, module="sleeper", until=0.0) == finished
+
+
+def test_at_its_time_a_call_ends_what_runs_and_starts_nothing_more(config, tmp_path):
+    started = []
+
+    class Sleeping:
+        code = None
+
+        def poll(self):
+            return self.code
+
+        def terminate(self):
+            self.code = -signal.SIGTERM
+
+        wait = poll
+
+    def start(config):
+        assert not started
+        started.append(config.run.out)
+        return Sleeping()
+
+    configs = [config.with_overrides([f"run.out={tmp_path / name}"]) for name in "ab"]
+    assert not run_all(configs, jobs=1, poll_seconds=0.0, until=0.0, start=start)
+    assert started == [str(tmp_path / "a")]
+
+
+def test_the_cores_are_divided_among_the_runs(config, tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(os, "cpu_count", lambda: 9)
+    monkeypatch.setattr(runner, "launch", lambda out, threads, module: given.append(threads) or Ended())
+    configs = [config.with_overrides([f"run.out={tmp_path / name}"]) for name in "abc"]
+    run_all(configs, jobs=4, poll_seconds=0.0)
+    run_all(configs[:1], jobs=4, poll_seconds=0.0, threads=5)
+    assert given == [2, 2, 2, 5]
