@@ -5,13 +5,13 @@ from functools import partial
 import pytest
 import torch
 import transformers
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache, Gemma4ForCausalLM, Gemma4TextConfig, StaticCache
 
 from longshort import HeadPlan
 from longshort.hf import use_head_plan
 from longshort.hf.planned_cache import PlannedLayer
 
-from .test_head_plans import CONFIGS, LENGTH, PLAN, eager, tokens, windows_mask, with_plan
+from .test_head_plans import CONFIGS, LENGTH, PLAN, SIZES, eager, tokens, windows_mask, with_plan
 
 FIRST_KEYS = HeadPlan(windows=(3, 3, 5, 5), firsts=(2, 2, 0, 0))
 GROUPED = HeadPlan(windows=(None, 3, 4, 5))
@@ -58,6 +58,21 @@ def test_first_keys_beside_the_models_own_window_are_those_of_a_mask():
         found = model(ids[:, start : start + 8], past_key_values=cache)
         torch.testing.assert_close(found.logits, expected[:, start : start + 8], atol=2e-5, rtol=1e-4)
         cache = found.past_key_values
+
+
+@pytest.mark.parametrize("beyond", [HeadPlan.full(4), FIRST_KEYS], ids=["far", "first keys"])
+@pytest.mark.parametrize("before", [ALL_NEAR, FIRST_KEYS.of_heads([2, 3, 0, 1])], ids=["near", "other first keys"])
+@torch.no_grad()
+def test_layers_keep_what_those_that_share_their_keys_see(before, beyond):
+    sizes = SIZES | {"num_hidden_layers": 4, "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 8}
+    sizes |= {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2}
+    sizes |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 61, "sliding_window": 6}
+    torch.manual_seed(0)
+    model, ids = Gemma4ForCausalLM(Gemma4TextConfig(**sizes)).eval(), tokens(length=40)
+    use_head_plan(model, [before, before, beyond, beyond])
+    cache = model(ids[:, :30]).past_key_values
+    logits = model(ids[:, 30:], past_key_values=cache).logits
+    torch.testing.assert_close(logits, model(ids, use_cache=False).logits[:, 30:], atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("make", [partial(StaticCache, max_cache_len=30), DynamicCache])

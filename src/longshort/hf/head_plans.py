@@ -259,7 +259,7 @@ def _with_planned_layers(init: Callable[..., None]) -> Callable[..., None]:
     def wrapper(self: DynamicCache, ddp_cache_data: Any = None, config: Any = None, *args: Any, **options: Any) -> None:
         init(self, ddp_cache_data, config, *args, **options)
         if ddp_cache_data is None and config is not None:
-            plans = [HeadPlan.from_dict(plan) for plan in _plans_in_use(config)[: len(self.layers)]]
+            plans = [HeadPlan.from_dict(plan) for plan in _plans_in_use(config)]
             self.layers[: len(plans)] = planned_layers(self.layers[: len(plans)], plans)
 
     return wrapper

@@ -22,14 +22,15 @@ from longshort.heads import HeadPlan
 
 
 def planned_layers(layers: Sequence[Any], plans: Sequence[HeadPlan]) -> list[Any]:
-    """The layers of a cache for heads of these plans, one for each.
+    """The layers of a cache for heads of these plans, one for each; further plans are of layers that share their keys.
 
     If heads of a sliding layer also see the first keys, all sliding layers get full length, because they share a mask.
     """
     own = [layer.sliding_window if type(layer) is DynamicSlidingWindowLayer else None for layer in layers]
+    shared = plans[len(layers) :]
+    plans = [_either([plan, *shared], window) for plan, window in zip(plans, own, strict=False)]
     if any(window is not None and plan.firsts is not None for window, plan in zip(own, plans, strict=True)):
         layers = [layer if window is None else DynamicLayer() for layer, window in zip(layers, own, strict=True)]
-        plans = [p if window is None else with_windows_up_to(p, window) for p, window in zip(plans, own, strict=True)]
     return [_planned(layer, plan) for layer, plan in zip(layers, plans, strict=True)]
 
 
@@ -41,6 +42,14 @@ def with_windows_up_to(plan: HeadPlan, window: int) -> HeadPlan:
     """
     windows = tuple(window if w is None else min(w, window) for w in plan.windows)
     return replace(plan, windows=windows)
+
+
+def _either(plans: Sequence[HeadPlan], window: int | None) -> HeadPlan:
+    """Heads that see what those of any of the plans see, within the model's own window."""
+    cut = plans if window is None else [with_windows_up_to(plan, window) for plan in plans]
+    windows = [None if None in w else max(filter(None, w)) for w in zip(*(plan.windows for plan in cut), strict=True)]
+    firsts = map(max, zip(*(plan.kv_firsts(plan.n_heads) for plan in cut), strict=True))
+    return HeadPlan(windows=tuple(windows), firsts=tuple(firsts))
 
 
 def _planned(layer: Any, plan: HeadPlan) -> Any:
