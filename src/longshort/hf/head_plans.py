@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -21,7 +21,7 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedConfig, Pre
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
 from longshort.heads import HeadPlan
-from longshort.hf.planned_cache import planned
+from longshort.hf.planned_cache import planned_layers, with_windows_up_to
 from longshort.ops import AttentionResult, LogitStats, attention
 
 ATTENTION_NAME = "longshort"
@@ -76,16 +76,6 @@ def use_head_plan(model: PreTrainedModel, plan: HeadPlan | Sequence[HeadPlan]) -
     config.head_plans = [own.to_dict() for own in plans]
 
 
-def with_windows_up_to(plan: HeadPlan, window: int) -> HeadPlan:
-    """The plan with every window cut to at most this length.
-
-    >>> with_windows_up_to(HeadPlan(windows=(None, 8)), 64).windows
-    (64, 8)
-    """
-    windows = tuple(window if w is None else min(w, window) for w in plan.windows)
-    return replace(plan, windows=windows)
-
-
 @contextmanager
 def watch_logits() -> Iterator[dict[int, LogitStats]]:
     """Extremes of each head's logits over the enclosed forward passes of one model with head plans, by layer.
@@ -136,16 +126,16 @@ def head_plan_attention(
         raise ValueError(f"{name} must be 0.0 with {ATTENTION_NAME} attention, got {dropout}")
     if unknown := [name for name in _UNKNOWN if others.get(name) is not None]:
         raise ValueError(f"{ATTENTION_NAME} attention does not support {', '.join(unknown)}, which this model uses")
-    segments, window = _segments_and_window(attention_mask)
+    segments, window, forgotten = _read(attention_mask)
     if window is not None and (sliding_window is None or window < sliding_window):
         sliding_window = window
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         raise ValueError(f"model must be causal with {ATTENTION_NAME} attention, got two-sided {type(module).__name__}")
     plan = _plan_of(module, query.shape[1], sliding_window)
-    if plan.firsts is not None and sliding_window is not None and key.shape[2] > query.shape[2]:
+    if plan.firsts is not None and forgotten:
         raise ValueError(
-            "use_cache must be False with first keys in head_plans of a layer with a sliding window of its own, whose "
-            f"cache forgets them, got {key.shape[2] - query.shape[2]} cached tokens"
+            "past_key_values must keep the first keys, which heads of head_plans see, got a cache that forgot them: "
+            "leave cache_implementation out, or make DynamicCache(config=model.config) after the plan is set"
         )
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "segments": segments}
     options["sinks"] = None if s_aux is None else s_aux.to(torch.promote_types(query.dtype, torch.float32))
@@ -169,10 +159,11 @@ def head_plan_mask(
     device: torch.device | str = "cpu",
     **_: Any,
 ) -> Tensor | None:
-    """Which packed sequence each token belongs to, -1 for padding, as a tensor (B, 1, 1 + the layer's window or 0, S).
+    """Which packed sequence each token belongs to, -1 for padding, as a tensor (B, F, 1 + the layer's window or 0, S).
 
-    It has four dimensions because transformers takes such a mask for a finished one. S is 0 if there is one sequence
-    and no padding; the mask is None if there is no window either.
+    It has four dimensions because transformers takes such a mask for a finished one. F is 2 if the cache has forgotten
+    keys before these S, else 1. S is 0 if there is one sequence and no padding; the mask is None if there is no window
+    and nothing is forgotten either.
     """
     if isinstance(q_offset, Tensor) or q_offset + q_length != kv_offset + kv_length:
         raise ValueError(
@@ -197,22 +188,19 @@ def head_plan_mask(
             raise ValueError(f"attention_mask must cover the {kv_length} cached and new tokens, got shape {shape}")
         if traced or not real.all():
             ids = torch.where(real, 0 if ids is None else ids, -1)
+    sizes = (2 if kv_offset > 0 else 1, 1 + (local_size or 0))
     if ids is None:
-        return (
-            None
-            if local_size is None
-            else torch.empty(batch_size, 1, 1 + local_size, 0, dtype=torch.long, device=device)
-        )
-    return ids[:, None, None].expand(-1, 1, 1 + (local_size or 0), -1)
+        return None if sizes == (1, 1) else torch.empty(batch_size, *sizes, 0, dtype=torch.long, device=device)
+    return ids[:, None, None].expand(-1, *sizes, -1)
 
 
-def _segments_and_window(made: Tensor | None) -> tuple[Tensor | None, int | None]:
-    """Segments (B, S) and the layer's window, from what `head_plan_mask` returned."""
+def _read(made: Tensor | None) -> tuple[Tensor | None, int | None, bool]:
+    """Segments (B, S), the layer's window, and whether keys are forgotten, from what `head_plan_mask` returned."""
     if made is None:
-        return None, None
-    if made.ndim != 4 or made.shape[1] != 1 or made.dtype != torch.long:
+        return None, None, False
+    if made.ndim != 4 or made.shape[1] > 2 or made.dtype != torch.long:
         raise ValueError(f"attention_mask must be (batch, length) with 0 for padding, got shape {tuple(made.shape)}")
-    return (made[:, 0, 0] if made.shape[3] else None), (made.shape[2] - 1 or None)
+    return (made[:, 0, 0] if made.shape[3] else None), (made.shape[2] - 1 or None), made.shape[1] == 2
 
 
 @contextmanager
@@ -271,8 +259,8 @@ def _with_planned_layers(init: Callable[..., None]) -> Callable[..., None]:
     def wrapper(self: DynamicCache, ddp_cache_data: Any = None, config: Any = None, *args: Any, **options: Any) -> None:
         init(self, ddp_cache_data, config, *args, **options)
         if ddp_cache_data is None and config is not None:
-            for layer, plan in enumerate(_plans_in_use(config)[: len(self.layers)]):
-                self.layers[layer] = planned(self.layers[layer], HeadPlan.from_dict(plan))
+            plans = [HeadPlan.from_dict(plan) for plan in _plans_in_use(config)]
+            self.layers[: len(plans)] = planned_layers(self.layers[: len(plans)], plans)
 
     return wrapper
 

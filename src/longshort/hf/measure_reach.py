@@ -19,8 +19,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from longshort.files import write_json
 from longshort.heads import HeadPlan
-from longshort.hf.head_plans import ATTENTION_NAME, LayerCall, observed_by, use_head_plan, with_windows_up_to
+from longshort.hf.head_plans import ATTENTION_NAME, LayerCall, observed_by, use_head_plan
 from longshort.hf.inspection.opened import read_pretrained
+from longshort.hf.planned_cache import with_windows_up_to
 from longshort.ops import attention
 
 SHARES = (0.0, 0.01, 0.05, 0.1, 0.2, 0.35, 0.5, 1.0)

@@ -3,13 +3,16 @@
 `DynamicCache` makes one layer for each of the model's, which keeps every key of every head. A `PlannedLayer` stands in
 for it: transformers' own layers again, one for the far heads and one with a sliding window for each shorter reach. The
 model still gets keys of every head in full length, zeros where a head has forgotten and cannot look: one layer's keys
-at a time are whole.
+at a time are whole. Where a head also sees the first keys, layers with a sliding window of the model's own get full
+length too.
 
 Shapes: B batch, H_kv key/value heads, T new tokens, S cached and new ones, D head dimension.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +21,38 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidi
 from longshort.heads import HeadPlan
 
 
-def planned(layer: Any, plan: HeadPlan) -> Any:
+def planned_layers(layers: Sequence[Any], plans: Sequence[HeadPlan]) -> list[Any]:
+    """The layers of a cache for heads of these plans, one for each; further plans are of layers that share their keys.
+
+    If heads of a sliding layer also see the first keys, all sliding layers get full length, because they share a mask.
+    """
+    own = [layer.sliding_window if type(layer) is DynamicSlidingWindowLayer else None for layer in layers]
+    shared = plans[len(layers) :]
+    plans = [_either([plan, *shared], window) for plan, window in zip(plans, own, strict=False)]
+    if any(window is not None and plan.firsts is not None for window, plan in zip(own, plans, strict=True)):
+        layers = [layer if window is None else DynamicLayer() for layer, window in zip(layers, own, strict=True)]
+    return [_planned(layer, plan) for layer, plan in zip(layers, plans, strict=True)]
+
+
+def with_windows_up_to(plan: HeadPlan, window: int) -> HeadPlan:
+    """The plan with every window cut to at most this length.
+
+    >>> with_windows_up_to(HeadPlan(windows=(None, 8)), 64).windows
+    (64, 8)
+    """
+    windows = tuple(window if w is None else min(w, window) for w in plan.windows)
+    return replace(plan, windows=windows)
+
+
+def _either(plans: Sequence[HeadPlan], window: int | None) -> HeadPlan:
+    """Heads that see what those of any of the plans see, within the model's own window."""
+    cut = plans if window is None else [with_windows_up_to(plan, window) for plan in plans]
+    windows = [None if None in w else max(filter(None, w)) for w in zip(*(plan.windows for plan in cut), strict=True)]
+    firsts = map(max, zip(*(plan.kv_firsts(plan.n_heads) for plan in cut), strict=True))
+    return HeadPlan(windows=tuple(windows), firsts=tuple(firsts))
+
+
+def _planned(layer: Any, plan: HeadPlan) -> Any:
     """The layer for heads of this plan; itself where no head sees less than the layer keeps."""
     if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
         return layer
