@@ -21,7 +21,7 @@ import torch
 
 from experiments.engine import child, comparison, figures, measures, tables
 from experiments.engine.base import PAPER, QUICK
-from experiments.engine.evidence import Difference, verdict_of
+from experiments.engine.evidence import Difference, paired, verdict_of
 from experiments.engine.measures import Outcome, Row
 from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
 from longshort.heads import HeadPlan
@@ -58,6 +58,8 @@ STRONG = ("ls1-w64", "full", "ladder", "one-full-8", "one-full-2", "all-local-w6
 """Drawn in colours over the steps; the other plans are grey."""
 BUCKET = 64
 """Positions whose losses are averaged."""
+BEYOND, WINDOWS = 8, 64
+"""Sequences of this many contexts show how losses go on past the context of the training; so many of them."""
 
 _MODEL: dict[str, Any] = {"n_layers": LAYERS, "n_heads": HEADS, "positions": "rotary", "qk_norm": "head"}
 BASE: dict[str, Any] = {
@@ -85,11 +87,16 @@ def variants(base: TrainConfig) -> Variants:
 
 
 def whole_validation(config: TrainConfig, out: Path) -> dict[str, Any]:
-    """The loss over the whole validation text, each token once, and by position in the sequence."""
-    options: dict[str, Any] = {"stride": config.length, "bucket": BUCKET, "device": config.run.device}
-    found = evaluate_checkpoint(out, **options)
+    """The loss over the whole validation text, each token once, and by position in the sequence; the latter in longer
+    sequences too, one number for each context's length of positions."""
+    context, device = config.length, config.run.device
+    found = evaluate_checkpoint(out, stride=context, bucket=BUCKET, device=device)
     by_position = [bucket["loss"] for bucket in found["buckets"]]
-    return {"validation": {"loss": found["loss"], "tokens": found["tokens"], "by_position": by_position}}
+    measured = {"validation": {"loss": found["loss"], "tokens": found["tokens"], "by_position": by_position}}
+    length = context * min(BEYOND, found["tokens"] // context)
+    options: dict[str, Any] = {"length": length, "stride": length, "limit": WINDOWS, "bucket": context}
+    longer = evaluate_checkpoint(out, device=device, **options)
+    return measured | {"beyond": [bucket["loss"] for bucket in longer["buckets"]]}
 
 
 def as_planned() -> TrainConfig:
@@ -111,10 +118,12 @@ def collect(folder: Path) -> Data:
 def parts(variant: str, runs: Sequence[Outcome]) -> Row:
     context, layers = runs[0].run.config["model"]["context"], runs[0].run.header.plans
     keys = [_keys(window, context) for layer in layers for window in layer]
-    reach = {
+    reach: Row = {
         "n_global": sum(layer.count(None) for layer in layers),
         "keys": sum(keys) / (len(keys) * _keys(None, context)),
     }
+    if any("beyond" in outcome.after for outcome in runs):
+        reach["beyond"] = _beyond(runs, context)
     measured = [outcome.after["validation"] for outcome in runs if outcome.after.get("validation")]
     if len(measured) < len(runs):
         return reach
@@ -128,6 +137,18 @@ def parts(variant: str, runs: Sequence[Outcome]) -> Row:
         "first_positions": [found["by_position"][0] for found in measured],
         "second_half": [statistics.fmean(buckets) for buckets in half],
     }
+
+
+def _beyond(runs: Sequence[Outcome], context: int) -> Row:
+    """Losses in the first context, the second, the next two and the next four, seed by seed."""
+    asked = [outcome for outcome in runs if "beyond" in outcome.after]
+    places, first = {}, 0
+    while first < min(len(outcome.after["beyond"]) for outcome in asked):
+        last = max(1, 2 * first)
+        losses = [statistics.fmean(outcome.after["beyond"][first:last]) for outcome in asked]
+        places[f"{first * context + 1:,} to {last * context:,}"] = losses
+        first = last
+    return {"seeds": [outcome.run.seed for outcome in asked], "losses": places}
 
 
 def _keys(window: int | None, length: int) -> float:
@@ -185,7 +206,24 @@ def more(data: Data) -> str:
         )
         for row in ordered(data)
     ]
-    return f"Losses by position, seed by seed:\n\n{tables.markdown(header, lines)}"
+    within = f"Losses by position, seed by seed:\n\n{tables.markdown(header, lines)}"
+    longer = [row for row in ordered(data) if "beyond" in row]
+    if not longer:
+        return within
+    places = list(longer[0]["beyond"]["losses"])
+    lines = [
+        (
+            row["variant"],
+            ", ".join(map(str, row["beyond"]["seeds"])),
+            *(tables.shown(statistics.fmean(row["beyond"]["losses"][place]), 4) for place in places),
+        )
+        for row in longer
+    ]
+    words = (
+        f"Losses by position in sequences longer than any in training, {WINDOWS} at most, from the beginning of the "
+        "validation text; means over these seeds"
+    )
+    return f"{within}\n\n{words}:\n\n{tables.markdown(('plan', 'of seeds', *places), lines)}"
 
 
 def against(data: Data, name: str, others: Sequence[str]) -> dict[str, Difference]:
@@ -223,6 +261,18 @@ def ladder(data: Data) -> Finding | None:
 
 def needs_global(data: Data) -> Finding | None:
     return judged(against(data, "full", ("all-local-w64",)), 1, "full is ahead of", lower=True)
+
+
+def goes_on(data: Data, names: Sequence[str]) -> Finding | None:
+    """Each plan's loss in the last half of the longer sequences against its own in the first context of them."""
+    rows, pairs = measures.by_name(data), {}
+    for name in names:
+        if name in rows and "beyond" in rows[name]:
+            seeds, losses = rows[name]["beyond"]["seeds"], list(rows[name]["beyond"]["losses"].values())
+            last, first = (dict(zip(seeds, values, strict=True)) for values in (losses[-1], losses[0]))
+            if (pair := paired(last, first)) is not None:
+                pairs[name] = pair
+    return judged(pairs, len(names), "lower past the context than within it", lower=True)
 
 
 def figure(data: Data) -> Any:

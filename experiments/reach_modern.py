@@ -155,7 +155,7 @@ def ladder(data: Data) -> Finding | None:
     return reach.judged(reach.against(data, "ladder", others), len(others), "the ladder is ahead of", lower=True)
 
 
-def _with_and_without(data: Data, names: Sequence[str], words: str) -> Finding | None:
+def with_and_without(data: Data, names: Sequence[str], words: str) -> Finding | None:
     """Plans with an option against the same plans without it."""
     pairs: Mapping[str, Difference] = {
         name: pair for name in names for pair in reach.against(data, name, (name.rpartition("-")[0],)).values()
@@ -164,11 +164,11 @@ def _with_and_without(data: Data, names: Sequence[str], words: str) -> Finding |
 
 
 def sinks(data: Data) -> Finding | None:
-    return _with_and_without(data, SUNK, "ahead with sinks")
+    return with_and_without(data, SUNK, "ahead with sinks")
 
 
 def nope(data: Data) -> Finding | None:
-    return _with_and_without(data, UNTURNED, "ahead without positions on global heads")
+    return with_and_without(data, UNTURNED, "ahead without positions on global heads")
 
 
 def figure(data: Data) -> Any:

@@ -40,12 +40,20 @@ JUDGED = ("ls1-w64", "one-full-8", "ladder")
 """Plans with 8 global heads of 64, which are compared with full attention."""
 USUAL = ("full", *JUDGED, "ls2-w64", "all-local-w64")
 """Run unless others are named."""
-CLOSE = 0.02
-"""Two points of accuracy."""
+CLOSE, NEARLY = 0.02, 0.1
+"""Two points of accuracy, between plans; ten, between lengths."""
 LEARNED = 0.5
 """The share that full attention must have right for a kind to decide anything."""
 APART, PARTED = 0.1, 0.5
 """Seeds further apart are shown one by one; seeds that part have no interval."""
+TIMES = {
+    0.5: "At half the length",
+    1: "At the length of the fine-tuning",
+    2: "At twice the length, past the context of the training",
+    4: "At four times the length",
+    8: "At eight times the length",
+}
+"""The lengths that are asked, in lengths of the fine-tuning."""
 RECALL = "recall"
 
 BASE: dict[str, Any] = {
@@ -96,22 +104,35 @@ def start_of(config: TrainConfig, source: str = "reach") -> Path:
 
 
 def asked(config: TrainConfig, out: Path) -> dict[str, Any]:
-    """The retrieval suite at half the length, the length and twice the length of the fine-tuning; and recall as the
-    pretrained model has it."""
+    """The retrieval suite from half the length of the fine-tuning to eight times; and recall as the pretrained model
+    has it. Beyond twice the length there are fewer examples: as many tokens as there."""
     length, device = config.length, choose_device(config.run.device)
     model, loaded = load_model(out, device)
     options: dict[str, Any] = {
         "books": None if config.task.path is None else Path(config.task.path),
-        "examples": config.task.test or 1,
         "seed": config.task.seed,
         "precision": config.run.precision,
         "past_context": True,
     }
-    tokenizer, lengths = checkpoint_tokenizer(loaded), (length // 2, length, 2 * length)
-    found = evaluate_retrieval(model, tokenizer, lengths=lengths, **options)
+    tokenizer, most = checkpoint_tokenizer(loaded), config.task.test or 1
+    found = [
+        evaluate_retrieval(model, tokenizer, lengths=(int(times * length),), examples=_examples(most, times), **options)
+        for times in TIMES
+    ]
     first, _ = load_model(Path(config.task.start or ""), device)
-    before = evaluate_retrieval(first, tokenizer, kinds=(RECALL,), lengths=(length,), **options)
-    return {"retrieval": found, "before": before}
+    before = evaluate_retrieval(first, tokenizer, kinds=(RECALL,), lengths=(length,), examples=most, **options)
+    return {
+        "retrieval": {key: [one for part in found for one in part[key]] for key in ("rows", "skipped")},
+        "before": before,
+    }
+
+
+def _examples(most: int, times: float) -> int:
+    """
+    >>> [_examples(512, times) for times in (0.5, 1, 2, 4, 8)]
+    [512, 512, 512, 256, 128]
+    """
+    return max(1, int(most / max(1, times / 2)))
 
 
 def main(source: str = "reach") -> None:
@@ -186,17 +207,18 @@ def _at_distance(row: Row, name: str) -> list[float]:
     return found
 
 
-def _shown(values: Sequence[float]) -> str:
-    """The mean; the seeds too, where they part.
+def _shown(values: Sequence[float], seeds: int = 0) -> str:
+    """The mean; the seeds too, where they part, or how many there are, where only some of them were asked.
 
-    >>> _shown([0.99, 0.97]), _shown([1.0, 0.0])
-    ('98.0 %', '50.0 % (100, 0)')
+    >>> _shown([0.99, 0.97]), _shown([1.0, 0.0]), _shown([0.99], 3)
+    ('98.0 %', '50.0 % (100, 0)', '99.0 % (1 of 3 seeds)')
     """
     if not values:
         return ""
     parted = max(values) - min(values) > APART
-    seeds = f" ({', '.join(f'{100 * value:.0f}' for value in values)})" if parted else ""
-    return percent(statistics.fmean(values)) + seeds
+    notes = [", ".join(f"{100 * value:.0f}" for value in values)] if parted else []
+    notes += [f"{len(values)} of {seeds} seeds"] if len(values) < seeds else []
+    return percent(statistics.fmean(values)) + (f" ({'; '.join(notes)})" if notes else "")
 
 
 def table(data: Data) -> str:
@@ -216,9 +238,14 @@ def more(data: Data) -> str:
         near = [(row["variant"], *(_shown(row.get(key, {}).get(name, ())) for name in names)) for row in rows]
         text = f"{words} by the distance back to the pair, in tokens"
         parts.append(f"{text}:\n\n{tables.markdown(('plan', *names), near)}")
-    for times, words in ((0.5, "At half the length"), (2, "At twice the length, past the context of the training")):
-        lines = [(row["variant"], *(_shown(_at_length(row, kind, times)) for kind in KINDS)) for row in rows]
-        parts.append(f"{words}:\n\n{tables.markdown(('plan', *KINDS), lines)}")
+    for times, words in TIMES.items():
+        asked = [row for row in rows if times != 1 and any(_at_length(row, kind, times) for kind in KINDS)]
+        lines = [
+            (row["variant"], *(_shown(_at_length(row, kind, times), len(row["seeds"])) for kind in KINDS))
+            for row in asked
+        ]
+        if lines:
+            parts.append(f"{words}:\n\n{tables.markdown(('plan', *KINDS), lines)}")
     when = [(row["variant"], *(", ".join(map(str, row["half_at"].get(kind, ()))) for kind in KINDS)) for row in rows]
     words = "The first evaluated step at which half of the answers are right, seed by seed; twice the last one if never"
     parts.append(f"{words}:\n\n{tables.markdown(('plan', *KINDS), when)}")
@@ -259,9 +286,9 @@ def _pair(mine: Row, theirs: Row, values: Callable[[Row], Sequence[float]]) -> D
     return paired(own, others)
 
 
-def _all_within(pairs: Mapping[str, Difference | None]) -> tuple[bool | None, str]:
-    """Whether a plan is at most two points below at every place, and the worst of its mean differences, in words."""
-    cases = [None if pair is None else pair.is_at_least(-CLOSE) for pair in pairs.values()]
+def _all_within(pairs: Mapping[str, Difference | None], by: float = CLOSE) -> tuple[bool | None, str]:
+    """Whether a plan is at most so much below at every place, and the worst of its mean differences, in words."""
+    cases = [None if pair is None else pair.is_at_least(-by) for pair in pairs.values()]
     measured = {name: pair.mean for name, pair in pairs.items() if pair is not None}
     worst = min(measured, key=lambda name: measured[name])
     return every(cases), f"{100 * measured[worst]:+.1f} points at {worst}"
@@ -313,6 +340,27 @@ def every_kind(data: Data, judged: Sequence[str] = JUDGED) -> Finding | None:
         return {kind: _pair(mine, full, partial(_at_length, kind=kind)) for kind in kinds}
 
     return _judged(data, judged, compared)
+
+
+def holds_out(data: Data, judged: Sequence[str]) -> Finding | None:
+    """Needles at eight times the length against the same model's at the length."""
+    rows, times = measures.by_name(data), max(TIMES)
+    needles = [kind for kind in KINDS if kind.startswith("needle")]
+    cases, seeds = {}, []
+    for name in judged:
+        row = rows.get(name)
+        if row is None or any(len(_at_length(row, kind, times)) != len(row["seeds"]) for kind in needles):
+            return None
+        pairs = {kind: _drop(row, kind, times) for kind in needles}
+        cases[name] = _all_within(pairs, NEARLY)
+        seeds += [pair.seeds for pair in pairs.values() if pair is not None]
+    ours = "; ".join(f"{name}: {words}" for name, (_, words) in cases.items())
+    return Finding(ours=ours, verdict=verdict_of([case for case, _ in cases.values()]), seeds=tuple(seeds))
+
+
+def _drop(row: Row, kind: str, times: float) -> Difference | None:
+    far, near = (dict(zip(row["seeds"], _at_length(row, kind, at), strict=True)) for at in (times, 1))
+    return paired(far, near)
 
 
 def two_heads(data: Data) -> Finding | None:

@@ -27,7 +27,7 @@ EXPERIMENT = replace(
     method=_OLD.method.replace(
         "Models as in `reach` (8 layers of 8 heads, 8.4M parameters, 144M tokens of books), trained again for this and",
         f"The models of `{SOURCE}` (modern-30m, 300M tokens of books)",
-    ),
+    ).replace(" and 4,096 tokens", " and 4,096 tokens, 256 at 8,192 and 128 at 16,384"),
     cost=f"H200: about 5 minutes per seed beyond `{SOURCE}`, five at a time, by estimate; CPU --quick: two minutes",
     claims={
         "distance": Claim(
@@ -48,6 +48,15 @@ EXPERIMENT = replace(
             paper="arXiv 2606.15378: larger windows delay it",
             rule=retrieval.SOONER,
             judge=partial(retrieval.sooner, judged=reach_30m.MIXED),
+        ),
+        "far": Claim(
+            text="with 30M parameters, plans whose global heads are not rotated find needles at eight times the length "
+            "of their training",
+            paper="arXiv 2501.18795: models with whole layers of them do",
+            rule=f"at most {100 * retrieval.NEARLY:.0f} points below the same model at the length, in each kind of "
+            "needle, if the paired 95 % intervals over at least 3 seeds all lie above that, not if one lies below, "
+            "undecided otherwise: holds if for both plans",
+            judge=partial(retrieval.holds_out, judged=reach_30m.UNTURNED),
         ),
     },
     collect=partial(retrieval.collect, plans=tuple(reach_30m.PLANS)),

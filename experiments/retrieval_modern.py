@@ -33,6 +33,9 @@ EXPERIMENT = replace(
         f"The models of `{SOURCE}` (modern-10m, 200M tokens of books)",
     )
     .replace("1,000 steps of", "2,000 steps of")
+    .replace(
+        "4,096 tokens, none", "4,096 tokens (and, but for the first two seeds, 256 at 8,192 and 128 at 16,384), none"
+    )
     .replace("written before any of these runs", "written before any run of `retrieval` or of this"),
     cost=f"H200: about 7 minutes per seed beyond `{SOURCE}`, nine at a time; CPU --quick: two minutes",
     claims={name: replace(claim, text=f"in a modern block, {claim.text}") for name, claim in _OLD.claims.items()},

@@ -72,8 +72,19 @@ def test_a_run_is_also_judged_by_the_whole_validation_text(corpus, tmp_path):
     child.train_and_look(trial.config, also=reach.whole_validation)
     found = json.loads((trial.out / "after.json").read_text())["validation"]
     assert len(found["by_position"]) == 128 // reach.BUCKET
+    longer = json.loads((trial.out / "after.json").read_text())["beyond"]
     data = load("reach").collect(tmp_path)
     (row,) = data["rows"]
     assert row["final_losses"] == [found["loss"]] and row["n_global"] == 8
+    assert row["beyond"]["seeds"] == [0] and len(longer) == 8
+    assert row["beyond"]["losses"] == {
+        "1 to 128": longer[:1],
+        "129 to 256": longer[1:2],
+        "257 to 512": [pytest.approx(sum(longer[2:4]) / 2)],
+        "513 to 1,024": [pytest.approx(sum(longer[4:]) / 4)],
+    }
+    page = load("reach").more(data)
+    assert f"| ladder | 0 | {longer[0]:.4g} | {longer[1]:.4g} |" in page
+    assert "longer" not in load("reach").more(data | {"rows": [{k: v for k, v in row.items() if k != "beyond"}]})
     assert "| ladder | 1 | 8 |" in load("reach").table(data) and "| ladder |" in load("reach").more(data)
     load("reach").figure(data).to_dict()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from experiments import load, reach
+from experiments import load, reach, reach_30m
 from experiments import reach_modern as modern
 from experiments.engine import child
 from experiments.engine.evidence import FAILS, HOLDS, ONCE, PARTLY, UNDECIDED
@@ -76,22 +76,39 @@ def test_a_run_has_its_loss_and_its_costs_in_the_table(corpus, tmp_path):
 def test_finalists_have_a_larger_model_and_as_many_global_heads(corpus, tmp_path):
     configs = planned(load("reach-30m"), tmp_path)
     counts = {name: sum(plan.n_global for plan in config.model.layer_plans) for name, config in configs.items()}
-    assert counts == {"full": 72, "ls1-w128": 12, "interleave-5-1": 12, "one-full-12": 6, "ladder": 12}
+    assert counts == {"full": 72, "ls1-w128": 12, "ladder": 12, "ladder-nope": 12, "interleave-5-1-nope": 12}
     assert {config.model.width for config in configs.values()} == {384}
     ladder = configs["ladder"].model.layer_plans[0]
     assert ladder.windows == (None, 512, 256, 128, 64, 32)
     data = {"rows": [{"variant": name, "seeds": [0], "final_losses": [3.5 - (name != "full")]} for name in configs]}
     assert load("reach-30m").findings(data)["mixed"].ours.startswith("full is behind: ls1-w128")
+    unturned = {name: {layer.global_share for layer in config.model.layer_reaches} for name, config in configs.items()}
+    assert {name for name, shares in unturned.items() if shares == {0}} == set(reach_30m.UNTURNED)
     options = Options(out=tmp_path, variants=("ladder",), quick=True, steps=1, device="cpu")
     (trial,) = plan_sweep(load("reach-30m"), options, data=corpus)
     assert trial.config.model.context == 256
+
+
+def test_a_plan_predicts_past_its_context_where_the_interval_of_its_own_losses_says_so():
+    def found(*differences, seeds=(0, 1, 2)):
+        rows = []
+        for name, difference in zip(reach_30m.UNTURNED, differences, strict=True):
+            last = [3.4 + difference + 0.001 * seed for seed in seeds]
+            losses = {"1 to 2,048": [3.4] * len(seeds), "8,193 to 16,384": last}
+            row = {"variant": name, "seeds": [0, 1, 2], "final_losses": [3.4] * 3}
+            rows.append(row | {"beyond": {"seeds": list(seeds), "losses": losses}})
+        return load("reach-30m").findings({"rows": rows}).get("beyond")
+
+    assert [found(*pair).verdict for pair in ((-0.1, -0.1), (-0.1, 0.1), (0.1, 0.1))] == [HOLDS, PARTLY, FAILS]
+    assert found(-0.001, -0.001).verdict == UNDECIDED
+    assert found(-0.1, -0.1, seeds=(2,)).verdict == ONCE[HOLDS]
 
 
 def test_the_largest_finalists_are_seen_once_at_most(corpus, tmp_path):
     experiment = load("reach-125m")
     configs = planned(experiment, tmp_path)
     counts = {name: sum(plan.n_global for plan in config.model.layer_plans) for name, config in configs.items()}
-    assert counts == {"full": 144, "ls3-w128": 36, "interleave-5-1": 24, "one-full-12": 12, "ladder": 36}
+    assert counts == {"full": 144, "ls3-w128": 36, "ladder": 36, "ladder-nope": 36, "interleave-5-1-nope": 24}
     assert configs["ladder"].model.layer_plans[0].kv_windows(4) == (None, 512, 128, 32)
     assert {config.run.steps * config.data.batch_size * config.model.context for config in configs.values()} == {
         199884800

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments import load, reach, retrieval, retrieval_modern
+from experiments import load, reach, reach_30m, retrieval, retrieval_modern
 from experiments import reach_modern as modern
 from experiments.engine import child
 from experiments.engine.evidence import FAILS, HOLDS, PARTLY, TWICE, UNDECIDED
@@ -54,17 +54,33 @@ def test_a_larger_model_has_its_own_plans_judged(tmp_path, corpus):
     assert "(modern-30m, 300M tokens of books) fine-tuned alike for 1,000 steps" in experiment.method
     one = decided()[0]
     far = one["shares"] | {"variables": {"2048": [0.2, 0.21, 0.2]}}
-    rows = [one | {"variant": name} | ({"shares": far} if name == "one-full-12" else {}) for name in base]
+    rows = [one | {"variant": name} | ({"shares": far} if name == "ladder" else {}) for name in base]
     found = experiment.findings({"rows": rows})
     assert verdicts(found) == {"distance": HOLDS, "kinds": PARTLY, "sooner": FAILS}
-    assert "one-full-12: -69.7 points at variables" in found["kinds"].ours
+    assert "ladder: -69.7 points at variables" in found["kinds"].ours
     assert not experiment.findings({"rows": rows[1:]})  # nothing to compare with
+
+
+def test_needles_far_past_the_training_are_compared_with_those_at_its_length():
+    def found(*drops, seeds=3):
+        rows = []
+        for name, drop in zip(reach_30m.UNTURNED, drops, strict=True):
+            far = [0.99 - drop + 0.001 * seed for seed in range(seeds)]
+            shares = {kind: {"2048": [0.99] * 3, "16384": far} for kind in retrieval.KINDS}
+            shares["variables"]["16384"] = [0.0] * 3  # no needle
+            rows.append({"variant": name, "seeds": [0, 1, 2], "length": 2048, "shares": shares})
+        return retrieval.holds_out({"rows": rows}, reach_30m.UNTURNED)
+
+    assert [found(*pair).verdict for pair in ((0.05, 0.05), (0.05, 0.5), (0.5, 0.5))] == [HOLDS, PARTLY, FAILS]
+    assert found(0.1, 0.1).verdict == UNDECIDED
+    assert "ladder-nope: -4.9 points at needle-noise" in found(0.05, 0.05).ours
+    assert found(0.05, 0.05, seeds=1) is None  # not all seeds were asked there
 
 
 def test_a_pretrained_model_is_fine_tuned_asked_and_shown(corpus, tmp_path):
     options = Options(out=tmp_path / "reach", variants=("full",), quick=True, steps=1, device="cpu")
     (pretrained,) = plan_sweep(load("reach"), options, data=corpus)
-    sizes = ("task.test=1", "task.train=8", "task.kinds=recall,needle-noise", f"task.start={tmp_path / 'reach'}")
+    sizes = ("task.test=4", "task.train=8", "task.kinds=recall,needle-noise", f"task.start={tmp_path / 'reach'}")
     (trial,) = plan_sweep(load("retrieval"), replace(options, out=tmp_path / "out", overrides=sizes), data=None)
     with pytest.raises(
         ConfigError, match=r"full-seed0: holds no weights .* experiments reach --variants full --seeds 0"
@@ -75,13 +91,20 @@ def test_a_pretrained_model_is_fine_tuned_asked_and_shown(corpus, tmp_path):
     child.train_and_look(replace(trial.config, task=started), also=retrieval.asked)
     assert trial.is_finished  # where the weights came from does not make it another run
     found = json.loads((trial.out / "after.json").read_text())["retrieval"]
-    assert {row["length"] for row in found["rows"]} == {128, 256, 512}
+    assert {row["length"] for row in found["rows"]} == {128, 256, 512, 1024, 2048}
+    assert [row["questions"] for row in found["rows"] if row["kind"] == "needle-noise"] == [
+        4,
+        4,
+        2,
+        1,
+    ]  # too long for 128 tokens
     data = load("retrieval").collect(tmp_path / "out")
     (row,) = data["rows"]
     assert row["half_at"]["recall"] == [2] and set(row["distances"]) >= {"4-7", "64-127"} and row["seeds"] == [0]
     assert row["distances_before"].keys() == row["distances"].keys()
     assert "| full | 1 |" in load("retrieval").table(data) and "| full |" in load("retrieval").more(data)
     assert "before the fine-tuning" in load("retrieval").more(data)
+    assert "At eight times the length:" in load("retrieval").more(data)
     load("retrieval").figure(data).to_dict()
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from longshort.data.stream import TokenStream
 from longshort.data.tokens import TokenFile
 from longshort.train import TrainConfig, load_model
+from longshort.train.evaluation import held_out
 from longshort.train.evaluation.checkpoint_scores import text_scores
 from longshort.train.evaluation.held_out import evaluate_split, validation_scores
 from longshort.train.machine.distributed import World
@@ -81,6 +82,14 @@ def test_the_result_does_not_depend_on_how_windows_are_batched(model, split):
     one, three = (evaluate(model, split, length=64, stride=50, batch_size=size) for size in (1, 3))
     assert one["loss"] == pytest.approx(three["loss"], rel=1e-6)
     assert one["tokens"] == three["tokens"]
+
+
+@pytest.mark.parametrize(("length", "rows"), [(8, 8), (12, 5), (33, 1), (64, 1)])
+def test_long_windows_are_scored_few_at_a_time(model, split, length, rows, monkeypatch):
+    monkeypatch.setattr(held_out, "AT_ONCE", 64)
+    seen = []
+    evaluate(model, split, length=length, stride=length, limit=12, progress=seen.append)
+    assert seen[0] == rows
 
 
 def test_sizes_and_segments_reach_the_evaluation_of_a_checkpoint(model, split, finished):

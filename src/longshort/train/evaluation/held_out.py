@@ -19,6 +19,9 @@ from longshort.nn.modes import evaluating
 from longshort.train.machine.distributed import World
 from longshort.train.machine.precision import autocast
 
+AT_ONCE = 1 << 14
+"""Tokens of a forward pass without gradients, or one sequence if that has more."""
+
 
 def eagerly() -> AbstractContextManager[Any]:
     """Run without torch.compile: compiling the blocks again for each use other than training is not worth it."""
@@ -49,7 +52,7 @@ def evaluate_split(
     precision: str = "auto",
     bucket: int = 256,
     limit: int | None = None,
-    batch_size: int = 8,
+    batch_size: int | None = None,
     segments: bool = False,
     beginning: Sequence[int] = (),
     temperature: float | None = None,
@@ -61,9 +64,11 @@ def evaluate_split(
     holds it. Buckets count every position of every window instead, since they show what context is worth. With
     `segments`, tokens see only their own document, as in training with data.segments. A `beginning` is the first of
     the `length` tokens of every window and never a target. Losses are those of the model's logits; with a
-    `temperature`, those of its untransformed scores divided by it.
+    `temperature`, those of its untransformed scores divided by it. By default `batch_size` is 8 windows, or fewer if
+    they are long.
     """
     model.eval()
+    batch_size = batch_size or max(1, min(8, AT_ONCE // length))
     bucket = min(bucket, length)  # torch takes no integer of more than 64 bits
     n_buckets = math.ceil(length / bucket)
     sums, counts = torch.zeros(n_buckets, dtype=torch.float64), torch.zeros(n_buckets, dtype=torch.float64)

@@ -20,14 +20,13 @@ from longshort.data.tokenizer import Tokenizer
 from longshort.model import GPT
 from longshort.nn.modes import evaluating
 from longshort.train.evaluation.answers import model_answers, whole_answers
+from longshort.train.evaluation.held_out import AT_ONCE
 from longshort.train.machine.precision import autocast
 from longshort.train.settings.config import ConfigError
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 EXAMPLES = 100
 """Examples of each kind at each length."""
-_AT_ONCE = 1 << 14
-"""Tokens of a forward pass, or one sequence if that has more."""
 
 Progress = Callable[[str, int, int], None]
 """Called with the kind, the length and the number of examples done."""
@@ -113,7 +112,7 @@ def _scores(model: GPT, kind: str, drawn: Drawn, precision: str, progress: Progr
 
 def _batches(drawn: Drawn) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
     """The number of examples so far with it, tokens and targets."""
-    size = max(1, _AT_ONCE // len(drawn[0][0]))
+    size = max(1, AT_ONCE // len(drawn[0][0]))
     for first in range(0, len(drawn), size):
         tokens, targets = (torch.from_numpy(np.stack(part)) for part in zip(*drawn[first : first + size], strict=True))
         yield min(first + size, len(drawn)), tokens, targets
