@@ -19,3 +19,10 @@ def is_real(value: object) -> TypeGuard[float]:
 def is_integral(value: object) -> TypeGuard[int]:
     """Any integer, numpy's too."""
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def check_count(name: str, value: object, least: int = 1, most: int = 2**31 - 1) -> None:
+    """Raise unless it is an integer in this range; without one, unless there can be so many of something."""
+    if not is_integral(value) or not least <= value <= most:
+        limit = "2^31 - 1" if most == 2**31 - 1 else str(most)
+        raise ValueError(f"{name} must be an integer from {least} to {limit}, got {value!r}")

@@ -535,12 +535,12 @@ def test_a_layer_that_was_given_tokens_on_its_own_is_noticed():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": -1}, "batch_size must be an integer and at least 0, got -1"),
-        ({"rollback": -1}, "rollback must be an integer and at least 0, got -1"),
-        ({"batch_size": 1.5}, "batch_size must be an integer and at least 0, got 1.5"),
-        ({"max_length": "9"}, "max_length must be an integer and at least 1, got '9'"),
+        ({"batch_size": -1}, "batch_size must be an integer from 0 to 2\\^31 - 1, got -1"),
+        ({"rollback": -1}, "rollback must be an integer from 0 to 2\\^31 - 1, got -1"),
+        ({"batch_size": 1.5}, "batch_size must be an integer from 0 to 2\\^31 - 1, got 1.5"),
+        ({"max_length": "9"}, "max_length must be an integer from 1 to 2\\^31 - 1, got '9'"),
         ({"dtype": torch.int64}, "dtype must be a floating-point type, got torch.int64"),
-        ({"max_length": 0}, "max_length must be an integer and at least 1, got 0"),
+        ({"max_length": 0}, "max_length must be an integer from 1 to 2\\^31 - 1, got 0"),
     ],
 )
 def test_bad_sizes_are_named(options, message):
@@ -557,7 +557,7 @@ def test_bad_sizes_are_named(options, message):
             "plans must be a sequence of HeadPlan or LayerReach, one per layer, got HeadPlan",
         ),
         ({"plans": [None]}, r"plans must be a sequence of HeadPlan or LayerReach, one per layer, got \['NoneType'\]"),
-        ({"n_kv_heads": 0}, "n_kv_heads must be an integer and at least 1, got 0"),
+        ({"n_kv_heads": 0}, "n_kv_heads must be an integer from 1 to 2\\^31 - 1, got 0"),
         ({"dtype": "float32"}, "dtype must be a floating-point type, got float32"),
     ],
 )
@@ -574,8 +574,8 @@ def test_what_no_cache_can_be_made_of_is_named(kind, options, message):
         (lambda cache: cache.select(torch.tensor([0.0])), "rows must be int64"),
         (lambda cache: cache.select([0]), r"rows must be an int64 tensor of shape \(n,\), got list"),
         (lambda cache: cache.reorder([0, 1]), r"rows must be an int64 tensor of shape \(n,\), got list"),
-        (lambda cache: cache.repeat(1.5), "n must be an integer and at least 1, got 1.5"),
-        (lambda cache: cache.repeat(0), "n must be an integer and at least 1, got 0"),
+        (lambda cache: cache.repeat(1.5), "n must be an integer from 1 to 2\\^31 - 1, got 1.5"),
+        (lambda cache: cache.repeat(0), "n must be an integer from 1 to 2\\^31 - 1, got 0"),
     ],
 )
 def test_bad_rows_are_named(call, message):

@@ -41,7 +41,7 @@ class Part:
     count: int
 
     def __post_init__(self) -> None:
-        _check_count(self.count)
+        _check_parts(self.count)
         if not 1 <= self.number <= self.count:
             raise DataError(f"part must be from 1/{self.count} to {self.count}/{self.count}, got {self}")
 
@@ -58,7 +58,7 @@ class Part:
         >>> [str(part) for part in Part.all(2)]
         ['1/2', '2/2']
         """
-        _check_count(count)
+        _check_parts(count)
         return [cls(number, count) for number in range(1, count + 1)]
 
     @property
@@ -80,7 +80,7 @@ class Part:
         return f"{self.number}/{self.count}"
 
 
-def _check_count(count: int) -> None:
+def _check_parts(count: int) -> None:
     if not 1 <= count <= MOST_PARTS:
         raise DataError(f"the number of parts must be from 1 to {MOST_PARTS:,}, got {count}")
 

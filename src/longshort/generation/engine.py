@@ -16,7 +16,7 @@ from longshort.generation.draws import ENDED, Draws
 from longshort.generation.sampling import Sampling
 from longshort.generation.soft import SoftThinking, ThinkingRecord
 from longshort.model import GPT
-from longshort.numeric import is_integral
+from longshort.numeric import check_count, is_integral
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -181,12 +181,6 @@ def check_model(model: object) -> None:
     """Raise unless it is a language model of ours."""
     if not callable(getattr(model, "new_cache", None)):  # a compiled GPT is of another type
         raise ValueError(f"model must be a GPT, got {type(model).__name__}")
-
-
-def check_count(name: str, count: object) -> None:
-    """Raise unless there can be so many of something."""
-    if not is_integral(count) or not 1 <= count < 2**31:
-        raise ValueError(f"{name} must be an integer from 1 to 2^31 - 1, got {count!r}")
 
 
 def check_seed(seed: object) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from longshort.heads import HeadPlan
 from longshort.nn.layer_cache import CacheLayer, check_smoothing
 from longshort.nn.pool import FirstRows
-from longshort.numeric import is_integral
+from longshort.numeric import check_count, is_integral
 from longshort.ops import Smoothing
 from longshort.reach import LayerReach
 
@@ -109,7 +109,7 @@ class KVCache(ABC):
 
     def repeat(self, n: int) -> None:
         """Repeat each sequence n times, the copies side by side, as `torch.repeat_interleave` does."""
-        _check_count("n", n, 1)
+        check_count("n", n, 1)
         self.select(torch.arange(self.batch_size, device=self.device).repeat_interleave(n))
 
     def _check_whole(self) -> None:
@@ -165,17 +165,12 @@ def check_sizes(
     if n_kv_heads is not None:
         least["n_kv_heads"] = (n_kv_heads, 1)
     for name, (value, bound) in least.items():
-        _check_count(name, value, bound)
+        check_count(name, value, bound)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"dtype must be a floating-point type, got {dtype}")
     if not plans:
         raise ValueError("plans must name at least one layer, got none")
     check_smoothing(smoothing)
-
-
-def _check_count(name: str, value: int, least: int) -> None:
-    if not is_integral(value) or value < least:
-        raise ValueError(f"{name} must be an integer and at least {least}, got {value!r}")
 
 
 def _check_rows(rows: Tensor) -> None:

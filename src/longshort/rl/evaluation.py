@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from longshort.data.problems import SPLITS, Problem, ProblemTask
-from longshort.generation.engine import check_count
 from longshort.model import GPT
 from longshort.nn.modes import evaluating
+from longshort.numeric import check_count
 from longshort.rl.answers import Answerer, sequences
 from longshort.rl.passes import pass_at_k
 from longshort.rl.problem_data import ProblemData

@@ -8,9 +8,8 @@ from typing import Any
 
 from longshort.data.problems import Problem, ProblemTask
 from longshort.generation import SoftThinking
-from longshort.generation.engine import check_count
 from longshort.model import GPT
-from longshort.numeric import is_integral
+from longshort.numeric import check_count, is_integral
 from longshort.rl.answers import sequences
 from longshort.rl.rewards import verified
 from longshort.rl.sampler import Sampler

@@ -17,7 +17,6 @@ from longshort.generation.decoder import Decoder, left_padded
 from longshort.generation.draws import Draws
 from longshort.generation.engine import (
     Prompt,
-    check_count,
     check_model,
     check_seed,
     check_thinking,
@@ -26,6 +25,7 @@ from longshort.generation.engine import (
 )
 from longshort.model import GPT
 from longshort.nn.modes import evaluating
+from longshort.numeric import check_count
 from longshort.rl.rollout import Rollout
 
 _LOOKED_AT = 16

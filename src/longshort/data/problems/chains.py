@@ -9,7 +9,8 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from longshort.data.problems.problem import Problem, ProblemTask, answer_of, below, check_count
+from longshort.data.problems.problem import Problem, ProblemTask, answer_of, below
+from longshort.numeric import check_count
 
 SIGNS = ("+", "-", "*")
 

@@ -14,7 +14,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from longshort.data.problems.problem import Problem, ProblemTask, answer_of, below, check_count, shuffled
+from longshort.data.problems.problem import Problem, ProblemTask, answer_of, below, shuffled
+from longshort.numeric import check_count
 
 
 class FrontierAnswer(NamedTuple):

@@ -114,9 +114,3 @@ def answer_of(tokens: Sequence[int], end_of_thinking: int, stop: int) -> list[in
     if not tokens or tokens[-1] != stop or end_of_thinking not in tokens:
         return None
     return list(tokens[tokens.index(end_of_thinking) + 1 : -1])
-
-
-def check_count(name: str, value: object, least: int, most: int) -> None:
-    """Raise unless the option is an integer in this range."""
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{name} must be an integer from {least} to {most}, got {value!r}")
