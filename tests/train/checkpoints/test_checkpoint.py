@@ -1,13 +1,10 @@
 """Checkpoints: whole or not there, checked when read, few enough."""
 
 import json
+import logging
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import textwrap
 import time
 
 import pytest
@@ -131,18 +128,16 @@ def test_a_full_disk_is_an_os_error_that_names_the_file_and_leaves_no_draft(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_writer_that_is_killed_at_any_moment_leaves_only_whole_checkpoints(tmp_path):
-    script = textwrap.dedent("""
-        import sys, pathlib, torch
-        from longshort.train.checkpoints.checkpoint import save_checkpoint, prune_checkpoints
-        folder = pathlib.Path(sys.argv[1])
-        tensors = {str(i): torch.full((50, 1000), float(i)) for i in range(20)}
-        for step in range(10**6):
-            save_checkpoint(folder, step=step, model=tensors, trainer=tensors, state={})
-            prune_checkpoints(folder, keep=2, best=None)
-    """)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    writer = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], env=environment)
+def write_forever(folder):
+    tensors = {str(i): torch.full((50, 1000), float(i)) for i in range(20)}
+    for step in range(10**6):
+        save_checkpoint(folder, step=step, model=tensors, trainer=tensors, state={})
+        prune_checkpoints(folder, keep=2, best=None)
+
+
+def test_a_writer_that_is_killed_at_any_moment_leaves_only_whole_checkpoints(tmp_path, context):
+    writer = context.Process(target=write_forever, args=(tmp_path,))
+    writer.start()
     try:
         for _ in range(600):
             if tmp_path.is_dir() and len([p for p in tmp_path.iterdir() if not p.name.startswith(".")]) >= 2:
@@ -150,8 +145,8 @@ def test_a_writer_that_is_killed_at_any_moment_leaves_only_whole_checkpoints(tmp
             time.sleep(0.1)
         time.sleep(0.3)
     finally:
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
+        writer.kill()
+        writer.join()
     found = newest_checkpoint(tmp_path, pytest.fail)  # which would be told of a damaged one
     assert found is not None and all(torch.equal(v, torch.full((50, 1000), float(k))) for k, v in found.model.items())
     save(tmp_path, found.step + 1)
@@ -201,18 +196,13 @@ def test_of_damaged_checkpoints_the_first_promises_none_before_it(tmp_path, capl
     assert ends == ["trying the one before it", "there is no earlier one"]
 
 
-@pytest.mark.filterwarnings("error")
-def test_a_damaged_checkpoint_is_a_plain_line_on_standard_error(tmp_path):
+def test_a_damaged_checkpoint_is_a_plain_line_on_standard_error(tmp_path, monkeypatch, capsys):
     save(tmp_path, 1)
     damage(save(tmp_path, 2), "model.safetensors")
-    script = (
-        "import pathlib, sys; from longshort.train.checkpoints.checkpoint import load_checkpoint as l; "
-        "l(pathlib.Path(sys.argv[1]))"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    shown = subprocess.run([sys.executable, "-c", script, tmp_path], env=environment, capture_output=True, text=True)
-    assert shown.returncode == 0 and len(shown.stderr.splitlines()) == 1
-    assert shown.stderr.startswith(str(tmp_path)) and ".py" not in shown.stderr
+    monkeypatch.setattr(logging.root, "handlers", [])  # as in a program that does not configure logging
+    assert load_checkpoint(tmp_path).step == 1
+    shown = capsys.readouterr().err
+    assert len(shown.splitlines()) == 1 and shown.startswith(str(tmp_path)) and ".py" not in shown
 
 
 def test_a_newer_format_is_not_passed_over_as_damaged(tmp_path):

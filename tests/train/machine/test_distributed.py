@@ -1,10 +1,6 @@
 """Two processes under torchrun are one run."""
 
-import json
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -15,6 +11,7 @@ from longshort.train import train
 from longshort.train.checkpoints.checkpoint import load_checkpoint
 from longshort.train.machine import distributed
 from longshort.train.machine.distributed import World, choose_device, joined
+from tests.elastic import launch
 
 from ..tiny import records, tiny_config
 
@@ -22,18 +19,12 @@ CHANGES = ["run.steps=6", "run.save_every=3", "run.accumulate=2", "stability.gua
 CHANGES += ["telemetry.entropy_every=3", "telemetry.logits_every=1"]
 
 
-def torchrun(config, path, processes=2):
-    path.write_text(json.dumps(config.to_dict()))
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command = [*launcher, "-m", "longshort.train.sweeps.processes", str(path)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
-
-
-def test_two_processes_give_the_losses_of_one_with_the_same_global_batch(corpus, tmp_path):
+def test_two_processes_give_the_losses_of_one_with_the_same_global_batch(corpus, tmp_path, context):
+    agent = context.Process(target=launch, args=(train, tiny_config(corpus, tmp_path / "two", *CHANGES)))
+    agent.start()
     train(tiny_config(corpus, tmp_path / "one", *CHANGES))
-    ended = torchrun(tiny_config(corpus, tmp_path / "two", *CHANGES), tmp_path / "config.json")
-    assert ended.returncode == 0, ended.stderr
+    agent.join(120)
+    assert agent.exitcode == 0
     one, two = (records(tmp_path / name, "train") for name in ("one", "two"))
     for mine, theirs in zip(one, two, strict=True):  # one writer: one line a step
         assert mine["step"] == theirs["step"]
