@@ -190,7 +190,7 @@ def test_configurations_of_older_files_are_read(tmp_path):
     theirs.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     del config["rope_parameters"], config["layer_types"]
-    config |= {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 2}
+    config |= {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 2, "num_experts": 0}
     config["rope_scaling"] = {"rope_type": "linear", "factor": 8.0}
     (tmp_path / "config.json").write_text(json.dumps(config))
     state = load_file(tmp_path / "model.safetensors")
