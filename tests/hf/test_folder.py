@@ -53,6 +53,7 @@ def test_the_exported_model_writes_what_the_checkpoint_writes(trained, exported)
     expected = torch.cat(list(generate(ours, prompt["input_ids"], max_new_tokens=20, temperature=0.0, stop=256)))
     assert out == expected.tolist()
     assert model.generation_config.eos_token_id == model.generation_config.pad_token_id == 256
+    assert tokenizer.model_max_length == ours.config.context
 
 
 def test_the_card_says_what_the_model_is_and_how_it_was_trained(trained, exported, tmp_path):
@@ -189,6 +190,14 @@ def test_a_full_disk_is_an_os_error_that_names_the_folder(tmp_path, monkeypatch,
     with pytest.raises(OSError, match=f"cannot write {tmp_path / 'model'}: .*No space left"):
         write_folder(gpt(), ByteTokenizer(), tmp_path / "model")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_progress_bars_are_shown_afterwards_as_before(tmp_path, monkeypatch, shown):
+    bars = transformers.utils.logging
+    monkeypatch.setattr(bars, "_tqdm_active", shown)
+    write_folder(gpt(), None, tmp_path / "model")
+    assert bars.is_progress_bar_enabled() is shown
 
 
 def test_a_checkpoint_may_be_named_by_text(trained):
