@@ -103,6 +103,22 @@ def test_nothing_is_left_where_it_fails(llama, tmp_path, text):
     assert [path.name for path in tmp_path.iterdir()] == ["short.txt"]
 
 
+def test_a_folder_that_exists_is_refused_before_the_model_is_read(llama, tmp_path, text, monkeypatch):
+    read = "longshort.hf.inspection.convert.model_digest"
+    monkeypatch.setattr(read, lambda model: pytest.fail("the model was read"))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes").touch()
+    with pytest.raises(ValueError, match="already exists"):
+        convert(open_folder(llama, CPU), tmp_path / "out", plans=PLANS, text=text, length=64)
+
+
+def test_of_a_text_shorter_than_asked_for_the_last_sequence_is_trained_on(llama, tmp_path):
+    (tmp_path / "short.txt").write_text("to be or" * 24)
+    common = {"plans": PLANS, "text": tmp_path / "short.txt", "length": 64, "rows": 9, "steps": 1}
+    record = convert(open_folder(llama, CPU), tmp_path / "out", **common)
+    assert (record["text"]["held_out"], record["text"]["training"]) == (1, 1)
+
+
 def test_training_goes_over_short_texts_again(tmp_path):
     model = model_of("llama", "sdpa")
     losses = train(model, IDS[:1], tmp_path, steps=6, batch=2, rate=1e-2)
@@ -111,7 +127,9 @@ def test_training_goes_over_short_texts_again(tmp_path):
 
 def test_positions_that_depend_on_the_reach_are_kept(tmp_path):
     model = shell(positions="rotary", reach={"pattern": "interleave", "layers": "LG", "window": 8, "dual_rope": True})
+    model.config.eos_token_id = 256
     kept = with_plans(model, [HeadPlan(windows=(4,) * 4), HeadPlan.full(4)])
+    assert kept.config.eos_token_id == 256 and not kept.model.training
     assert kept.model.config.layer_plans[0].windows == (4,) * 4
     with pytest.raises(ValueError, match="global heads must stay global in layer 1"):
         with_plans(model, [HeadPlan(windows=(8,) * 4)] * 2)

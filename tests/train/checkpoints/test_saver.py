@@ -7,7 +7,7 @@ import torch
 
 from longshort.train import train
 from longshort.train.checkpoints.checkpoint import CHECKPOINTS, checkpoint_names, load_checkpoint
-from longshort.train.checkpoints.together import Saver
+from longshort.train.checkpoints.together import Saver, newest_together
 from longshort.train.machine.distributed import World
 from longshort.train.trainer import Trainer
 
@@ -59,6 +59,30 @@ def test_a_write_that_failed_is_an_error_of_the_next(tmp_path):
             saver.save(step=2, trainer={}, state={})
         saver.save(step=3, trainer={}, state={})
     assert checkpoint_names(tmp_path) == ["step-00000003"]
+
+
+def test_a_write_that_failed_is_found_between_checkpoints(tmp_path):
+    with replaced_finish(unwritable(1)), Saver(tmp_path, torch.nn.Linear(2, 2), World(0, 1, CPU)) as saver:
+        saver.save(step=1, trainer={}, state={})
+        saver._thread.submit(int).result()  # after the write
+        with pytest.raises(OSError, match="the disk is full"):
+            saver.check()
+
+
+def test_the_error_that_ended_the_run_is_the_one_that_is_reported(tmp_path):
+    told = pytest.raises(RuntimeError, match="failed beside the write")
+    with told, replaced_finish(unwritable(1)), Saver(tmp_path, torch.nn.Linear(2, 2), World(0, 1, CPU)) as saver:
+        saver.save(step=1, trainer={}, state={})
+        raise RuntimeError("failed beside the write")
+
+
+def test_all_processes_read_what_the_first_one_found(tmp_path, monkeypatch):
+    model = torch.nn.Linear(2, 2)
+    with Saver(tmp_path, model, World(0, 1, CPU)) as saver:
+        for step in (1, 2):
+            saver.save(step=step, trainer={}, state={})
+    monkeypatch.setattr(World, "told", lambda self, found: tmp_path / "step-00000001")
+    assert newest_together(tmp_path, model, World(1, 2, CPU), pytest.fail).step == 1
 
 
 @pytest.mark.parametrize("rank", [0, 1])
