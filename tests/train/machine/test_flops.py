@@ -1,9 +1,18 @@
-"""The peak of a device is that of its data sheet, or not known."""
+"""FLOPs count products alone; the peak of a device is that of its data sheet, or not known."""
 
 import pytest
 import torch
 
-from longshort.train.machine.flops import peak_flops
+from longshort import GPT, GPTConfig
+from longshort.train.machine.flops import flops_per_token, peak_flops
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_table_that_is_only_looked_up_costs_nothing(tied):
+    model = GPT(GPTConfig.preset("tiny", positions="learned", head_dim=12, tie_embeddings=tied))
+    config, tables = model.config, [model.position_embedding, *([] if tied else [model.embedding])]
+    weights = model.n_parameters() - sum(table.weight.numel() for table in tables)
+    assert flops_per_token(model, 1) == 6 * weights + 12 * 12 * config.n_heads * config.n_layers
 
 
 @pytest.mark.parametrize(
