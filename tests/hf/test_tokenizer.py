@@ -14,7 +14,6 @@ TEXTS = [
     "to be or not to be",
     "naïve café — 東京 🙂\n\n\ttab",
     "  spaces  ",
-    "it 's not , or is it ?",
     "<|endoftext|>",
     "a<|endoftext|>b",
     "\x00\x7f\xad",
