@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from longshort.data.tokenizer import ByteTokenizer
+from longshort.files import write_json
 from longshort.train.checkpoints.checkpoint import Checkpoint, CheckpointError
 from longshort.train.checkpoints.tokenizer import checkpoint_tokenizer, tokenizer_folder
 
@@ -17,6 +19,17 @@ def test_it_lies_beside_a_checkpoint_or_in_its_run(tmp_path):
     for folder in (tmp_path / "runs" / "run", checkpoint):  # a copy of a single checkpoint has it beside its files
         (folder / "tokenizer.json").touch()
         assert tokenizer_folder(checkpoint) == folder
+
+
+def test_another_vocabulary_than_that_of_the_checkpoint_is_noticed(tmp_path):
+    write_json(tmp_path / "tokenizer.json", ByteTokenizer().to_dict())
+    mine, other = (
+        Checkpoint(tmp_path / "step-1", 1, {}, {}, {"vocabulary": vocabulary})
+        for vocabulary in (ByteTokenizer().fingerprint, "another")
+    )
+    assert checkpoint_tokenizer(mine).vocab_size == 257
+    with pytest.raises(ValueError, match=r"tokenizer\.json: damaged, or not the tokenizer"):
+        checkpoint_tokenizer(other)
 
 
 @pytest.mark.parametrize(
