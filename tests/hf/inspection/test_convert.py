@@ -129,6 +129,13 @@ def test_training_goes_over_short_texts_again(tmp_path):
     assert losses[-1] < losses[0] - 0.5 and not model.training
 
 
+def test_sequences_are_trained_on_in_their_order(tmp_path):
+    model, seen = model_of("llama", "sdpa"), []
+    model.register_forward_pre_hook(lambda module, inputs: seen.extend(inputs[0][:, 0].tolist()))
+    train(model, torch.arange(3)[:, None].repeat(1, 8), tmp_path, steps=2, batch=2)
+    assert seen == [0, 1, 2, 0]
+
+
 def test_the_rate_falls_to_nothing_over_the_steps(tmp_path, monkeypatch):
     rates, step = [], torch.optim.AdamW.step
     monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: rates.append(self.param_groups[0]["lr"]) or step(self))
