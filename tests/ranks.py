@@ -22,6 +22,22 @@ LARGEST = 4
 SECONDS = 120
 
 
+def forkserver() -> Any:
+    """A context whose processes start at once: forked from one server, which imports torch for all."""
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(
+        [
+            "longshort.train.checkpoints.sharded",
+            "longshort.train.trainer",
+            "torch._dynamo",
+            "torch.distributed.fsdp",
+            "torch.distributed.run",
+            "pytest",
+        ]
+    )
+    return context
+
+
 class RankDied(Exception):
     """A rank ended without an answer; the message has its exit code."""
 
@@ -79,16 +95,7 @@ class Ranks:
         self._pipes, self._processes, self._size = [], [], 0
 
     def _start(self) -> None:
-        context = mp.get_context("forkserver")  # imports torch once for all
-        context.set_forkserver_preload(
-            [
-                "longshort.train.checkpoints.sharded",
-                "longshort.train.trainer",
-                "torch._dynamo",
-                "torch.distributed.fsdp",
-                "pytest",
-            ]
-        )
+        context = forkserver()
         self._folder = Path(tempfile.mkdtemp())
         for rank in range(LARGEST):
             ours, theirs = context.Pipe()

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from longshort import GPT, GPTConfig
 from longshort.cli import app
-from longshort.data.tokenizer import ByteTokenizer
-from longshort.hf.importers.run import save_as_run
+from longshort.data.tokenizer import BPETokenizer, ByteTokenizer
+from longshort.hf.importers.run import import_as_run, save_as_run
 from longshort.runs.log import read_log
 from longshort.train import load_model
 from longshort.train.checkpoints import checkpoint as checkpoint_module
@@ -104,11 +104,24 @@ def test_the_authors_file_is_imported_with_what_it_does_not_say(tmp_path):
     shown = run("import", tmp_path / "ckpt.pt", "--out", tmp_path / "run")
     assert shown.exit_code == 1
     assert "n_global" in shown.stderr and "window, or span" in shown.stderr and len(shown.stderr.splitlines()) == 1
-    shown = run("import", tmp_path / "ckpt.pt", "--out", tmp_path / "run", "--global-heads", 1, "--span", 3)
+    (tmp_path / "ckpt.pt").rename(tmp_path / "ckpt.pth")
+    given = ("--global-heads", 1, "--span", 3, "--activation", "gelu_tanh")
+    shown = run("import", tmp_path / "ckpt.pth", "--out", tmp_path / "run", *given)
     assert shown.exit_code == 0, shown.output
     assert "no tokenizer" in shown.stderr
-    assert load_model(tmp_path / "run")[0].config.window == 4
+    found = load_model(tmp_path / "run")[0].config
+    assert (found.window, found.mlp) == (4, "gelu_tanh")
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["model"]["n_global"] == 1
+
+
+def test_the_tokenizer_is_the_one_that_is_named_or_else_the_one_beside_the_weights(theirs, tmp_path):
+    theirs.save_pretrained(tmp_path / "gpt2")
+    beside = BPETokenizer.train(["to be or not to be"], 257)
+    beside.save(tmp_path / "gpt2" / "tokenizer.json")
+    named = import_as_run(tmp_path / "gpt2", tmp_path / "named", tokenizer="bytes")
+    assert named.tokenizer.fingerprint == ByteTokenizer().fingerprint
+    found = import_as_run(tmp_path / "gpt2" / "model.safetensors", tmp_path / "found")
+    assert found.tokenizer.fingerprint == beside.fingerprint
 
 
 def test_a_folder_that_holds_a_run_or_anything_else_is_left_alone(imported, tmp_path):

@@ -7,7 +7,7 @@ import sys
 import pytest
 from transformers import AutoConfig
 
-from longshort import GPTConfig
+from longshort import GPTConfig, HeadPlan
 from longshort.hf import LongShortConfig
 from longshort.losses import LossSettings
 from longshort.model import PRESETS
@@ -15,6 +15,9 @@ from longshort.nn import RopeScaling
 
 from ..small import small_config
 from .small import VARIANTS
+
+STREAMING = HeadPlan(windows=(None, 3, 8, 8), firsts=(0, 2, 0, 1))
+ALL = VARIANTS | {"streaming heads": {"plans": (HeadPlan.full(4), STREAMING)}}
 
 
 def same_model(one, other):
@@ -26,8 +29,8 @@ def same_model(one, other):
 
 @pytest.mark.parametrize(
     "config",
-    [GPTConfig.preset(name) for name in PRESETS] + [small_config(**options) for options in VARIANTS.values()],
-    ids=[*PRESETS, *VARIANTS],
+    [GPTConfig.preset(name) for name in PRESETS] + [small_config(**options) for options in ALL.values()],
+    ids=[*PRESETS, *ALL],
 )
 def test_every_configuration_comes_back_from_json(config, tmp_path):
     LongShortConfig.from_gpt(config).save_pretrained(tmp_path)

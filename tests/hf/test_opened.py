@@ -131,6 +131,7 @@ def test_a_run_that_was_trained_with_such_a_tokenizer_gets_the_text_alone(tokeni
 def test_an_imported_model_that_is_exported_begins_texts_as_before(tokenizer, folders, tmp_path):
     run("export", folders / "run", tmp_path / "exported")
     assert open_language_model(tmp_path / "exported", CPU).beginning == (tokenizer.bos_token_id,)
+    assert "## Training" not in (tmp_path / "exported" / "README.md").read_text()  # of which the run knows nothing
 
 
 def test_an_imported_model_without_a_tokenizer_is_scored_on_the_text_alone(folders, theirs, tmp_path):

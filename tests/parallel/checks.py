@@ -2,7 +2,9 @@
 
 import copy
 import weakref
+from functools import partial
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,7 +14,7 @@ from longshort import GPT, GPTConfig
 from longshort.parallel.mesh import build_mesh
 from longshort.parallel.owners import batches_of_equal_shards, gather_to_owners, place_of, scatter_from_owners
 from longshort.parallel.sharding import gathered_only_within, shard
-from longshort.parallel.shards import as_shard, local, tensor_norms, whole
+from longshort.parallel.shards import as_shard, is_sharded, local, tensor_norms, whole
 from longshort.stability import TensorClip, attention_entropy, qk_clip
 from longshort.stability.clipping import clip_by_global_norm, gradient_norm
 from longshort.train.machine.distributed import World
@@ -70,6 +72,19 @@ def a_slice_is_a_copy_and_the_local_part_is_not(sizes):
     assert whole(parameter).equal(before), "a slice of a DTensor is no copy any more: the rule may go"
     local(parameter).mul_(2)
     assert whole(parameter).equal(2 * before)
+
+
+@check
+def blocks_compute_in_the_precision_and_are_freed_after_it_as_asked(sizes):
+    tokens = torch.zeros(1, 8, dtype=torch.int64)
+    for precision, reshard in ((torch.bfloat16, True), (None, False)):
+        model, seen = GPT(CONFIG), []
+        shard(model, build_mesh(sizes, "cpu"), parameters=precision, reduce=torch.float32, reshard=reshard)
+        hook = partial(lambda to, layer, *inputs: to.append(layer.weight.dtype), seen)
+        model.blocks[0].mlp.down.register_forward_hook(hook)
+        model(tokens)
+        assert seen == [precision or torch.float32]
+        assert {is_sharded(p) for p in model.blocks[0].parameters()} == {reshard}
 
 
 def drawn(sizes, **changes):
@@ -141,6 +156,8 @@ def norms_and_clips_are_those_of_the_whole(sizes):
     gradients = [p.grad for p in theirs.parameters()]
     expected = torch.stack([p.grad.norm() for p in mine.parameters()])
     torch.testing.assert_close(tensor_norms(gradients), expected, rtol=1e-5, atol=1e-8)
+    with pytest.raises(ValueError, match="must all be sharded alike, or none of them, got copies of"):
+        tensor_norms([gradients[0], expected])
     clips = [TensorClip(model.parameters(), limit=1e-3, warmup=1) for model in (mine, theirs)]
     for _ in range(3):  # the first by the global norm, the others each by its own
         for clip in clips:
@@ -208,6 +225,7 @@ def a_whole_tensor_is_sharded_like_a_parameter(sizes):
     for one, other in pairs(mine, theirs):
         part = as_shard(one.detach(), other)
         assert local(part).equal(local(other)) and part.shape == one.shape and part.placements == other.placements
+        assert local(part).untyped_storage().data_ptr() != one.untyped_storage().data_ptr(), "not a copy"
 
 
 @check
@@ -216,7 +234,9 @@ def entropy_is_that_of_the_whole_and_leaves_it_sharded(sizes):
     tokens = torch.randint(257, (1, 40), generator=torch.Generator().manual_seed(2))
     with gathered_only_within(theirs):
         found = attention_entropy(theirs, tokens)
-        scores = theirs.scores(theirs.hidden(tokens)[0])
+        hidden = theirs.hidden(tokens)[0]
+    with gathered_only_within(theirs):
+        scores = theirs.scores(hidden)
     torch.testing.assert_close(found, attention_entropy(mine, tokens))
     torch.testing.assert_close(scores, mine.scores(mine.hidden(tokens)[0]))
     assert all(hasattr(p, "to_local") for p in theirs.parameters())

@@ -19,6 +19,11 @@ def test_the_rest_goes_where_it_is_asked_for(world, given, sizes):
     assert mesh_sizes(world, **given) == sizes
 
 
+def test_processes_that_share_sequences_share_the_model_and_read_as_one():
+    sizes = mesh_sizes(24, dp_replicate=2, dp_shard=3, cp=4)
+    assert (sizes.shards, sizes.readers) == (12, 6)
+
+
 @pytest.mark.parametrize(
     ("world", "given", "message"),
     [
@@ -31,6 +36,8 @@ def test_the_rest_goes_where_it_is_asked_for(world, given, sizes):
         ),
         (4, {"dp_replicate": 2, "dp_shard": 4}, "or start 8 processes"),
         (6, {"dp_shard": -1, "cp": 4}, "a parallel.cp that divides 6 would fit"),
+        (12, {"dp_shard": 4, "cp": 2}, "parallel.dp_shard of 1, 2, 3, 6 would fit"),
+        (48, {"dp_shard": 5}, r"parallel.dp_shard of 1, 2, 3, 4, 6, 8, 12, \.\.\., 48 would fit"),
     ],
 )
 def test_sizes_that_do_not_multiply_to_the_world_are_refused_with_what_would(world, given, message):

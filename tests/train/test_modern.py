@@ -9,7 +9,14 @@ from longshort.train import TrainConfig, load_model, train
 
 from .tiny import differences, losses
 
-CUT = ["model.n_layers=2", "model.context=64", "model.window=8", "schedule.warmup=2", "schedule.kind=constant"]
+CUT = [
+    "model.n_layers=2",
+    "model.width=64",
+    "model.context=64",
+    "model.window=8",
+    "schedule.warmup=2",
+    "schedule.kind=constant",
+]
 CUT += ["data.batch_size=4", "run.device=cpu", "run.eval_every=0", "run.eval_batches=1", "run.save_every=4"]
 GEMMA = ["model.norm_placement=sandwich", "model.norm_unit_offset=true", "model.mlp=geglu", "model.tie_embeddings=true"]
 GEMMA += ["model.embedding_scale=16", "model.attention_scale=0.2", "loss.logit_softcap=30", "loss.z_loss=1e-4"]

@@ -1,7 +1,6 @@
 """A run of several processes that loses one is restarted by torchrun, and ends as if nothing had happened."""
 
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -49,16 +48,6 @@ def train_and_lose(config, victim):
 def launch_all(runs, **options):
     for config, victim in runs:
         launch(train_and_lose, config, victim, restarts=0 if victim is None else 1, **options)
-
-
-@pytest.fixture
-def context(monkeypatch):
-    """Of processes that start at once: forked from one that has torch loaded and has never used it."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["longshort.train", "torch._dynamo", "torch.distributed.run"])
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the server looks there for what it loads
-    return context
 
 
 def assert_same_run(out, reference, steps=8):

@@ -66,6 +66,12 @@ def test_names_of_a_compiled_or_distributed_model_are_read(tmp_path, prefix):
     torch.testing.assert_close(logits(from_author(path)), theirs(tokens()), **TIGHT)
 
 
+def test_what_made_the_model_is_believed_before_what_was_asked_for(tmp_path):
+    theirs, asked = Nano(n_local=2, visible=5, separate=False), {"n_head": 8, "n_local_heads": 2, "window": 5}
+    path = save(tmp_path / "ckpt.pt", theirs, args=SIZES, config=asked)
+    torch.testing.assert_close(logits(from_author(path)), theirs(tokens()), **TIGHT)
+
+
 SEEN = torch.ones(48, 48, dtype=torch.bool).tril()
 MASKS = {
     "bias": SEEN.float().view(1, 1, 48, 48),
@@ -87,10 +93,10 @@ def test_masks_saved_with_the_weights_are_left_out(tmp_path, name):
     torch.testing.assert_close(logits(from_author(path, n_global=2, window=5)), theirs(tokens()), **TIGHT)
 
 
-@pytest.mark.parametrize("name", ["mask", "sinks"])
+@pytest.mark.parametrize("name", ["mask", "sinks", "scale"])
 def test_what_attention_adds_to_its_logits_is_not_taken_for_a_mask(tmp_path, name):
     theirs = Nano(n_local=2, visible=5, separate=False)
-    added = -torch.arange(48.0).expand(48, 48) if name == "mask" else torch.zeros(4)
+    added = {"mask": -torch.arange(48.0).expand(48, 48), "sinks": torch.zeros(4), "scale": torch.ones(4, 1)}[name]
     theirs.transformer.h[1]["attn"].register_buffer(name, added)
     path = save(tmp_path / "ckpt.pt", theirs, args=SIZES)
     with pytest.raises(ValueError, match=f"unknown h.1.attn.{name}"):
@@ -148,6 +154,16 @@ def test_a_tensor_without_a_place_is_named_and_so_is_a_missing_one(tmp_path):
     path = save(tmp_path / "ckpt.pt", theirs, args=SIZES)
     with pytest.raises(ValueError, match=r"missing blocks.1.mlp.down.weight; unknown h.1.attn.q_norm.weight"):
         from_author(path, n_global=2, window=5)
+
+
+def test_a_file_that_may_not_be_read_is_not_taken_for_a_damaged_one(tmp_path, monkeypatch):
+    def refused(*arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "ckpt.pt").touch()
+    monkeypatch.setattr(torch, "load", refused)
+    with pytest.raises(PermissionError):
+        from_author(tmp_path / "ckpt.pt")
 
 
 def test_both_window_and_span_are_refused(tmp_path):

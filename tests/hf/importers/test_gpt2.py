@@ -66,6 +66,8 @@ def test_a_file_a_state_dict_and_a_model_give_the_same(tmp_path):
         from_gpt2(theirs.transformer.state_dict(), config),  # a bare GPT2Model, whose names have no prefix
     ):
         assert_same(ours, theirs)
+    for source in (tmp_path, theirs):  # what is given stands in for the source's own
+        assert from_gpt2(source, config | {"activation_function": "gelu"}).config.mlp == "gelu"
 
 
 def test_shards_are_read_together(tmp_path):
@@ -84,11 +86,12 @@ def test_half_precision_weights_become_fp32(tmp_path):
 
 
 def test_the_imported_model_shares_no_memory_with_the_source():
-    theirs = gpt2()
+    theirs = gpt2(scale_attn_by_inverse_layer_idx=True)
+    before = {name: x.clone() for name, x in theirs.state_dict().items()}
     ours = from_gpt2(theirs)
     with torch.no_grad():
         ours.embedding.weight.zero_()
-    assert theirs.transformer.wte.weight.abs().sum() > 0
+    assert all(x.equal(before[name]) for name, x in theirs.state_dict().items())
     assert all(p.requires_grad for p in ours.parameters())
 
 
@@ -110,8 +113,9 @@ def test_what_is_not_gpt2_is_refused(tmp_path):
         from_gpt2(theirs.state_dict(), {"n_head": 4, "activation_function": "relu"})
     with pytest.raises(ValueError, match="n_head must divide the width 32, got 5"):
         from_gpt2(theirs.state_dict(), {"n_head": 5})
-    with pytest.raises(ValueError, match="n_head must divide the width 32, got 0"):
-        from_gpt2(theirs.state_dict(), {"n_head": 0})
+    for wrong in (0, "four"):
+        with pytest.raises(ValueError, match=f"n_head must divide the width 32, got {wrong}"):
+            from_gpt2(theirs.state_dict(), {"n_head": wrong})
     with pytest.raises(ValueError, match=r"unknown .*crossattention"):
         from_gpt2(gpt2(add_cross_attention=True))
     with pytest.raises(ValueError, match="multiple of the width 32, got 40"):
@@ -132,9 +136,14 @@ def test_a_source_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "model.safetensors").write_text("nothing of the kind")
     with pytest.raises(ValueError, match="must hold safetensors"):
         from_gpt2(tmp_path)
-    (tmp_path / "config.json").write_text("{nothing")
-    with pytest.raises(ValueError, match=r"config.json must hold JSON, got: Expecting"):
-        from_gpt2(tmp_path)
+    for index in ("{nothing", "{}", "[]", '{"weight_map": []}'):
+        (tmp_path / "model.safetensors.index.json").write_text(index)
+        with pytest.raises(ValueError, match=r"index.json must hold JSON with a weight_map of files, got none"):
+            from_gpt2(tmp_path)
+    for config, message in (("{nothing", "JSON, got: Expecting"), ("[]", "an object, got a list")):
+        (tmp_path / "config.json").write_text(config)
+        with pytest.raises(ValueError, match=rf"config.json must hold {message}"):
+            from_gpt2(tmp_path)
 
 
 @torch.no_grad()

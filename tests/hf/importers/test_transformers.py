@@ -27,6 +27,7 @@ GEMMA = {"head_dim": 24, "query_pre_attn_scalar": 10, **SLIDING}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"rope_theta": 5e5, "original_max_position_embeddings": 32}
 YARN = {"rope_type": "yarn", "factor": 2.0, "beta_fast": 8.0, "original_max_position_embeddings": 64}
+RARE = {"truncate": False, "beta_slow": 2.0, "attention_factor": 1.3, "partial_rotary_factor": 1.0}
 
 CASES = {
     "llama": ("Llama", {}),
@@ -38,7 +39,7 @@ CASES = {
     "mistral, no window": ("Mistral", {"sliding_window": None, "head_dim": 16}),
     "qwen 2": ("Qwen2", {**LATER_LAYERS, "tie_word_embeddings": True}),
     "qwen 3": ("Qwen3", {"head_dim": 24, "rms_norm_eps": 1e-3, **LATER_LAYERS}),
-    "qwen 3, yarn": ("Qwen3", {"head_dim": 24, "rope_parameters": YARN | {"rope_theta": 1e6, "truncate": False}}),
+    "qwen 3, yarn": ("Qwen3", {"head_dim": 24, "rope_parameters": YARN | {"rope_theta": 1e6, **RARE}}),
     "gemma 2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
     "gemma 3": ("Gemma3", {**GEMMA, "sliding_window_pattern": 3, "rms_norm_eps": 1e-3, "attention_bias": True}),
     "gemma 3, scaled": (
@@ -189,13 +190,28 @@ def test_configurations_of_older_files_are_read(tmp_path):
     theirs.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     del config["rope_parameters"], config["layer_types"]
-    config |= {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 2}
+    config |= {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 2, "num_experts": 0}
     config["rope_scaling"] = {"rope_type": "linear", "factor": 8.0}
     (tmp_path / "config.json").write_text(json.dumps(config))
     state = load_file(tmp_path / "model.safetensors")
     state["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(12)
     save_file(state, tmp_path / "model.safetensors")
     torch.testing.assert_close(logits(from_transformers(tmp_path)), logits(theirs), **TIGHT)
+
+
+def test_names_of_a_compiled_or_distributed_model_are_read():
+    theirs = build("qwen 3")
+    state = {f"module._orig_mod.{name}": x for name, x in theirs.state_dict().items()}
+    torch.testing.assert_close(logits(from_transformers(state, theirs.config.to_dict())), logits(theirs), **TIGHT)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "spelling", "mlp"),
+    [("llama", "hidden_act", "swish", "swiglu"), ("gemma 2", "hidden_activation", "gelu_new", "geglu")],
+)
+def test_other_names_of_an_activation_are_known(name, key, spelling, mlp):
+    theirs = build(name)
+    assert from_transformers(theirs.state_dict(), theirs.config.to_dict() | {key: spelling}).config.mlp == mlp
 
 
 def test_half_precision_weights_become_fp32(tmp_path):
@@ -306,6 +322,8 @@ def test_tensors_that_do_not_fit_are_named_as_in_the_source():
         ({"lm_head.weight": None}, "missing lm_head.weight"),
         ({"model.norm.weight": torch.zeros(31)}, r"norm.weight must have the shape \(32,\), got \(31,\)"),
         ({"model.norm.weight": torch.zeros(32, dtype=torch.int8)}, "must hold floating-point numbers .* torch.int8"),
+        ({"model.norm.weight": torch.zeros(32).to(torch.float8_e5m2)}, "16 bits or more, got torch.float8_e5m2"),
+        ({"model.norm.weight": "one"}, "norm.weight must be a tensor, got str"),
     ):
         tensors = {name: x for name, x in (state | changed).items() if x is not None}
         with pytest.raises(ValueError, match=message):

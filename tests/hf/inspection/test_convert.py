@@ -1,6 +1,8 @@
 """Converted folders: transformers and our own programs open them with the plan."""
 
 import json
+import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,12 +13,14 @@ from longshort import HeadPlan
 from longshort.cli import app
 from longshort.hf.head_plans import ATTENTION_NAME
 from longshort.hf.importers import from_transformers
+from longshort.hf.inspection import uptraining
 from longshort.hf.inspection.convert import convert, read_plans
 from longshort.hf.inspection.opened import open_folder
 from longshort.hf.inspection.planned import loss_on, with_plans
 from longshort.hf.inspection.propose import Budget
 from longshort.hf.inspection.texts import text_sequences
 from longshort.hf.inspection.uptraining import train
+from longshort.nn import RopeScaling
 
 from ..small import shell
 from .models import CONFIGS, folder_of, model_of
@@ -103,15 +107,72 @@ def test_nothing_is_left_where_it_fails(llama, tmp_path, text):
     assert [path.name for path in tmp_path.iterdir()] == ["short.txt"]
 
 
+def test_a_folder_that_exists_is_refused_before_the_model_is_read(llama, tmp_path, text, monkeypatch):
+    read = "longshort.hf.inspection.convert.model_digest"
+    monkeypatch.setattr(read, lambda model: pytest.fail("the model was read"))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes").touch()
+    with pytest.raises(ValueError, match="already exists"):
+        convert(open_folder(llama, CPU), tmp_path / "out", plans=PLANS, text=text, length=64)
+
+
+def test_of_a_text_shorter_than_asked_for_the_last_sequence_is_trained_on(llama, tmp_path):
+    (tmp_path / "short.txt").write_text("to be or" * 24)
+    common = {"plans": PLANS, "text": tmp_path / "short.txt", "length": 64, "rows": 9, "steps": 1}
+    record = convert(open_folder(llama, CPU), tmp_path / "out", **common)
+    assert (record["text"]["held_out"], record["text"]["training"]) == (1, 1)
+
+
 def test_training_goes_over_short_texts_again(tmp_path):
     model = model_of("llama", "sdpa")
     losses = train(model, IDS[:1], tmp_path, steps=6, batch=2, rate=1e-2)
     assert losses[-1] < losses[0] - 0.5 and not model.training
 
 
-def test_positions_that_depend_on_the_reach_are_kept(tmp_path):
-    model = shell(positions="rotary", reach={"pattern": "interleave", "layers": "LG", "window": 8, "dual_rope": True})
+def test_sequences_are_trained_on_in_their_order(tmp_path):
+    model, seen = model_of("llama", "sdpa"), []
+    model.register_forward_pre_hook(lambda module, inputs: seen.extend(inputs[0][:, 0].tolist()))
+    train(model, torch.arange(3)[:, None].repeat(1, 8), tmp_path, steps=2, batch=2)
+    assert seen == [0, 1, 2, 0]
+
+
+def test_the_rate_falls_to_nothing_over_the_steps(tmp_path, monkeypatch):
+    rates, step = [], torch.optim.AdamW.step
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: rates.append(self.param_groups[0]["lr"]) or step(self))
+    train(model_of("llama", "sdpa"), IDS[:1], tmp_path, steps=4, batch=1, rate=1e-3)
+    assert rates == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
+
+
+def test_checkpoints_are_minutes_apart(tmp_path, monkeypatch):
+    clock, saved = SimpleNamespace(now=0.0, monotonic=lambda: clock.now), []
+    monkeypatch.setattr(uptraining, "time", clock)
+    monkeypatch.setattr(uptraining, "_save", lambda model, optimizer, folder, losses: saved.append(len(losses)))
+
+    def tick(*step):
+        clock.now += 200.0
+
+    train(model_of("llama", "sdpa"), IDS[:1], tmp_path, steps=7, batch=1, progress=tick)
+    assert saved == [2, 4, 6]
+
+
+def test_a_training_that_is_told_to_stop_at_its_last_step_is_finished(tmp_path):
+    def stop(what, done, total):
+        if done == total:
+            signal.raise_signal(signal.SIGTERM)
+
+    assert len(train(model_of("llama", "sdpa"), IDS[:1], tmp_path, steps=2, batch=1, progress=stop)) == 2
+
+
+@pytest.mark.parametrize(
+    "placed", [{"dual_rope": True}, {"temperature": True}, {}], ids=["bases", "temperature", "scaled"]
+)
+def test_positions_that_depend_on_the_reach_are_kept(placed):
+    scaling = {} if placed else {"rope_scaling": RopeScaling(kind="linear", factor=4.0, heads="global")}
+    reach = {"pattern": "interleave", "layers": "LG", "window": 8, **placed}
+    model = shell(positions="rotary", reach=reach, **scaling)
+    model.config.eos_token_id = 256
     kept = with_plans(model, [HeadPlan(windows=(4,) * 4), HeadPlan.full(4)])
+    assert kept.config.eos_token_id == 256 and not kept.model.training
     assert kept.model.config.layer_plans[0].windows == (4,) * 4
     with pytest.raises(ValueError, match="global heads must stay global in layer 1"):
         with_plans(model, [HeadPlan(windows=(8,) * 4)] * 2)

@@ -1,13 +1,10 @@
 """Checkpoints: whole or not there, checked when read, few enough."""
 
 import json
+import logging
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import textwrap
 import time
 
 import pytest
@@ -35,6 +32,10 @@ def steps(folder):
     return sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir() if not path.name.startswith("."))
 
 
+def names(folder):
+    return [path.name for path in folder.iterdir()]
+
+
 def test_what_is_saved_is_read_back(tmp_path):
     path = save(tmp_path, 12)
     assert path == tmp_path / "step-00000012"
@@ -57,11 +58,49 @@ def test_a_folder_of_checkpoints_or_of_a_run_gives_the_newest(tmp_path):
     assert load_checkpoint(tmp_path / "checkpoints").step == 100
 
 
+def test_the_newest_is_that_of_the_latest_step_whatever_its_number_of_digits(tmp_path):
+    for step in (99_999_999, 100_000_000):
+        save(tmp_path, step)
+    assert load_checkpoint(tmp_path).step == 100_000_000
+
+
 def test_saving_a_step_again_replaces_it(tmp_path):
     save(tmp_path, 5, value=1)
     save(tmp_path, 5, value=2)
     assert load_checkpoint(tmp_path).model["w"][0, 0] == 2
-    assert steps(tmp_path) == [5]
+    assert names(tmp_path) == ["step-00000005"]
+
+
+def test_what_killed_writers_left_is_not_taken_for_a_part_of_a_checkpoint(tmp_path):
+    save(tmp_path, 5, value=1)
+    for name in (f".step-00000005.{os.getpid()}.tmp", ".step-00000005.replaced.tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "shard-00003-model-00001-of-00001.safetensors").touch()
+    save(tmp_path, 5, value=2)
+    assert load_checkpoint(tmp_path).model["w"][0, 0] == 2
+    assert names(tmp_path) == ["step-00000005"]
+
+
+def test_a_writer_that_is_killed_while_it_removes_what_it_replaces_leaves_a_whole_checkpoint(tmp_path, monkeypatch):
+    def killed(folder, **options):
+        (folder / "model.safetensors").unlink(missing_ok=True)
+        raise KeyboardInterrupt
+
+    save(tmp_path, 5, value=1)
+    monkeypatch.setattr(module.shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, 5, value=2)
+    assert newest_checkpoint(tmp_path, pytest.fail).model["w"][0, 0] == 2
+
+
+def test_all_is_on_the_disk_before_a_checkpoint_has_its_name_and_then_the_name_is(tmp_path, monkeypatch):
+    events, sync, rename = [], os.fsync, module.Path.rename
+    monkeypatch.setattr(os, "fsync", lambda handle: events.append(os.fstat(handle).st_ino) or sync(handle))
+    monkeypatch.setattr(module.Path, "rename", lambda path, to: events.append("rename") or rename(path, to))
+    path = save(tmp_path, 1)
+    named = events.index("rename")
+    assert set(events[:named]) == {part.stat().st_ino for part in (path, *path.iterdir())}
+    assert events[named + 1 :] == [tmp_path.stat().st_ino]
 
 
 @pytest.mark.parametrize("call", ["save_file", "checksum", "_flush", "json.dumps"])
@@ -76,7 +115,7 @@ def test_whatever_stops_the_writer_half_way_leaves_the_checkpoint_before(tmp_pat
         save(tmp_path, 2)
     monkeypatch.undo()
     assert newest_checkpoint(tmp_path).step == 1
-    assert steps(tmp_path) == [1]
+    assert names(tmp_path) == ["step-00000001"]
 
 
 def test_a_full_disk_is_an_os_error_that_names_the_file_and_leaves_no_draft(tmp_path, monkeypatch):
@@ -89,18 +128,16 @@ def test_a_full_disk_is_an_os_error_that_names_the_file_and_leaves_no_draft(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_writer_that_is_killed_at_any_moment_leaves_only_whole_checkpoints(tmp_path):
-    script = textwrap.dedent("""
-        import sys, pathlib, torch
-        from longshort.train.checkpoints.checkpoint import save_checkpoint, prune_checkpoints
-        folder = pathlib.Path(sys.argv[1])
-        tensors = {str(i): torch.full((50, 1000), float(i)) for i in range(20)}
-        for step in range(10**6):
-            save_checkpoint(folder, step=step, model=tensors, trainer=tensors, state={})
-            prune_checkpoints(folder, keep=2, best=None)
-    """)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    writer = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], env=environment)
+def write_forever(folder):
+    tensors = {str(i): torch.full((50, 1000), float(i)) for i in range(20)}
+    for step in range(10**6):
+        save_checkpoint(folder, step=step, model=tensors, trainer=tensors, state={})
+        prune_checkpoints(folder, keep=2, best=None)
+
+
+def test_a_writer_that_is_killed_at_any_moment_leaves_only_whole_checkpoints(tmp_path, context):
+    writer = context.Process(target=write_forever, args=(tmp_path,))
+    writer.start()
     try:
         for _ in range(600):
             if tmp_path.is_dir() and len([p for p in tmp_path.iterdir() if not p.name.startswith(".")]) >= 2:
@@ -108,8 +145,8 @@ def test_a_writer_that_is_killed_at_any_moment_leaves_only_whole_checkpoints(tmp
             time.sleep(0.1)
         time.sleep(0.3)
     finally:
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
+        writer.kill()
+        writer.join()
     found = newest_checkpoint(tmp_path, pytest.fail)  # which would be told of a damaged one
     assert found is not None and all(torch.equal(v, torch.full((50, 1000), float(k))) for k, v in found.model.items())
     save(tmp_path, found.step + 1)
@@ -159,18 +196,13 @@ def test_of_damaged_checkpoints_the_first_promises_none_before_it(tmp_path, capl
     assert ends == ["trying the one before it", "there is no earlier one"]
 
 
-@pytest.mark.filterwarnings("error")
-def test_a_damaged_checkpoint_is_a_plain_line_on_standard_error(tmp_path):
+def test_a_damaged_checkpoint_is_a_plain_line_on_standard_error(tmp_path, monkeypatch, capsys):
     save(tmp_path, 1)
     damage(save(tmp_path, 2), "model.safetensors")
-    script = (
-        "import pathlib, sys; from longshort.train.checkpoints.checkpoint import load_checkpoint as l; "
-        "l(pathlib.Path(sys.argv[1]))"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    shown = subprocess.run([sys.executable, "-c", script, tmp_path], env=environment, capture_output=True, text=True)
-    assert shown.returncode == 0 and len(shown.stderr.splitlines()) == 1
-    assert shown.stderr.startswith(str(tmp_path)) and ".py" not in shown.stderr
+    monkeypatch.setattr(logging.root, "handlers", [])  # as in a program that does not configure logging
+    assert load_checkpoint(tmp_path).step == 1
+    shown = capsys.readouterr().err
+    assert len(shown.splitlines()) == 1 and shown.startswith(str(tmp_path)) and ".py" not in shown
 
 
 def test_a_newer_format_is_not_passed_over_as_damaged(tmp_path):
@@ -194,6 +226,13 @@ def test_what_may_not_be_read_is_not_passed_over_as_damaged(tmp_path, monkeypatc
 @pytest.mark.parametrize("state", ["[]", "7", '{"format": 1}', '{"format": 1, "sha256": [], "step": 1}', "[" * 100_000])
 def test_a_state_that_is_not_one_is_damage(tmp_path, state):
     (save(tmp_path, 1) / "state.json").write_text(state)
+    assert newest_checkpoint(tmp_path) is None
+
+
+@pytest.mark.parametrize("change", [{"step": "one"}, {"config": []}, {"format": 2, "sha256": {}}])
+def test_a_value_of_the_state_that_nothing_writes_is_damage(tmp_path, change):
+    file = save(tmp_path, 1) / "state.json"
+    file.write_text(sealed(unsealed(file.read_text()) | change))
     assert newest_checkpoint(tmp_path) is None
 
 
@@ -226,6 +265,19 @@ def test_pruning_removes_drafts_and_nothing_that_is_not_ours(tmp_path):
         shutil.copytree(tmp_path / "step-00000001", tmp_path / name)
     prune_checkpoints(tmp_path, keep=1, best=None)
     assert {path.name for path in tmp_path.iterdir()} == {"step-00000001", "step-final", "notes"}
+
+
+def test_a_checkpoint_that_cannot_be_removed_is_an_error_and_a_draft_is_not(tmp_path, monkeypatch):
+    def refused(*arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    save(tmp_path, 1)
+    (tmp_path / ".step-00000002.77.tmp").mkdir()
+    monkeypatch.setattr(os, "rmdir", refused)
+    prune_checkpoints(tmp_path, keep=1, best=None)
+    with pytest.raises(PermissionError):
+        discard_after(tmp_path, 0)
+    monkeypatch.undo()
 
 
 def test_later_checkpoints_can_be_discarded(tmp_path):

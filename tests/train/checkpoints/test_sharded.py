@@ -4,9 +4,16 @@ import hashlib
 import shutil
 
 import pytest
+import torch
 
 from longshort.train import load_model, train
-from longshort.train.checkpoints.checkpoint import CHECKPOINTS, checkpoint_names, load_checkpoint, newest_checkpoint
+from longshort.train.checkpoints.checkpoint import (
+    CHECKPOINTS,
+    checkpoint_names,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+)
 
 from ...ranks import RankDied
 from .. import several
@@ -23,9 +30,13 @@ def config_of(corpus, out, steps=STEPS, *changes):
 
 @pytest.fixture(scope="module")
 def alone(corpus, tmp_path_factory):
-    """A run of one process, saved half-way too."""
+    """A run of one process, saved half-way too; its last checkpoint also has tensors that are not fp32."""
     out = tmp_path_factory.mktemp("alone") / "run"
     train(config_of(corpus, out))
+    found = load_checkpoint(out)
+    others = {"count": torch.tensor(2**40 + 1), "embedding.weight/large": found.model["embedding.weight"].double() / 3}
+    state = {key: value for key, value in found.state.items() if key not in ("format", "sha256", "step")}
+    save_checkpoint(out / CHECKPOINTS, step=STEPS, model=found.model, trainer=found.trainer | others, state=state)
     return out
 
 

@@ -1,18 +1,17 @@
 """Two processes under torchrun are one run."""
 
-import json
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from longshort.runs.log import read_log
 from longshort.train import train
 from longshort.train.checkpoints.checkpoint import load_checkpoint
+from longshort.train.machine import distributed
 from longshort.train.machine.distributed import World, choose_device, joined
+from tests.elastic import launch
 
 from ..tiny import records, tiny_config
 
@@ -20,18 +19,12 @@ CHANGES = ["run.steps=6", "run.save_every=3", "run.accumulate=2", "stability.gua
 CHANGES += ["telemetry.entropy_every=3", "telemetry.logits_every=1"]
 
 
-def torchrun(config, path, processes=2):
-    path.write_text(json.dumps(config.to_dict()))
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command = [*launcher, "-m", "longshort.train.sweeps.processes", str(path)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
-
-
-def test_two_processes_give_the_losses_of_one_with_the_same_global_batch(corpus, tmp_path):
+def test_two_processes_give_the_losses_of_one_with_the_same_global_batch(corpus, tmp_path, context):
+    agent = context.Process(target=launch, args=(train, tiny_config(corpus, tmp_path / "two", *CHANGES)))
+    agent.start()
     train(tiny_config(corpus, tmp_path / "one", *CHANGES))
-    ended = torchrun(tiny_config(corpus, tmp_path / "two", *CHANGES), tmp_path / "config.json")
-    assert ended.returncode == 0, ended.stderr
+    agent.join(120)
+    assert agent.exitcode == 0
     one, two = (records(tmp_path / name, "train") for name in ("one", "two"))
     for mine, theirs in zip(one, two, strict=True):  # one writer: one line a step
         assert mine["step"] == theirs["step"]
@@ -60,7 +53,7 @@ def test_auto_is_a_device_that_this_machine_has():
     assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:x", ""])
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "", "meta"])
 def test_a_device_of_no_kind_is_named(name):
     with pytest.raises(ValueError, match=f"device must be auto, cpu, cuda or cuda:N, got '{name}'"):
         choose_device(name)
@@ -77,7 +70,8 @@ def test_a_device_that_is_not_there_is_an_error():
     [
         ({"RANK": "x"}, "RANK must be an integer of at least 0, as torchrun sets it, got 'x'"),
         ({"WORLD_SIZE": "-1"}, "WORLD_SIZE must be an integer of at least 0, as torchrun sets it, got '-1'"),
-        ({"WORLD_SIZE": "2", "RANK": "5"}, "RANK must be below WORLD_SIZE=2, got 5; torchrun sets both"),
+        ({"RANK": "²"}, "RANK must be an integer of at least 0, as torchrun sets it, got '²'"),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK must be below WORLD_SIZE=2, got 2; torchrun sets both"),
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 needs MASTER_ADDR and MASTER_PORT too; torchrun sets them all"),
     ],
 )
@@ -88,3 +82,42 @@ def test_what_torchrun_would_not_set_is_refused(given, message, monkeypatch):
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"), joined("cpu"):
         pass
+
+
+@pytest.fixture
+def four_gpus(monkeypatch):
+    """The numbers of the devices that were made the current one, which is the third at first."""
+    used = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: used.append(device.index))
+    return used
+
+
+@pytest.mark.parametrize(
+    ("name", "local_rank", "device"),
+    [
+        ("auto", None, "cuda:2"),
+        ("cuda", None, "cuda:2"),
+        ("cuda:1", None, "cuda:1"),
+        ("cuda", 3, "cuda:3"),
+        ("cuda:1", 3, "cuda:3"),
+        ("cpu", 3, "cpu"),
+    ],
+)
+def test_each_process_of_a_machine_has_a_gpu_of_its_own(name, local_rank, device, four_gpus):
+    assert choose_device(name, local_rank) == torch.device(device)
+
+
+@pytest.mark.parametrize(("size", "gpu"), [(1, 2), (8, 1)])
+def test_the_gpu_is_that_of_the_rank_on_its_own_machine(size, gpu, four_gpus, monkeypatch):
+    started = []
+    monkeypatch.setattr(distributed, "_unused_store", lambda rank, size: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **options: started.append((backend, options)))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: started.append("ended"))
+    for name, value in {"WORLD_SIZE": size, "RANK": size - 1, "LOCAL_RANK": 1, "MASTER_ADDR": "here"}.items():
+        monkeypatch.setenv(name, str(value))
+    with joined("cuda") as world:
+        assert world == World(size - 1, size, torch.device("cuda", gpu)) and four_gpus == [gpu]
+    among = {"store": None, "rank": size - 1, "world_size": size}
+    assert started == ([] if size == 1 else [("cpu:gloo,cuda:nccl", among), "ended"])
