@@ -94,7 +94,8 @@ def whole_validation(config: TrainConfig, out: Path) -> dict[str, Any]:
     by_position = [bucket["loss"] for bucket in found["buckets"]]
     measured = {"validation": {"loss": found["loss"], "tokens": found["tokens"], "by_position": by_position}}
     length = context * min(BEYOND, found["tokens"] // context)
-    options: dict[str, Any] = {"length": length, "stride": length, "limit": WINDOWS, "bucket": context}
+    limit = min(WINDOWS, config.data.batch_size * config.run.eval_batches)  # a quick run evaluates little
+    options: dict[str, Any] = {"length": length, "stride": length, "limit": limit, "bucket": context}
     longer = evaluate_checkpoint(out, device=device, **options)
     return measured | {"beyond": [bucket["loss"] for bucket in longer["buckets"]]}
 

@@ -1,5 +1,6 @@
 """Settings shared by all tests: threads, randomness, and which tests need a GPU."""
 
+import gc
 import os
 from collections import Counter
 from pathlib import Path
@@ -40,6 +41,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    # What is there now stays. Benchmarks and compilers collect often, and would go through all of it each time.
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # some libraries complain of what is left at the end
 
 
 @pytest.fixture(autouse=True)
