@@ -119,6 +119,18 @@ def test_generate_narrows_the_choice_by_probability_and_repetition(trained):
     assert len(set(unlike[:7])) == 7
 
 
+def test_generate_sees_as_many_tokens_as_it_is_told(trained, monkeypatch):
+    refused = CliRunner().invoke(app, ["generate", str(trained), "--context", "999"])
+    assert refused.exit_code == 1 and re.search(r"context must be at most the \d+ learned positions", refused.stderr)
+    told = []
+    monkeypatch.setattr(
+        "longshort.generation.text.generate", lambda *_, context, **__: iter(told.append(context) or ())
+    )
+    for given in ((), ("--context", 9)):
+        run("generate", trained, *given)
+    assert told == [None, 9]
+
+
 def test_generate_thinks_softly_before_it_writes(trained):
     options = ("generate", trained, "--prompt", "abc", "--tokens", 20, "--temperature", 0)
     soft = (*options, "--thinking", "soft", "--thinking-end", "~")

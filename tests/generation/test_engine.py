@@ -59,6 +59,26 @@ def test_past_the_context_the_text_is_the_same_too(positions, prompt):
     assert text(model, prompt, max_new_tokens=30) == text(model, prompt, max_new_tokens=30, use_cache=False)
 
 
+@pytest.mark.parametrize("prompt", [PROMPT, ROWS, torch.arange(40)[None]])
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_a_model_can_see_more_tokens_than_in_training_and_fewer(prompt, use_cache):
+    short, long = (build(positions="rotary", context=context) for context in (16, 96))
+    long.load_state_dict(short.state_dict())
+    options = {"max_new_tokens": 30, "use_cache": use_cache}
+    assert text(short, prompt, context=96, **options) == text(long, prompt, **options) != text(short, prompt, **options)
+    assert text(long, prompt, context=16, **options) == text(short, prompt, **options)
+
+
+def test_a_longer_context_is_held_in_the_cache(monkeypatch):
+    model = build(positions="rotary", context=16)
+    lengths, forward = [], type(model).forward
+    monkeypatch.setattr(
+        type(model), "forward", lambda *a, **k: lengths.append(k["tokens"].shape[1]) or forward(*a, **k)
+    )
+    text(model, torch.arange(40)[None], context=96, max_new_tokens=5)
+    assert lengths == [40, 1, 1, 1, 1]
+
+
 @pytest.mark.parametrize("positions", ["learned", "rotary", "alibi"])
 @pytest.mark.parametrize("context", [128, 16])
 def test_each_row_of_a_padded_batch_is_the_row_alone(positions, context):

@@ -170,6 +170,8 @@ def test_no_graph_is_kept(model):
         ([[-1]], {}, "prompt must be from 0 to 255, got values from -1 to -1"),
         (torch.tensor([[1]]), {"temperature": float("nan")}, "temperature must be a number >= 0, got nan"),
         (torch.tensor([[1]]), {"max_new_tokens": 0}, "max_new_tokens must be an integer from 1 to 2.31 - 1, got 0"),
+        (torch.tensor([[1]]), {"context": 0}, "context must be an integer from 1 to 2.31 - 1, got 0"),
+        (torch.tensor([[1]]), {"context": 2049}, "context must be at most the [0-9]+ learned positions, got 2049"),
         (torch.tensor([[1]]), {"max_new_tokens": 2.5}, "max_new_tokens must be an integer from 1 to 2.31 - 1, got 2.5"),
         (torch.tensor([[1]]), {"stop": "\n"}, r"stop must be a token or tokens, .* stop_strings\), got '\\n'"),
         (torch.tensor([[1]]), {"stop": ["a", 3]}, r"stop must be a token or tokens, .* got \['a', 3\]"),

@@ -24,6 +24,9 @@ def generate(
     repetition_penalty: Annotated[
         float, typer.Option(help="Above 1 makes tokens that occurred before less probable.")
     ] = 1.0,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Tokens that the model sees (default: as in training).")
+    ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; repeatable.")] = None,
     thinking: Annotated[
         str | None, typer.Option(help="soft: think in mixtures of tokens first, until --thinking-end.")
@@ -76,6 +79,7 @@ def generate(
         "top_p": top_p,
         "min_p": min_p,
         "repetition_penalty": repetition_penalty,
+        "context": context,
         "seed": seed,
         "thinking": given if thinking else None,
     }

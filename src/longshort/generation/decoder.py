@@ -39,15 +39,17 @@ class Decoder:
         draws: Draws,
         *,
         max_prompt: int,
+        context: int | None = None,
         use_cache: bool = True,
         padded: bool = True,
         graph: bool | None = None,
         generator: torch.Generator | None = None,
         group: ProcessGroup | None = None,
     ) -> None:
-        """`padded`: prompts may have different lengths; `graph`, `use_cache` and `group` are as in `generate`."""
+        """`padded`: prompts may have different lengths; the others are as in `generate`."""
         self._model, self._draws, self._padded, self._group = model, draws, padded, group
-        (batch, count), device, context = draws.tokens.shape, draws.tokens.device, model.config.context
+        self._context = context = context or model.config.context
+        (batch, count), device = draws.tokens.shape, draws.tokens.device
         on_gpu, usable = decodes_by_steps(device), use_cache and max_prompt <= context
         if graph and not (on_gpu and usable):
             raise ValueError(
@@ -87,7 +89,7 @@ class Decoder:
     def step(self) -> Tensor:
         """Draw the next tokens (B,), which the next step overwrites if it is captured; see `Draws.step`."""
         length = self._prompt.shape[1] + self._drawn
-        first = max(0, length - self._model.config.context)
+        first = max(0, length - self._context)
         if self._cache is None or first:
             shown = self._draws.step(self._logits(self._part(first, length, first)))
         elif not self._drawn and self._group is not None:

@@ -43,14 +43,15 @@ def generate(
     thinking: SoftThinking | None = None,
     record: ThinkingRecord | None = None,
     callback: Callable[[Tensor], object] | None = None,
+    context: int | None = None,
     use_cache: bool = True,
     cuda_graph: bool | None = None,
     group: ProcessGroup | None = None,
 ) -> Iterator[Tensor]:
     """Yield the next token (B,) of each sequence of the prompt, step after step.
 
-    Past `model.config.context` the model sees the last `context` tokens, counted from position 0 as in training: then
-    each token takes a pass over all of them, cache or not.
+    Past the `context` the model sees the last `context` tokens, counted from position 0 as in training: then each token
+    takes a pass over all of them, cache or not.
 
     Args:
         prompt: (B, T) tokens, or B sequences of different lengths; `TextStream` takes text.
@@ -64,6 +65,8 @@ def generate(
             sequence in its thinking too.
         record: gets the mixtures that are drawn.
         callback: called with each (B,) as it is drawn: everything is then drawn at once, and returned at the end.
+        context: how many tokens the model sees: `model.config.context` if None, as in training; also more than that,
+            unless positions are learned.
         use_cache: False runs the whole sequence through the model for every token: the same text, slowly.
         cuda_graph: on a GPU, decode by replaying a captured step; if None, where more than a few tokens are wanted, and
             with a warning if the model cannot be captured. True insists, False takes the plain way.
@@ -83,6 +86,8 @@ def generate(
     )
     check_model(model)
     check_count("max_new_tokens", max_new_tokens)
+    if context is not None:
+        _check_context(model, context)
     texts = isinstance(stop_strings, Collection) and all(isinstance(text, str) and text for text in stop_strings)
     if isinstance(stop_strings, str) or not texts:
         raise ValueError(f"stop_strings must be a sequence of texts that are not empty, got {stop_strings!r}")
@@ -112,6 +117,7 @@ def generate(
         model,
         draws,
         max_prompt=longest,
+        context=context,
         use_cache=use_cache,
         padded=shortest < longest,
         graph=cuda_graph,
@@ -181,6 +187,13 @@ def check_model(model: object) -> None:
     """Raise unless it is a language model of ours."""
     if not callable(getattr(model, "new_cache", None)):  # a compiled GPT is of another type
         raise ValueError(f"model must be a GPT, got {type(model).__name__}")
+
+
+def _check_context(model: GPT, context: int) -> None:
+    check_count("context", context)
+    config = model.config
+    if config.positions == "learned" and context > config.context:
+        raise ValueError(f"context must be at most the {config.context} learned positions, got {context}")
 
 
 def check_seed(seed: object) -> None:
