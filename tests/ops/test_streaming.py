@@ -98,6 +98,7 @@ def test_first_tiles_far_before_the_window_are_walked(name, parts):
 
     case = {"n_queries": 150, "n_keys": 160} | LONG_CASES[name]
     if parts:  # all heads are long ones, whose walks are cut
+        case |= {"n_queries": 90, "n_keys": 100}
         case["plan"] = HeadPlan(windows=(2000, 1100, 1024, None), firsts=(3, 20, 0, 0))
     with use({kernel: TileShape(32, 32, 1, 4, parts=parts) for kernel in KERNELS}):
         ours = results("triton", **case)
