@@ -129,6 +129,22 @@ def test_the_reference_is_the_model_after_the_supervised_steps(tmp_path):
     assert any(not value.equal(after[name]) for name, value in before.model.items())
 
 
+def test_a_run_is_resumed_only_with_the_file_of_its_task(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("from longshort.data.problems import Chains\n\n\nclass Mine(Chains):\n    pass\n")
+    task = f"rl.task={file}:Mine"
+    reinforce(tiny_rl(tmp_path / "run", task, "run.steps=4"))
+    before = file.read_text()
+    file.write_text(before.replace("pass", "def reward(self, problem, tokens): return 1.0"))
+    message = (
+        r"run: trained on another version of .*mine\.py:Mine; set the file back to resume, or choose another run.out"
+    )
+    with pytest.raises(ConfigError, match=message):
+        reinforce(tiny_rl(tmp_path / "run", task))
+    file.write_text(before)
+    assert reinforce(tiny_rl(tmp_path / "run", task)).status == "finished"
+
+
 def test_without_its_reference_a_run_is_not_resumed(tmp_path):
     reinforce(tiny_rl(tmp_path / "run", "run.steps=5"))
     (weights,) = (tmp_path / "run" / "reference").glob("*/model.safetensors")

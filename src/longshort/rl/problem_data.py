@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from longshort.data.problems import Problem, ProblemTask, checked_problem, drawn
+from longshort.data.problems import Problem, ProblemTask, checked_problem, drawn, file_of
 from longshort.model.gpt import IGNORED_TARGET
 from longshort.train.settings.config import ConfigError, TrainConfig
 from longshort.train.settings.vocabulary import open_problems
@@ -26,6 +26,8 @@ class ProblemData:
     task_seed: int
     run_seed: int
     max_new_tokens: int
+    code: bytes = b""
+    """What the task's file says, if it is a user's own."""
 
     @classmethod
     def open(cls, config: TrainConfig) -> ProblemData:
@@ -53,11 +55,13 @@ class ProblemData:
                 f"{max(count, task.max_new_tokens)}, got {model.context}"
             )
         options = json.dumps(rl.task_options, sort_keys=True, default=str)
-        return cls(task, rl.task, options, rl.task_seed, config.run.seed, count)
+        file = file_of(rl.task)
+        code = b"" if file is None else file.read_bytes()
+        return cls(task, rl.task, options, rl.task_seed, config.run.seed, count, code)
 
     @property
     def fingerprint(self) -> str:
-        return hashlib.sha256(f"{self.name} {self.options}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.name} {self.options}".encode() + self.code).hexdigest()
 
     @property
     def tokenizer_checksum(self) -> str | None:

@@ -102,6 +102,11 @@ def check_same_run(config: TrainConfig, checkpoint: Checkpoint, fingerprint: str
 
 def _other_vocabulary(config: TrainConfig, recorded: Mapping[str, Any]) -> str:
     out, task, path, before = config.run.out, config.task.name, config.data.path, recorded["data"]["path"]
+    if config.rl.task is not None:
+        return (
+            f"{out}: trained on another version of {config.rl.task}; set the file back to resume, or choose another "
+            "run.out"
+        )
     if task is not None:
         return f"{out}: trained on other examples than the task {task} gives here; choose another run.out"
     back = "" if before in (path, None) else f"set data.path={before} again, or "

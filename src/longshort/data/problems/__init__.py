@@ -2,7 +2,7 @@
 
 from longshort.data.problems.chains import Chains
 from longshort.data.problems.frontiers import Frontiers
-from longshort.data.problems.opening import PROBLEM_TASKS, checked_problem, open_task
+from longshort.data.problems.opening import PROBLEM_TASKS, checked_problem, file_of, open_task
 from longshort.data.problems.problem import SPLITS, Problem, ProblemTask, answer_of, drawn
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "answer_of",
     "checked_problem",
     "drawn",
+    "file_of",
     "open_task",
 ]

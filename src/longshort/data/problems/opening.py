@@ -45,6 +45,15 @@ def open_task(name: str, options: Mapping[str, Any] | None = None) -> ProblemTas
     return task
 
 
+def file_of(name: str) -> Path | None:
+    """The file that a task is in; None for those that come with the package.
+
+    >>> file_of("mine/sorting.py:Sorting"), file_of("chains")
+    (PosixPath('mine/sorting.py'), None)
+    """
+    return None if name in PROBLEM_TASKS else Path(name.rpartition(":")[0])
+
+
 def checked_problem(name: str, task: ProblemTask, draw: Callable[[], object]) -> Problem:
     """What `draw` gives, which asks the task for a problem; an error if the problem contradicts the task.
 
