@@ -46,14 +46,13 @@ LEARNED = 0.5
 """The share that full attention must have right for a kind to decide anything."""
 APART, PARTED = 0.1, 0.5
 """Seeds further apart are shown one by one; seeds that part have no interval."""
-TIMES = {
+OTHER_LENGTHS = {
     0.5: "At half the length",
-    1: "At the length of the fine-tuning",
     2: "At twice the length, past the context of the training",
     4: "At four times the length",
     8: "At eight times the length",
 }
-"""The lengths that are asked, in lengths of the fine-tuning."""
+"""What is also asked, in lengths of the fine-tuning."""
 RECALL = "recall"
 
 BASE: dict[str, Any] = {
@@ -117,7 +116,7 @@ def asked(config: TrainConfig, out: Path) -> dict[str, Any]:
     tokenizer, most = checkpoint_tokenizer(loaded), config.task.test or 1
     found = [
         evaluate_retrieval(model, tokenizer, lengths=(int(times * length),), examples=_examples(most, times), **options)
-        for times in TIMES
+        for times in (1, *OTHER_LENGTHS)
     ]
     first, _ = load_model(Path(config.task.start or ""), device)
     before = evaluate_retrieval(first, tokenizer, kinds=(RECALL,), lengths=(length,), examples=most, **options)
@@ -238,11 +237,11 @@ def more(data: Data) -> str:
         near = [(row["variant"], *(_shown(row.get(key, {}).get(name, ())) for name in names)) for row in rows]
         text = f"{words} by the distance back to the pair, in tokens"
         parts.append(f"{text}:\n\n{tables.markdown(('plan', *names), near)}")
-    for times, words in TIMES.items():
-        asked = [row for row in rows if times != 1 and any(_at_length(row, kind, times) for kind in KINDS)]
+    for times, words in OTHER_LENGTHS.items():
         lines = [
             (row["variant"], *(_shown(_at_length(row, kind, times), len(row["seeds"])) for kind in KINDS))
-            for row in asked
+            for row in rows
+            if any(_at_length(row, kind, times) for kind in KINDS)
         ]
         if lines:
             parts.append(f"{words}:\n\n{tables.markdown(('plan', *KINDS), lines)}")
@@ -344,7 +343,7 @@ def every_kind(data: Data, judged: Sequence[str] = JUDGED) -> Finding | None:
 
 def holds_out(data: Data, judged: Sequence[str]) -> Finding | None:
     """Needles at eight times the length against the same model's at the length."""
-    rows, times = measures.by_name(data), max(TIMES)
+    rows, times = measures.by_name(data), max(OTHER_LENGTHS)
     needles = [kind for kind in KINDS if kind.startswith("needle")]
     cases, seeds = {}, []
     for name in judged:

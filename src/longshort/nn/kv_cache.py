@@ -109,7 +109,7 @@ class KVCache(ABC):
 
     def repeat(self, n: int) -> None:
         """Repeat each sequence n times, the copies side by side, as `torch.repeat_interleave` does."""
-        check_count("n", n, 1)
+        check_count("n", n)
         self.select(torch.arange(self.batch_size, device=self.device).repeat_interleave(n))
 
     def _check_whole(self) -> None:
