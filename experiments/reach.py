@@ -222,9 +222,9 @@ def more(data: Data) -> str:
     ]
     words = (
         f"Losses by position in sequences longer than any in training, {WINDOWS} at most, from the beginning of the "
-        "validation text; means over these seeds"
+        "validation text; means over the seeds that are named"
     )
-    return f"{within}\n\n{words}:\n\n{tables.markdown(('plan', 'of seeds', *places), lines)}"
+    return f"{within}\n\n{words}:\n\n{tables.markdown(('plan', 'which seeds', *places), lines)}"
 
 
 def against(data: Data, name: str, others: Sequence[str]) -> dict[str, Difference]:

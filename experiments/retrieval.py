@@ -54,6 +54,8 @@ OTHER_LENGTHS = {
 }
 """What is also asked, in lengths of the fine-tuning."""
 RECALL = "recall"
+LENGTHENED = "needles-books"
+"""The kind that the figure shows by length."""
 
 BASE: dict[str, Any] = {
     "task": {
@@ -392,7 +394,7 @@ def sooner(data: Data, judged: Sequence[str] = JUDGED) -> Finding | None:
 
 
 def figure(data: Data, lined: Sequence[str] = USUAL) -> Any:
-    """Recall by plan and distance; right answers over the steps, for some of the plans."""
+    """Recall by plan and distance; right answers over the steps and by length, for some of the plans."""
     from longshort.report.charts import drawing
 
     rows = data["rows"]
@@ -407,17 +409,28 @@ def figure(data: Data, lined: Sequence[str] = USUAL) -> Any:
     axes |= {"value": "accuracy", "value_title": "right", "log": False, "domain": (0.0, 1.0)}
     height = max(280, 14 * sum(len(row["seeds"]) for row in rows))
     recall = figures.heat(cells, title=RECALL, width=260, height=height, **axes)
+    steps = [
+        {"series": curve["variant"], "detail": str(curve["seed"]), "step": step, "accuracy": share}
+        for curve in data["curves"]
+        if curve["variant"] in names
+        for step, share in curve["kinds"].get("variables", ())
+    ]
+    lengths = [
+        {"series": row["variant"], "detail": "", "length": int(length), "accuracy": statistics.fmean(shares)}
+        | {"low": min(shares), "high": max(shares)}
+        for row in rows
+        if row["variant"] in names
+        for length, shares in sorted(row["shares"].get(LENGTHENED, {}).items(), key=lambda pair: int(pair[0]))
+    ]
+    shape: dict[str, Any] = {"y": "accuracy", "names": names, "share": True, "width": 215, "height": height}
+    title = "right answers, validation"
     panels = []
-    for kind in ("variables", "needles-noise"):
-        steps = [
-            {"series": curve["variant"], "detail": str(curve["seed"]), "step": step, "accuracy": share}
-            for curve in data["curves"]
-            if curve["variant"] in names
-            for step, share in curve["kinds"].get(kind, ())
-        ]
-        over: dict[str, Any] = {"x": "step", "x_title": "step", "y": "accuracy", "y_title": "right answers, validation"}
-        if steps:
-            panels.append(figures.lines(steps, title=kind, names=names, share=True, width=215, height=height, **over))
+    if steps:
+        panels.append(figures.lines(steps, title="variables", x="step", x_title="step", y_title=title, **shape))
+    if lengths:
+        words = "length, in tokens"
+        shape |= {"log_x": True, "points": True, "width": 270}
+        panels.append(figures.lines(lengths, title=LENGTHENED, x="length", x_title=words, y_title="", **shape))
     alt = drawing()
     return alt.hconcat(recall, alt.hconcat(*panels)).resolve_scale(color="independent", strokeDash="independent")
 
@@ -447,7 +460,8 @@ EXPERIMENT = Experiment(
     cost="H200: about 3 minutes per seed beyond `reach`, six at a time; CPU --quick: two minutes",
     caption=(
         "Right answers of recall by plan, seed and the distance back to the pair (left); over the steps of the "
-        "fine-tuning, for variable tracking and four needles in noise, mean and range over seeds."
+        "fine-tuning, for variable tracking (middle); by length after it, for four needles in books (right). Lines are "
+        "means over seeds, with their range."
     ),
     claims={
         "distance": Claim(

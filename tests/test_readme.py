@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.engine import comparison
+
 README = Path(__file__).parents[1] / "README.md"
 TEXT = README.read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", TEXT, flags=re.DOTALL | re.MULTILINE)
@@ -62,17 +64,30 @@ def endurance():
     yield f"| the same: perplexity of each run at the end | {plain} | LS: {ls} | {len(seeds)} |"
 
 
+MODERN = ("full", "ladder-nope", "ls1-w64")
+
+
 def reach():
-    rows = {row["variant"]: row["final_losses"] for row in data("experiments/results/reach.json")["rows"]}
-    full, ladder, ls = (mean_and_deviation(rows[name], 3) for name in ("full", "ladder", "ls1-w64"))
-    yield f"validation loss | {full} | ladder of windows: {ladder}; LS: {ls} | {len(rows['full'])} |"
+    rows = {row["variant"]: row for row in data("experiments/results/reach-modern.json")["rows"]}
+    full, ladder, ls = (mean_and_deviation(rows[name]["final_losses"], 3) for name in MODERN)
+    yield f"validation loss | {full} | ladder: {ladder}; LS: {ls} | {len(rows['full']['seeds'])} |"
+    below = comparison.difference(rows["full"], rows["ladder-nope"])
+    yield f"{below.low:.3f} to {below.high:.3f} nats below full attention's (95 %)"
 
 
 def retrieval():
-    rows = {row["variant"]: row["shares"] for row in data("experiments/results/retrieval.json")["rows"]}
-    found = ([100 * share for share in rows[name]["variables"]["2048"]] for name in ("full", "ladder", "ls1-w64"))
-    full, ladder, ls = (mean_and_deviation(values, 1) for values in found)
-    yield f"chains of variables, % right | {full} | ladder: {ladder}; LS: {ls} | 3 |"
+    rows = {row["variant"]: row for row in data("experiments/results/retrieval-modern.json")["rows"]}
+    chains = [
+        f"{100 * statistics.fmean(rows[name]['shares']['variables']['2048']):.0f} %" for name in ("one-full-8", *MODERN)
+    ]
+    assert len(set(chains[1:])) == 1
+    yield f"answers {chains[0]} of chains of variables, the others {chains[1]}"
+    far = [rows[name]["shares"]["needles-books"]["16384"] for name in MODERN]
+    assert {len(shares) for shares in far} == {1}
+    full, ladder, ls = (f"{100 * share:.0f}" for (share,) in far)
+    times = 16384 // rows["full"]["length"]
+    cells = f"{full} | ladder: {ladder}; LS: {ls} | 1 |"
+    yield f"asked at {times} times the length of training: needles found, % | {cells}"
 
 
 def costs():
@@ -81,7 +96,7 @@ def costs():
     faster = [f"{row['training']['32768'] / full['training']['32768']:.1f}" for row in others]
     mib = [f"{row['cache_bytes'] / 2**20:.0f}" for row in (full, *others)]
     cells = f"1; {mib[0]} MiB | ladder: {faster[0]}; {mib[1]}; LS: {faster[1]}; {mib[2]}"
-    yield f"| the same plans at 32,768 tokens: training speed; cache | {cells} | |"
+    yield f"| such plans at 32,768 tokens: training speed; cache | {cells} | |"
 
 
 def demo():
@@ -153,7 +168,7 @@ def soak():
 
 def settings():
     """Numbers that describe a setting, which the commands of the pages name too."""
-    yield "models of 6.9, 8.4 and 0.2 million parameters"
+    yield "models of 6.9, 10.6, 8.4 (costs) and 0.2 million parameters"
     yield "one global head of 12 and windows of 128"
 
 

@@ -1,20 +1,63 @@
 """The page on plans: its code runs, and what it shows of the command line is what the command line shows."""
 
+import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
 
+from experiments.engine import comparison
 from longshort import reach
 from longshort.report.plan import plan_text
 from longshort.train import TrainConfig
 
-PAGE = (Path(__file__).parents[2] / "docs" / "ideas" / "plans.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "ideas" / "plans.md").read_text(encoding="utf-8")
+RESULTS = ROOT / "experiments" / "results"
 
 
 @pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", PAGE, re.S))
 def test_code_of_the_page_runs(block):
     exec(block, {})
+
+
+ROWS = {
+    "ladder: 1 global head, not rotated, and windows 512, 256 ... 8 in every layer": "ladder-nope",
+    "one full layer, the last of eight, not rotated": "one-full-8-nope",
+    "one full layer in four, not rotated": "interleave-3-1-nope",
+    "one full layer in six, and the last": "interleave-5-1",
+    "one full layer, the sixth": "one-full-6",
+    "every second layer full": "interleave-1-1",
+    "one full layer in four": "interleave-3-1",
+    "ladder": "ladder",
+    "one full layer, the last": "one-full-8",
+    "two global heads per layer, windows of 64": "ls2-w64",
+    "one global head per layer, windows of 64": "ls1-w64",
+    "full attention": "full",
+}
+"""Rows of the page's table, as the experiments call them."""
+
+
+def test_table_of_the_page_is_what_was_measured():
+    losses, answers = (
+        {row["variant"]: row for row in json.loads((RESULTS / f"{name}.json").read_text())["rows"]}
+        for name in ("reach-modern", "retrieval-modern")
+    )
+    full = losses["full"]
+    lines = []
+    for words, name in ROWS.items():
+        row, shares = losses[name], answers.get(name, {}).get("shares", {})
+        against = comparison.difference(row, full)
+        loss = f"{against.mean:+.3f} ({against.low:+.3f} to {against.high:+.3f})" if row is not full else "0"
+        cells = [str(row["n_global"]), f"{100 * row['cache_bytes'] / full['cache_bytes']:.0f} %", loss]
+        for kind, length in (("variables", "2048"), ("needles-books", "16384")):
+            values = shares.get(kind, {}).get(length, [])
+            cells.append(f"{100 * statistics.fmean(values):.0f} %" if values else "")
+        lines.append(f"| {words} | {' | '.join(cells)} |".replace("  ", " "))
+    assert [line for line in lines if line not in PAGE.replace("**", "")] == []
+    means = [statistics.fmean(losses[name]["final_losses"]) for name in ROWS.values()]
+    assert means == sorted(means)
 
 
 def test_drawing_is_that_of_the_command():

@@ -158,12 +158,22 @@ def test_the_figure_has_every_plan_by_distance_and_no_more_lines_than_colours():
     kinds = {"variables": [[1, 0.0], [2, 1.0]]}
     curves = [{"variant": row["variant"], "seed": 0, "kinds": kinds} for row in rows]
     drawn = load("retrieval-modern").figure({"rows": rows, "curves": curves})
-    recall, (lined,) = drawn.hconcat[0], drawn.hconcat[1].hconcat
+    recall, (lined, lengths) = drawn.hconcat[0], drawn.hconcat[1].hconcat
     text = recall.to_json()
     assert all(f'"{row["variant"]}, 2"' in text for row in rows)
     assert recall.height == lined.height == 14 * 3 * len(rows)
-    assert {name for name in modern.PLANS if f'"{name}"' in lined.to_json()} == set(retrieval_modern.LINED)
+    for panel in (lined, lengths):
+        assert {name for name in modern.PLANS if f'"{name}"' in panel.to_json()} == set(retrieval_modern.LINED)
     assert len(retrieval_modern.LINED) <= 6
+
+
+def test_the_figure_has_the_mean_at_each_length_and_the_range_of_the_seeds_that_were_asked_there():
+    (row, *_) = decided()
+    row["shares"]["needles-books"] = {"16384": [0.5], "2048": [0.8, 0.9, 1.0]}
+    (lengths,) = load("retrieval").figure({"rows": [row], "curves": []}).hconcat[1].hconcat
+    bars, line = (layer["data"]["values"] for layer in lengths.to_dict()["layer"])
+    assert [(bar["length"], bar["low"], bar["high"]) for bar in bars] == [(2048, 0.8, 1.0), (16384, 0.5, 0.5)]
+    assert [(point["length"], round(point["accuracy"], 6)) for point in line] == [(2048, 0.9), (16384, 0.5)]
 
 
 def test_the_page_shows_seeds_that_part_and_what_the_intervals_are():

@@ -13,7 +13,7 @@ from longshort import HeadPlan, reach
 from longshort.reach.budgets import EVIDENCE
 from longshort.reach.costs import mean_visible
 
-RESULTS = Path(__file__).parents[2] / "experiments" / "results" / "reach.json"
+RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 
 
 def counted(layers, context):
@@ -65,14 +65,51 @@ def test_full_attention_is_all_of_full_attention():
         assert reach.costs(reach.full(n_layers=2, n_heads=4), context=64, causal=causal).share == 1
 
 
-def test_evidence_is_the_experiments():
-    rows = {row["variant"]: statistics.fmean(row["final_losses"]) for row in json.loads(RESULTS.read_text())["rows"]}
-    found = {name: loss - rows["full"] for name, loss in rows.items()}
-    assert {name: round(found[name], 4) for name in EVIDENCE} == EVIDENCE
-    best = sorted(OF_EIGHT, key=found.__getitem__)[:2]
-    assert best == ["ladder", "one-full-8"]
-    assert found["one-full-2"] > 0
-    assert round(found["all-local-w64"], 3) == 0.116
+def rows_of(experiment):
+    return {row["variant"]: row for row in json.loads((RESULTS / f"{experiment}.json").read_text())["rows"]}
+
+
+def above_full(experiment):
+    losses = {name: statistics.fmean(row["final_losses"]) for name, row in rows_of(experiment).items()}
+    return {name: loss - losses["full"] for name, loss in losses.items()}
+
+
+@pytest.mark.parametrize("experiment", EVIDENCE)
+def test_evidence_is_the_experiments(experiment):
+    found = above_full(experiment)
+    assert {name: round(found[name], 4) for name in EVIDENCE[experiment]} == EVIDENCE[experiment]
+    assert {len(row["seeds"]) for row in rows_of(experiment).values()} == {3}
+
+
+def test_what_the_reasons_say_is_in_the_experiments():
+    older, modern = above_full("reach"), above_full("reach-modern")
+    assert sorted(OF_EIGHT, key=older.__getitem__)[:2] == ["ladder", "one-full-8"]
+    assert older["one-full-2"] > 0 and round(older["all-local-w64"], 3) == 0.116
+    assert min(modern, key=modern.__getitem__) == "ladder-nope" and len(modern) == 17
+
+    for experiment, of_full, of_last, gained in (("retrieval", 95, 46, 2), ("retrieval-modern", 99, 80, 1)):
+        rows = rows_of(experiment)
+
+        def right(plan, kind="variables", rows=rows):
+            return 100 * statistics.fmean(rows[plan]["shares"][kind]["2048"])
+
+        assert (round(right("full")), round(right("one-full-8"))) == (of_full, of_last)
+        assert round(right("ls1-w64") - right("full")) == gained
+        needles = [kind for kind in rows["full"]["shares"] if kind.startswith("needle")]
+        assert all(right("ls1-w64", kind) > right("full", kind) - 2 for kind in needles)
+
+
+def test_with_rotary_positions_global_heads_are_not_rotated():
+    sizes = {"n_layers": 8, "n_heads": 8, "context": 2048, "rotary": True}
+    ladder = reach.budget(**sizes, share=0.24)
+    assert ladder.layers == reach.ladder(n_layers=8, n_heads=8, nope=True)
+    assert "not rotated" in ladder.reason and "-0.0777" in ladder.reason
+    assert reach.budget(**sizes, share=0.2).layers == reach.long_short(1, 64, n_layers=8, n_heads=8)
+    late = reach.budget(**sizes, n_kv_heads=1, share=0.2)
+    assert late.layers == reach.interleave("LLLLLLLG", 64, n_layers=8, n_heads=8, n_kv_heads=1, nope=True)
+    assert "whose heads are not rotated" in late.reason and "-0.0674" in late.reason
+    with pytest.raises(ValueError, match="rotary must be True or False, got 'yes'"):
+        reach.budget(n_layers=8, n_heads=8, context=2048, share=0.24, rotary="yes")
 
 
 def test_budget_of_the_experiment_gives_its_plans():
@@ -85,7 +122,7 @@ def test_budget_of_the_experiment_gives_its_plans():
     assert "found needles as full attention does" in head_wise.reason
     late = reach.budget(**sizes, n_kv_heads=1, share=0.2)
     assert late.layers == reach.interleave("LLLLLLLG", 64, n_layers=8, n_heads=8, n_kv_heads=1)
-    assert "full layer at the end" in late.reason and "46 % of chains of variables" in late.reason
+    assert "full layer at the end" in late.reason and "46 and 80 % of chains of variables" in late.reason
 
 
 def test_budget_that_a_plan_meets_exactly_is_enough():
@@ -119,19 +156,6 @@ def test_full_layers_are_halved_until_the_budget_is_met():
     sixteenth = reach.interleave("L" * 15 + "G", 64, n_layers=32, n_heads=1)
     share = reach.costs(sixteenth, context=2048).share
     assert reach.budget(n_layers=32, n_heads=1, context=2048, share=share).layers == sixteenth
-
-
-def test_what_is_said_of_retrieval_is_what_was_measured():
-    found = json.loads((RESULTS.parent / "retrieval.json").read_text())
-    rows = {row["variant"]: row["shares"] for row in found["rows"]}
-
-    def share(plan, kind):
-        return 100 * statistics.fmean(rows[plan][kind]["2048"])
-
-    assert (round(share("one-full-8", "variables")), round(share("full", "variables"))) == (46, 95)
-    for kind in rows["full"]:
-        if kind != "recall":
-            assert share("ls1-w64", kind) > share("full", kind) - 2
 
 
 @given(

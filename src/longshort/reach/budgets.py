@@ -1,11 +1,11 @@
-"""Which plan to take within a budget, by the experiments `reach` and `retrieval` (docs/results).
+"""Which plan to take within a budget, by the experiments `reach-modern`, `reach` and their `retrieval` (docs/results).
 
-There, with 8 layers of 8 heads, a context of 2,048 and three seeds, the lowest losses of the plans in which an eighth
-of the heads is global were those of a ladder of windows in every layer and of a single full layer at the end, which
-could not be told apart. But that single layer answered half as many chains of variables as full attention. With one
-global head and windows of 64 in each layer, the same number of keys, neither the loss nor those answers could be told
-from full attention's; all three found needles. An early full layer, or no global head, had a higher loss than full
-attention. Other sizes are an extrapolation.
+There, with 8 layers of 8 heads, a context of 2,048 and three seeds, a ladder of windows in every layer, with an eighth
+of the heads global, had a lower loss than full attention, and its answers to chains of variables could not be told from
+full attention's. A single full layer at the end answered fewer. With one global head and windows of 64 in each layer
+neither the loss nor those answers could be told from full attention's. All found needles. Plans whose global heads are
+not rotated had the lowest losses of all. An early full layer, or no global head, had a higher loss than full attention.
+Other sizes are an extrapolation.
 """
 
 from __future__ import annotations
@@ -17,8 +17,47 @@ from longshort.reach.costs import Costs, check_sizes, costs
 from longshort.reach.layer import LayerReach
 from longshort.reach.patterns import interleave, ladder, long_short
 
-EVIDENCE = {"ladder": -0.0365, "ls1-w64": -0.0116, "one-full-8": -0.0358}
+EVIDENCE = {
+    "reach": {"ladder": -0.0365, "ls1-w64": -0.0116, "one-full-8": -0.0358},
+    "reach-modern": {
+        "ladder-nope": -0.0777,
+        "ladder": -0.0311,
+        "ls1-w64": -0.0035,
+        "one-full-8-nope": -0.0674,
+        "one-full-8": -0.0280,
+    },
+}
 """Mean loss minus that of full attention, in nats, of the plans that `budget` chooses from."""
+_MODERN = EVIDENCE["reach-modern"]
+
+
+def _both(name: str) -> str:
+    return f"{EVIDENCE['reach'][name]:+.4f} and {_MODERN[name]:+.4f}"
+
+
+_LADDER = (
+    "With 8 layers of 8 heads, a ladder of windows beside an eighth of global heads in every layer had a lower loss "
+    f"than full attention in two experiments ({_both('ladder')} nats, three seeds each)."
+)
+_LADDER_UNTURNED = (
+    "With 8 layers of 8 heads, a ladder of windows beside an eighth of global heads in every layer, which are not "
+    f"rotated, had the lowest mean loss of 17 plans ({_MODERN['ladder-nope']:+.4f} nats against full attention, three "
+    "seeds)."
+)
+_LONG_SHORT = (
+    "With 8 layers of 8 heads, one global head and windows of 64 in each layer found needles as full attention does; "
+    f"its loss ({_both('ls1-w64')} nats in two experiments) and its tracking of variables (+2 and +1 points) could not "
+    "be told from full attention's (three seeds each)."
+)
+_FULL = (
+    f"With 8 layers of 8 heads, one full layer at the end had a loss of {_both('one-full-8')} nats against full "
+    "attention's in two experiments (three seeds each); it"
+)
+_FULL_UNTURNED = (
+    "With 8 layers of 8 heads, one full layer at the end, whose heads are not rotated, had a lower loss than full "
+    f"attention ({_MODERN['one-full-8-nope']:+.4f} nats, three seeds); rotated, it"
+)
+_CHAINS = " found needles, but answered 46 and 80 % of chains of variables where full attention answered 95 and 99 %"
 EIGHTH = 8
 """One head or layer of so many is global in them; with fewer KV heads, those of one."""
 WINDOW = 64
@@ -47,12 +86,15 @@ def budget(
     value_bytes: int = 2,
     cache_bytes: float | None = None,
     share: float | None = None,
+    rotary: bool = False,
 ) -> Choice:
     """The plan that the evidence supports best within a budget.
 
     Args:
         cache_bytes: bytes of cache per token at the context, over all layers, with `head_dim` and `value_bytes`.
         share: FLOPs of attention as a share of full attention's, from 0 to 1.
+        rotary: whether the model has rotary positions. If so, global heads of ladders and of full layers are not
+            rotated, as in the plans of lowest loss.
 
     >>> choice = budget(n_layers=8, n_heads=8, context=2048, share=0.2)
     >>> choice.layers[0].plan.windows
@@ -60,8 +102,10 @@ def budget(
     """
     check_budget(cache_bytes, share)
     check_sizes(n_heads=n_heads, context=context, **({} if n_kv_heads is None else {"n_kv_heads": n_kv_heads}))
+    if not isinstance(rotary, bool):
+        raise ValueError(f"rotary must be True or False, got {rotary!r}")
     cheapest: Costs | None = None
-    for layers, reason in _candidates(n_layers, n_heads, n_kv_heads, context):
+    for layers, reason in _candidates(n_layers, n_heads, n_kv_heads, context, rotary=rotary):
         found = costs(layers, context=context, n_kv_heads=n_kv_heads, head_dim=head_dim, value_bytes=value_bytes)
         fits = found.cache_bytes <= (cache_bytes or float("inf")) and found.share <= (share or 1.0)
         if fits:
@@ -76,7 +120,7 @@ def budget(
 
 
 def _candidates(
-    n_layers: int, n_heads: int, n_kv_heads: int | None, context: int
+    n_layers: int, n_heads: int, n_kv_heads: int | None, context: int, *, rotary: bool
 ) -> Iterator[tuple[tuple[LayerReach, ...], str]]:
     """Plans from the best supported to the cheapest, each with a sentence."""
     kv_heads = n_kv_heads or n_heads
@@ -86,27 +130,19 @@ def _candidates(
     n_global = max(kv_heads // EIGHTH, 1) * (n_heads // kv_heads)
     if kv_heads >= _LEAST_RUNGS + 1:
         yield (
-            ladder(largest, smallest, n_global=n_global, **few),  # type: ignore[arg-type]
-            f"With 8 layers of 8 heads, a ladder of windows beside an eighth of global heads in every layer had the "
-            f"lowest mean loss of twelve plans ({EVIDENCE['ladder']:+.4f} nats against full attention, three seeds).",
+            ladder(largest, smallest, n_global=n_global, nope=rotary, **few),  # type: ignore[arg-type]
+            _LADDER_UNTURNED if rotary else _LADDER,
         )
     if kv_heads > 1:
-        yield (
-            long_short(n_global, min(WINDOW, context), **few),  # type: ignore[arg-type]
-            "With 8 layers of 8 heads, one global head and windows of 64 in each layer found needles as full attention "
-            f"does; its loss ({EVIDENCE['ls1-w64']:+.4f} nats) and its tracking of variables (+2 points) could not be "
-            "told from full attention's (three seeds).",
-        )
+        yield long_short(n_global, min(WINDOW, context), **few), _LONG_SHORT  # type: ignore[arg-type]
     for window in (WINDOW, WINDOW // 2, WINDOW // 4, WINDOW // 8):
         for period in _periods(n_layers):
             width = min(window, context)
+            other = "" if width == WINDOW else "; its windows were of 64"
             letters = "".join("L" if (n_layers - 1 - layer) % period else "G" for layer in range(n_layers))
             yield (
-                interleave(letters, width, **few),  # type: ignore[arg-type]
-                "With 8 layers of 8 heads, one full layer at the end had as low a loss as a ladder of windows "
-                f"({EVIDENCE['one-full-8']:+.4f} nats against full attention, three seeds) and found needles, but "
-                "answered 46 % of chains of variables where full attention answered 95 %"
-                f"{'' if width == WINDOW else '; its windows were of 64'}.",
+                interleave(letters, width, nope=rotary, **few),  # type: ignore[arg-type]
+                f"{_FULL_UNTURNED if rotary else _FULL}{_CHAINS}{other}.",
             )
 
 
