@@ -14,6 +14,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from experiments.engine.evidence import Difference, paired, verdict_of
 from experiments.engine.measures import Outcome, Row
 from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
 from longshort.heads import HeadPlan
+from longshort.model import GPTConfig
 from longshort.train import TrainConfig
 from longshort.train.evaluation.checkpoint_scores import evaluate_checkpoint
 from longshort.train.sweeps.processes import named_config
@@ -88,16 +90,27 @@ def variants(base: TrainConfig) -> Variants:
 
 def whole_validation(config: TrainConfig, out: Path) -> dict[str, Any]:
     """The loss over the whole validation text, each token once, and by position in the sequence; the latter in longer
-    sequences too, one number for each context's length of positions."""
+    sequences too, one number for each context's length of positions, and where global heads are rotated also with their
+    angles slowed by YaRN."""
     context, device = config.length, config.run.device
     found = evaluate_checkpoint(out, stride=context, bucket=BUCKET, device=device)
     by_position = [bucket["loss"] for bucket in found["buckets"]]
-    measured = {"validation": {"loss": found["loss"], "tokens": found["tokens"], "by_position": by_position}}
+    measured: dict[str, Any] = {
+        "validation": {"loss": found["loss"], "tokens": found["tokens"], "by_position": by_position}
+    }
     length = context * min(BEYOND, found["tokens"] // context)
     limit = min(WINDOWS, config.data.batch_size * config.run.eval_batches)  # a quick run evaluates little
-    options: dict[str, Any] = {"length": length, "stride": length, "limit": limit, "bucket": context}
-    longer = evaluate_checkpoint(out, device=device, **options)
-    return measured | {"beyond": [bucket["loss"] for bucket in longer["buckets"]]}
+    options: dict[str, Any] = {"length": length, "stride": length, "limit": limit, "bucket": context, "device": device}
+    for name in ("beyond", "beyond_yarn") if length > context and turned(config.model) else ("beyond",):
+        longer = evaluate_checkpoint(out, yarn=name == "beyond_yarn", **options)
+        measured[name] = [bucket["loss"] for bucket in longer["buckets"]]
+    return measured
+
+
+def turned(model: GPTConfig) -> bool:
+    """Whether global heads are rotated, so that they meet new angles in longer sequences."""
+    layers = model.layer_reaches
+    return model.positions == "rotary" and any(layer.plan.n_global and layer.global_share for layer in layers)
 
 
 def as_planned() -> TrainConfig:
@@ -123,8 +136,9 @@ def parts(variant: str, runs: Sequence[Outcome]) -> Row:
         "n_global": sum(layer.count(None) for layer in layers),
         "keys": sum(keys) / (len(keys) * _keys(None, context)),
     }
-    if any("beyond" in outcome.after for outcome in runs):
-        reach["beyond"] = _beyond(runs, context)
+    for name in ("beyond", "beyond_yarn"):
+        if any(name in outcome.after for outcome in runs):
+            reach[name] = _beyond(runs, context, name)
     measured = [outcome.after["validation"] for outcome in runs if outcome.after.get("validation")]
     if len(measured) < len(runs):
         return reach
@@ -140,13 +154,13 @@ def parts(variant: str, runs: Sequence[Outcome]) -> Row:
     }
 
 
-def _beyond(runs: Sequence[Outcome], context: int) -> Row:
+def _beyond(runs: Sequence[Outcome], context: int, name: str) -> Row:
     """Losses in the first context, the second, the next two and the next four, seed by seed."""
-    asked = [outcome for outcome in runs if "beyond" in outcome.after]
+    asked = [outcome for outcome in runs if name in outcome.after]
     places, first = {}, 0
-    while first < min(len(outcome.after["beyond"]) for outcome in asked):
+    while first < min(len(outcome.after[name]) for outcome in asked):
         last = max(1, 2 * first)
-        losses = [statistics.fmean(outcome.after["beyond"][first:last]) for outcome in asked]
+        losses = [statistics.fmean(outcome.after[name][first:last]) for outcome in asked]
         places[f"{first * context + 1:,} to {last * context:,}"] = losses
         first = last
     return {"seeds": [outcome.run.seed for outcome in asked], "losses": places}
@@ -208,17 +222,22 @@ def more(data: Data) -> str:
         for row in ordered(data)
     ]
     within = f"Losses by position, seed by seed:\n\n{tables.markdown(header, lines)}"
-    longer = [row for row in ordered(data) if "beyond" in row]
+    longer = [
+        (f"{row['variant']}{words}", row[name])
+        for name, words in (("beyond", ""), ("beyond_yarn", ", YaRN"))
+        for row in ordered(data)
+        if name in row
+    ]
     if not longer:
         return within
-    places = list(longer[0]["beyond"]["losses"])
+    places = list(longer[0][1]["losses"])
     lines = [
         (
-            row["variant"],
-            ", ".join(map(str, row["beyond"]["seeds"])),
-            *(tables.shown(statistics.fmean(row["beyond"]["losses"][place]), 4) for place in places),
+            name,
+            ", ".join(map(str, found["seeds"])),
+            *(tables.shown(statistics.fmean(found["losses"][place]), 4) for place in places),
         )
-        for row in longer
+        for name, found in longer
     ]
     words = (
         f"Losses by position in sequences longer than any in training, {WINDOWS} at most, from the beginning of the "
@@ -274,6 +293,20 @@ def goes_on(data: Data, names: Sequence[str]) -> Finding | None:
             if (pair := paired(last, first)) is not None:
                 pairs[name] = pair
     return judged(pairs, len(names), "lower past the context than within it", lower=True)
+
+
+def ahead_of_slowed(data: Data, names: Sequence[str], others: Sequence[str]) -> Finding | None:
+    """Plans in the last half of the longer sequences against others whose rotary angles are slowed there."""
+    rows, pairs = measures.by_name(data), {}
+    for name, other in product(names, others):
+        if name in rows and other in rows and "beyond" in rows[name] and "beyond_yarn" in rows[other]:
+            mine, theirs = (
+                dict(zip(found["seeds"], list(found["losses"].values())[-1], strict=True))
+                for found in (rows[name]["beyond"], rows[other]["beyond_yarn"])
+            )
+            if (pair := paired(mine, theirs)) is not None:
+                pairs[f"{name} and {other}"] = pair
+    return judged(pairs, len(names) * len(others), "the first is lower", lower=True)
 
 
 def figure(data: Data) -> Any:

@@ -42,7 +42,8 @@ EXPERIMENT = replace(
         "tokens: 300M tokens, six epochs of 409 books. The loss is that of the whole validation text (26 books, 3.9M "
         "tokens) with the weights of the last step. Windows of local heads are 128; the ladder has one global head and "
         "windows of 512 to 32 in each layer; interleave-5-1 has five local layers before a global one; -nope does not "
-        "rotate global heads. Cache and visible keys are computed, in bf16. The plans were chosen by two seeds of "
+        "rotate global heads. Past the context, losses are also measured with YaRN, without training, where global "
+        "heads are rotated. Cache and visible keys are computed, in bf16. The plans were chosen by two seeds of "
         "`reach-modern`; they, the claims and their rules were written before any of these runs."
     ),
     cost="H200: about 25 minutes per seed, five at a time under MPS; CPU --quick: two minutes",
@@ -66,6 +67,14 @@ EXPERIMENT = replace(
             rule="the loss at positions 8,193 to 16,384 against the same model's at 1 to 2,048, in the same sequences: "
             "lower if the paired 95 % interval over at least three seeds lies below 0: holds if for both plans",
             judge=partial(reach.goes_on, names=UNTURNED),
+        ),
+        "slowed": Claim(
+            text="with 30M parameters, past the context those plans are ahead of full attention and of the ladder with "
+            "YaRN",
+            paper="arXiv 2309.00071: YaRN lengthens a context without training; no comparison with such plans",
+            rule="the loss at positions 8,193 to 16,384, the others' with the rotary angles of global heads slowed for "
+            f"16,384 tokens, {reach.RULE}: holds if against both with both plans, partly if in some cases",
+            judge=partial(reach.ahead_of_slowed, names=UNTURNED, others=("full", "ladder")),
         ),
     },
     collect=partial(reach_modern.collect, plans=tuple(PLANS)),

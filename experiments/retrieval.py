@@ -18,6 +18,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from experiments.engine.measures import Outcome, Row
 from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
 from experiments.engine.tables import percent
 from longshort.data.tasks.retrieval import KINDS
+from longshort.model import lengthened
 from longshort.runs import read_log
 from longshort.train import ConfigError, TrainConfig, load_model
 from longshort.train.checkpoints.checkpoint import CHECKPOINTS
@@ -54,6 +56,7 @@ OTHER_LENGTHS = {
 }
 """What is also asked, in lengths of the fine-tuning."""
 RECALL = "recall"
+NEEDLES = tuple(kind for kind in KINDS if kind.startswith("needle"))
 LENGTHENED = "needles-books"
 """The kind that the figure shows by length."""
 
@@ -105,8 +108,9 @@ def start_of(config: TrainConfig, source: str = "reach") -> Path:
 
 
 def asked(config: TrainConfig, out: Path) -> dict[str, Any]:
-    """The retrieval suite from half the length of the fine-tuning to eight times; and recall as the pretrained model
-    has it. Beyond twice the length there are fewer examples: as many tokens as there."""
+    """The retrieval suite from half the length of the fine-tuning to eight times, past the context also with YaRN if
+    global heads are rotated; and recall as the pretrained model has it. Beyond twice the length there are fewer
+    examples: as many tokens as there."""
     length, device = config.length, choose_device(config.run.device)
     model, loaded = load_model(out, device)
     options: dict[str, Any] = {
@@ -116,15 +120,21 @@ def asked(config: TrainConfig, out: Path) -> dict[str, Any]:
         "past_context": True,
     }
     tokenizer, most = checkpoint_tokenizer(loaded), config.task.test or 1
-    found = [
-        evaluate_retrieval(model, tokenizer, lengths=(int(times * length),), examples=_examples(most, times), **options)
-        for times in (1, *OTHER_LENGTHS)
-    ]
+
+    def answers(times: float, *, yarn: bool = False) -> dict[str, Any]:
+        tokens = int(times * length)
+        asked = lengthened(model, tokens) if yarn else model
+        return evaluate_retrieval(asked, tokenizer, lengths=(tokens,), examples=_examples(most, times), **options)
+
+    found = [answers(times) for times in (1, *OTHER_LENGTHS)]
+    longer = [times for times in OTHER_LENGTHS if times * length > model.config.context]
+    slowed = [answers(times, yarn=True) for times in longer] if reach.turned(model.config) else []
     first, _ = load_model(Path(config.task.start or ""), device)
     before = evaluate_retrieval(first, tokenizer, kinds=(RECALL,), lengths=(length,), examples=most, **options)
     return {
         "retrieval": {key: [one for part in found for one in part[key]] for key in ("rows", "skipped")},
         "before": before,
+        "yarn": {"rows": [one for part in slowed for one in part["rows"]]},
     }
 
 
@@ -153,6 +163,7 @@ def _row(variant: str, runs: Sequence[Outcome]) -> Row:
     length = runs[0].run.config["task"]["length"]
     peaks = [peak for outcome in runs if (peak := outcome.largest_logit) is not None]
     shares: dict[str, dict[str, list[float]]] = {}
+    slowed: dict[str, dict[str, list[float]]] = {}
     distances: dict[str, list[float]] = {}
     before: dict[str, list[float]] = {}
     for outcome in answered:
@@ -160,6 +171,8 @@ def _row(variant: str, runs: Sequence[Outcome]) -> Row:
             shares.setdefault(row["kind"], {}).setdefault(str(row["length"]), []).append(row["accuracy"])
             for part in row.get("by_distance", ()) if row["length"] == length else ():
                 distances.setdefault(part["distance"], []).append(part["accuracy"])
+        for row in outcome.after.get("yarn", {}).get("rows", ()):
+            slowed.setdefault(row["kind"], {}).setdefault(str(row["length"]), []).append(row["accuracy"])
         for row in outcome.after.get("before", {}).get("rows", ()):
             for part in row["by_distance"]:
                 before.setdefault(part["distance"], []).append(part["accuracy"])
@@ -169,6 +182,7 @@ def _row(variant: str, runs: Sequence[Outcome]) -> Row:
         "steps": [outcome.run.last_step for outcome in runs],
         "length": length,
         "shares": shares,
+        **({"shares_yarn": slowed} if slowed else {}),
         "distances": distances,
         "distances_before": before,
         "half_at": {kind: [_half_at(outcome, kind) for outcome in answered] for kind in shares},
@@ -197,9 +211,11 @@ def _curve(outcome: Outcome) -> Row:
     return {"variant": outcome.variant, "seed": outcome.run.seed, "kinds": curves}
 
 
-def _at_length(row: Row, kind: str, times: float = 1) -> list[float]:
-    """Shares seed by seed at the length of the fine-tuning, or so many times it."""
-    found: list[float] = row["shares"].get(kind, {}).get(str(int(times * row["length"])), [])
+def _at_length(row: Row, kind: str, times: float = 1, *, yarn: bool = False) -> list[float]:
+    """Shares seed by seed at the length of the fine-tuning, or so many times it; with YaRN, where that was asked."""
+    found: list[float] = (
+        row.get("shares_yarn" if yarn else "shares", {}).get(kind, {}).get(str(int(times * row["length"])), [])
+    )
     return found
 
 
@@ -241,9 +257,13 @@ def more(data: Data) -> str:
         parts.append(f"{text}:\n\n{tables.markdown(('plan', *names), near)}")
     for times, words in OTHER_LENGTHS.items():
         lines = [
-            (row["variant"], *(_shown(_at_length(row, kind, times), len(row["seeds"])) for kind in KINDS))
+            (
+                f"{row['variant']}{', YaRN' if yarn else ''}",
+                *(_shown(_at_length(row, kind, times, yarn=yarn), len(row["seeds"])) for kind in KINDS),
+            )
+            for yarn in (False, True)
             for row in rows
-            if any(_at_length(row, kind, times) for kind in KINDS)
+            if any(_at_length(row, kind, times, yarn=yarn) for kind in KINDS)
         ]
         if lines:
             parts.append(f"{words}:\n\n{tables.markdown(('plan', *KINDS), lines)}")
@@ -346,17 +366,35 @@ def every_kind(data: Data, judged: Sequence[str] = JUDGED) -> Finding | None:
 def holds_out(data: Data, judged: Sequence[str]) -> Finding | None:
     """Needles at eight times the length against the same model's at the length."""
     rows, times = measures.by_name(data), max(OTHER_LENGTHS)
-    needles = [kind for kind in KINDS if kind.startswith("needle")]
     cases, seeds = {}, []
     for name in judged:
         row = rows.get(name)
-        if row is None or any(len(_at_length(row, kind, times)) != len(row["seeds"]) for kind in needles):
+        if row is None or any(len(_at_length(row, kind, times)) != len(row["seeds"]) for kind in NEEDLES):
             return None
-        pairs = {kind: _drop(row, kind, times) for kind in needles}
+        pairs = {kind: _drop(row, kind, times) for kind in NEEDLES}
         cases[name] = _all_within(pairs, NEARLY)
         seeds += [pair.seeds for pair in pairs.values() if pair is not None]
     ours = "; ".join(f"{name}: {words}" for name, (_, words) in cases.items())
     return Finding(ours=ours, verdict=verdict_of([case for case, _ in cases.values()]), seeds=tuple(seeds))
+
+
+def ahead_of_slowed(data: Data, names: Sequence[str], others: Sequence[str]) -> Finding | None:
+    """Plans against others with YaRN: needles found at eight times the length, the mean of their kinds."""
+    rows, pairs = measures.by_name(data), {}
+    for name, other in product(names, others):
+        if name in rows and other in rows:
+            mine, theirs = _far_needles(rows[name]), _far_needles(rows[other], yarn=True)
+            if (pair := paired(mine, theirs)) is not None:
+                pairs[f"{name} and {other}"] = pair
+    return reach.judged(pairs, len(names) * len(others), "the first finds more", lower=False)
+
+
+def _far_needles(row: Row, *, yarn: bool = False) -> dict[int, float]:
+    """By seed, where all of them were asked."""
+    kinds = [_at_length(row, kind, max(OTHER_LENGTHS), yarn=yarn) for kind in NEEDLES]
+    if any(len(shares) != len(row["seeds"]) for shares in kinds):
+        return {}
+    return dict(zip(row["seeds"], map(statistics.fmean, zip(*kinds, strict=True)), strict=True))
 
 
 def _drop(row: Row, kind: str, times: float) -> Difference | None:

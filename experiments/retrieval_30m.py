@@ -27,7 +27,9 @@ EXPERIMENT = replace(
     method=_OLD.method.replace(
         "Models as in `reach` (8 layers of 8 heads, 8.4M parameters, 144M tokens of books), trained again for this and",
         f"The models of `{SOURCE}` (modern-30m, 300M tokens of books)",
-    ).replace(" and 4,096 tokens", " and 4,096 tokens, 256 at 8,192 and 128 at 16,384"),
+    ).replace(
+        " and 4,096 tokens", " and 4,096 tokens, 256 at 8,192 and 128 at 16,384, past 2,048 also with YaRN, untrained"
+    ),
     cost=f"H200: about 5 minutes per seed beyond `{SOURCE}`, five at a time, by estimate; CPU --quick: two minutes",
     claims={
         "distance": Claim(
@@ -57,6 +59,15 @@ EXPERIMENT = replace(
             "needle, if the paired 95 % intervals over at least 3 seeds all lie above that, not if one lies below, "
             "undecided otherwise: holds if for both plans",
             judge=partial(retrieval.holds_out, judged=reach_30m.UNTURNED),
+        ),
+        "slowed": Claim(
+            text="with 30M parameters, at eight times the length those plans find more needles than full attention and "
+            "the ladder do with YaRN",
+            paper="arXiv 2309.00071: YaRN lengthens a context without training; no comparison with such plans",
+            rule="needles found, the mean of the four kinds, the others with the rotary angles of global heads slowed "
+            "for 16,384 tokens: more if the paired 95 % interval of the difference over at least three seeds lies "
+            "above 0, undecided if it contains 0: holds if against both with both plans, partly if in some cases",
+            judge=partial(retrieval.ahead_of_slowed, names=reach_30m.UNTURNED, others=("full", "ladder")),
         ),
     },
     collect=partial(retrieval.collect, plans=tuple(reach_30m.PLANS)),

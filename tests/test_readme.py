@@ -87,7 +87,7 @@ def retrieval():
     full, ladder, ls = (f"{100 * share:.0f}" for (share,) in far)
     times = 16384 // rows["full"]["length"]
     cells = f"{full} | ladder: {ladder}; LS: {ls} | 1 |"
-    yield f"asked at {times} times the length of training: needles found, % | {cells}"
+    yield f"asked at {times} times the length of training, unscaled: needles found, % | {cells}"
 
 
 def costs():

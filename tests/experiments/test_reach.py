@@ -72,7 +72,8 @@ def test_a_run_is_also_judged_by_the_whole_validation_text(corpus, tmp_path):
     child.train_and_look(trial.config, also=reach.whole_validation)
     found = json.loads((trial.out / "after.json").read_text())["validation"]
     assert len(found["by_position"]) == 128 // reach.BUCKET
-    longer = json.loads((trial.out / "after.json").read_text())["beyond"]
+    longer, slowed = (json.loads((trial.out / "after.json").read_text())[key] for key in ("beyond", "beyond_yarn"))
+    assert len(slowed) == 8 and slowed != longer
     data = load("reach").collect(tmp_path)
     (row,) = data["rows"]
     assert row["final_losses"] == [found["loss"]] and row["n_global"] == 8
@@ -85,6 +86,8 @@ def test_a_run_is_also_judged_by_the_whole_validation_text(corpus, tmp_path):
     }
     page = load("reach").more(data)
     assert f"| ladder | 0 | {longer[0]:.4g} | {longer[1]:.4g} |" in page
-    assert "longer" not in load("reach").more(data | {"rows": [{k: v for k, v in row.items() if k != "beyond"}]})
+    assert f"| ladder, YaRN | 0 | {slowed[0]:.4g} | {slowed[1]:.4g} |" in page
+    within = {key: value for key, value in row.items() if not key.startswith("beyond")}
+    assert "longer" not in load("reach").more(data | {"rows": [within]})
     assert "| ladder | 1 | 8 |" in load("reach").table(data) and "| ladder |" in load("reach").more(data)
     load("reach").figure(data).to_dict()

@@ -104,6 +104,31 @@ def test_a_plan_predicts_past_its_context_where_the_interval_of_its_own_losses_s
     assert found(-0.1, -0.1, seeds=(2,)).verdict == ONCE[HOLDS]
 
 
+def test_a_plan_is_ahead_of_slowed_angles_where_the_paired_interval_says_so():
+    def found(of_full, of_ladder):
+        rows = []
+        for name, name_of_loss, loss in (
+            *((name, "beyond", 3.3) for name in reach_30m.UNTURNED),
+            ("full", "beyond_yarn", of_full),
+            ("ladder", "beyond_yarn", of_ladder),
+        ):
+            losses = {"1 to 2,048": [9.0] * 3, "8,193 to 16,384": [loss, loss, loss + 0.01 * (name == "full")]}
+            row = {"variant": name, "seeds": [0, 1, 2], "final_losses": [3.4] * 3}
+            rows.append(row | {name_of_loss: {"seeds": [0, 1, 2], "losses": losses}})
+        return load("reach-30m").findings({"rows": rows})["slowed"]
+
+    assert [found(*pair).verdict for pair in ((3.4, 3.4), (3.4, 3.2), (3.2, 3.2))] == [HOLDS, PARTLY, FAILS]
+    assert found(3.4, 3.4).ours.startswith("the first is lower: ladder-nope and full, ladder-nope and ladder, ")
+    assert found(3.3, 3.4).verdict == PARTLY and "undecided: ladder-nope and full" in found(3.3, 3.4).ours
+
+
+def test_plans_that_are_rotated_and_global_are_those_whose_angles_can_be_slowed(tmp_path):
+    configs = planned(load("reach-30m"), tmp_path)
+    assert {name for name, config in configs.items() if reach.turned(config.model)} == {"full", "ls1-w128", "ladder"}
+    older = planned(load("reach"), tmp_path)
+    assert {name for name, config in older.items() if not reach.turned(config.model)} == {"all-local-w64"}
+
+
 def test_the_largest_finalists_are_seen_once_at_most(corpus, tmp_path):
     experiment = load("reach-125m")
     configs = planned(experiment, tmp_path)

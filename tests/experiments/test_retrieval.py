@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments import load, reach, reach_30m, retrieval, retrieval_modern
+from experiments import load, reach, reach_30m, retrieval, retrieval_30m, retrieval_modern
 from experiments import reach_modern as modern
 from experiments.engine import child
 from experiments.engine.evidence import FAILS, HOLDS, PARTLY, TWICE, UNDECIDED
@@ -98,8 +98,11 @@ def test_a_pretrained_model_is_fine_tuned_asked_and_shown(corpus, tmp_path):
         2,
         1,
     ]  # too long for 128 tokens
+    slowed = json.loads((trial.out / "after.json").read_text())["yarn"]["rows"]
+    assert {row["length"] for row in slowed} == {512, 1024, 2048} and len(slowed) == 12
     data = load("retrieval").collect(tmp_path / "out")
     (row,) = data["rows"]
+    assert row["shares_yarn"].keys() == row["shares"].keys() and "| full, YaRN |" in load("retrieval").more(data)
     assert row["half_at"]["recall"] == [2] and set(row["distances"]) >= {"4-7", "64-127"} and row["seeds"] == [0]
     assert row["distances_before"].keys() == row["distances"].keys()
     assert "| full | 1 |" in load("retrieval").table(data) and "| full |" in load("retrieval").more(data)
@@ -151,6 +154,23 @@ def test_nothing_is_decided_by_two_seeds_or_where_full_attention_only_guesses():
     assert verdicts(guessed) == dict.fromkeys(("distance", "kinds", "two", "sooner"), UNDECIDED)
     assert guessed["two"].ours == "neither has 50% right"
     assert {guessed[key].ours for key in ("distance", "kinds", "sooner")} == {"full attention has less than 50% right"}
+
+
+def test_plans_are_ahead_of_slowed_angles_in_all_kinds_of_needles_together():
+    def found(slowed):
+        rows = [
+            {"variant": name, "seeds": [0, 1, 2], "length": 2048}
+            | {key: {kind: {"16384": [share, share, share + 0.01]} for kind in retrieval.NEEDLES}}
+            for name, key, share in (
+                *((name, "shares", 0.9) for name in reach_30m.UNTURNED),
+                ("full", "shares_yarn", slowed),
+                ("ladder", "shares_yarn", 0.5),
+            )
+        ]
+        return retrieval_30m.EXPERIMENT.claims["slowed"].judge({"rows": rows})
+
+    assert [found(share).verdict for share in (0.5, 0.95)] == [HOLDS, PARTLY]
+    assert found(0.95).ours.endswith("the other way round: ladder-nope and full, interleave-5-1-nope and full")
 
 
 def test_the_figure_has_every_plan_by_distance_and_no_more_lines_than_colours():

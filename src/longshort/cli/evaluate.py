@@ -44,6 +44,9 @@ def evaluate(
     samples: Annotated[
         int | None, typer.Option(min=1, help="Answers per problem, for a run of longshort rl (default: as in the run).")
     ] = None,
+    yarn: Annotated[
+        bool, typer.Option("--yarn", help="Slow the rotary angles of global heads for a --length past the context.")
+    ] = False,
     bucket: Annotated[
         int | None, typer.Option(min=1, help="Positions per line of the table of a text (default: 256).")
     ] = None,
@@ -67,7 +70,9 @@ def evaluate(
     from longshort.rl.evaluation import evaluate_rewards, is_of_rl
     from longshort.train.evaluation.checkpoint_scores import evaluate_checkpoint, evaluation_table
 
-    given = {"--data": data, "--length": length, "--stride": stride, "--bucket": bucket}
+    if yarn and length is None:
+        raise ValueError("--yarn must be given with --length, got it alone")
+    given = {"--data": data, "--length": length, "--stride": stride, "--bucket": bucket, "--yarn": yarn or None}
     if harness is not None:
         _check_absent(given | {"--suite": suite, "--samples": samples}, "must not be given with --harness")
         _evaluate_harness(checkpoint, harness, out, include=include, limit=limit, device=device)
@@ -77,7 +82,8 @@ def evaluate(
     if suite is not None:
         others = {"--stride": stride, "--samples": samples, "--bucket": bucket}
         _check_absent(others, "must not be given with --suite")
-        _evaluate_suite(checkpoint, suite, out, data=data, length=length, examples=limit, split=split, device=device)
+        asked: dict[str, Any] = {"data": data, "length": length, "examples": limit, "split": split, "yarn": yarn}
+        _evaluate_suite(checkpoint, suite, out, **asked, device=device)
         return
     exported = is_of_transformers(checkpoint)
     rewarded = not exported and is_of_rl(checkpoint)
@@ -97,7 +103,13 @@ def evaluate(
         if rewarded:
             result = evaluate_rewards(checkpoint, problems=limit, samples=samples, **shared)
         else:
-            sizes: dict[str, Any] = {"length": length, "stride": stride, "limit": limit, "bucket": bucket or 256}
+            sizes: dict[str, Any] = {
+                "length": length,
+                "stride": stride,
+                "limit": limit,
+                "bucket": bucket or 256,
+                "yarn": yarn,
+            }
             evaluated = _evaluate_folder if exported else evaluate_checkpoint
             result = evaluated(checkpoint, data=data, **sizes, **shared)
     console.print(evaluation_table(result))

@@ -27,6 +27,9 @@ def generate(
     context: Annotated[
         int | None, typer.Option(min=1, help="Tokens that the model sees (default: as in training).")
     ] = None,
+    yarn: Annotated[
+        bool, typer.Option("--yarn", help="Slow the rotary angles of global heads for a longer --context.")
+    ] = False,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; repeatable.")] = None,
     thinking: Annotated[
         str | None, typer.Option(help="soft: think in mixtures of tokens first, until --thinking-end.")
@@ -80,6 +83,7 @@ def generate(
         "min_p": min_p,
         "repetition_penalty": repetition_penalty,
         "context": context,
+        "yarn": yarn,
         "seed": seed,
         "thinking": given if thinking else None,
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 from longshort.data.tokenizer import Tokenizer
 from longshort.generation import SoftThinking, TextStream
-from longshort.model import GPT
+from longshort.model import GPT, lengthened
 from longshort.train import load_model
 from longshort.train.checkpoints.tokenizer import beginning_of, checkpoint_tokenizer
 from longshort.train.machine.distributed import choose_device
@@ -24,7 +24,7 @@ def text_stream(
 ) -> TextStream:
     """What the checkpoint's model writes after the prompt.
 
-    `thinking` has fields of `SoftThinking`, its `end` as a text; `options` are those of `TextStream`. An imported model
+    `thinking` has fields of `SoftThinking`, its `end` as a text; `options` are those of `stream_of`. An imported model
     gets what its tokenizer puts before a text, which ours are not trained with.
     """
     model, loaded = load_model(checkpoint, choose_device(device))
@@ -33,9 +33,20 @@ def text_stream(
 
 
 def stream_of(
-    model: GPT, tokenizer: Tokenizer, prompt: str, *, thinking: Mapping[str, Any] | None = None, **options: Any
+    model: GPT,
+    tokenizer: Tokenizer,
+    prompt: str,
+    *,
+    thinking: Mapping[str, Any] | None = None,
+    yarn: bool = False,
+    **options: Any,
 ) -> TextStream:
-    """The same for a model and its tokenizer."""
+    """The same for a model and its tokenizer; with `yarn`, the model is `lengthened` for the given `context`."""
+    if yarn:
+        context = options.pop("context", None)
+        if context is None:
+            raise ValueError("yarn must be given with context, got it alone")
+        model = lengthened(model, context)
     if thinking is not None:
         options["thinking"] = SoftThinking(**dict(thinking) | {"end": _single_token(tokenizer, thinking["end"])})
     return TextStream(model, tokenizer, prompt, **options)

@@ -54,6 +54,7 @@ def evaluate_folder(
     stride: int | None = None,
     limit: int | None = None,
     bucket: int = 256,
+    yarn: bool = False,
     device: str = "auto",
     progress: Callable[[int], None] = lambda windows_done: None,
 ) -> dict[str, Any]:
@@ -63,6 +64,6 @@ def evaluate_folder(
     opened = open_language_model(folder, choose_device(device))
     config = TrainConfig.from_dict({"model": opened.model.config.to_dict()})
     tokens = open_tokens(data / f"{split}.tokens", opened.tokenizer.fingerprint)
-    sizes: dict[str, Any] = {"length": length, "stride": stride, "limit": limit, "bucket": bucket}
+    sizes: dict[str, Any] = {"length": length, "stride": stride, "limit": limit, "bucket": bucket, "yarn": yarn}
     numbers = text_scores(opened.model, tokens, config, **sizes, beginning=opened.beginning, progress=progress)
     return {"checkpoint": str(folder), "step": None, "data": str(data), "split": split, **numbers}

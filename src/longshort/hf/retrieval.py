@@ -7,6 +7,7 @@ from typing import Any
 
 from longshort.data.tokens import TokenFile
 from longshort.hf.opened import open_language_model
+from longshort.model import lengthened
 from longshort.train import ConfigError, TrainConfig
 from longshort.train.evaluation.retrieval import EXAMPLES, LENGTHS, Progress, evaluate_retrieval, skipped_lines
 from longshort.train.machine.distributed import choose_device
@@ -19,13 +20,14 @@ def evaluate_suite(
     length: int | None = None,
     examples: int | None = None,
     split: str = "validation",
+    yarn: bool = False,
     device: str = "auto",
     progress: Progress = lambda kind, length, done: None,
 ) -> dict[str, Any]:
     """Run the suite; `data`, for the kinds in books, is the run's own text if None.
 
     Without a `length`, all those of the suite that fit into the model's context are asked; a given one may exceed it,
-    unless positions are learned.
+    unless positions are learned, and with `yarn` the model is `lengthened` for it.
     """
     if split not in ("train", "validation", "test"):
         raise ConfigError(f"split must be train, validation or test, got {split!r}")
@@ -38,11 +40,12 @@ def evaluate_suite(
         )
     if length is not None and length > context and opened.model.config.positions == "learned":
         raise ConfigError(f"length must be at most {context}, which positions are learned for, got {length}")
+    model = lengthened(opened.model, length or context) if yarn else opened.model
     if data is not None:
         TokenFile.open(data / "train.tokens")  # a wrong folder is an error, where a missing one is a reason to skip
     books = data or _own_text(opened.config)
     result = evaluate_retrieval(
-        opened.model,
+        model,
         opened.tokenizer,
         beginning=opened.beginning,
         books=books,
@@ -56,7 +59,7 @@ def evaluate_suite(
     if not result["rows"]:
         raise ConfigError(f"{path}: nothing can be asked: {'; '.join(skipped_lines(result))}")
     where = {"checkpoint": str(opened.checkpoint), "step": opened.step, "data": None if books is None else str(books)}
-    return where | result
+    return where | result | ({"yarn": True} if yarn else {})
 
 
 def _own_text(config: TrainConfig | None) -> Path | None:

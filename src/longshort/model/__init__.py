@@ -3,6 +3,7 @@
 from longshort.model.classifier import ClassifierOutput, SequenceClassifier
 from longshort.model.config import GPTConfig
 from longshort.model.gpt import GPT, GPTOutput
+from longshort.model.lengthen import lengthened
 from longshort.model.presets import PRESETS
 
-__all__ = ["GPT", "PRESETS", "ClassifierOutput", "GPTConfig", "GPTOutput", "SequenceClassifier"]
+__all__ = ["GPT", "PRESETS", "ClassifierOutput", "GPTConfig", "GPTOutput", "SequenceClassifier", "lengthened"]

@@ -75,7 +75,7 @@ class GPT(nn.Module):
         super().__init__()
         if not isinstance(config, GPTConfig):
             raise ValueError(f"config must be a GPTConfig, got {type(config).__name__}")
-        self.config = config
+        self.config, self.causal = config, causal
         self.gradient_checkpointing: bool | str = False
         self.group: ProcessGroup | None = None
         learned = config.positions == "learned"

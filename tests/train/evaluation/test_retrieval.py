@@ -121,6 +121,32 @@ def test_the_verb_asks_runs_and_exported_folders_alike(name, tmp_path):
     assert "needles-books" in shown.output and "recall by distance" in shown.output and f"wrote {out}" in shown.output
 
 
+@pytest.mark.parametrize("name", ["run", "exported-run"])
+def test_the_verb_asks_a_lengthened_model(name, tmp_path, monkeypatch):
+    asked, answers = [], retrieval.model_answers
+    monkeypatch.setattr(
+        retrieval, "model_answers", lambda model, *rest: asked.append(model.config) or answers(model, *rest)
+    )
+    shown = verb(FIXTURES / name, "--length", 288, "--limit", 1, "--yarn", "--out", tmp_path / "found.json")
+    assert shown.exit_code == 0, shown.output
+    assert {(config.context, config.rope_scaling.factor) for config in asked} == {(288, 6.0)}
+    assert json.loads((tmp_path / "found.json").read_text())["yarn"] is True
+
+
+@pytest.mark.parametrize("name", ["run", "exported-run"])
+def test_the_verb_scores_text_with_a_lengthened_model(name, tmp_path):
+    losses = []
+    for options in ((), ("--yarn",)):
+        sizes = ("--data", FIXTURES / "data", "--length", 96, "--limit", 2, "--device", "cpu", *options)
+        words = ["evaluate", FIXTURES / name, *sizes, "--out", tmp_path / "found.json"]
+        shown = CliRunner().invoke(app, [str(word) for word in words])
+        assert shown.exit_code == 0, shown.output
+        found = json.loads((tmp_path / "found.json").read_text())
+        assert found.get("yarn") == (True if options else None)
+        losses.append(found["loss"])
+    assert losses[0] != losses[1] == pytest.approx(losses[0], abs=0.1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -128,6 +154,8 @@ def test_the_verb_asks_runs_and_exported_folders_alike(name, tmp_path):
         (("run", "--length", 16), "nothing can be asked: skipped needle-noise at 16 tokens: length must be at least"),
         (("run", "--data", "nowhere", "--length", 300), "nowhere/train.tokens"),
         (("run", "--stride", 3), "--stride must not be given with --suite"),
+        (("run", "--yarn"), "--yarn must be given with --length, got it alone"),
+        (("run", "--yarn", "--length", 40), "a model of context 48 must be lengthened to more tokens, got 40"),
         (("run", "--bucket", 64), "--bucket must not be given with --suite"),
         (("gpt2", "--length", 300), "no such tokenizer"),
     ],

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from longshort.data.stream import Batch, Window, document_numbers, targets_of_window, windows
 from longshort.data.tokens import TokenFile
-from longshort.model import GPT
+from longshort.model import GPT, lengthened
 from longshort.train.checkpoints.checkpoint import load_checkpoint
 from longshort.train.checkpoints.tokenizer import beginning_of
 from longshort.train.evaluation.answers import TaskData, answer_scores
@@ -36,10 +36,13 @@ def evaluate_checkpoint(
     stride: int | None = None,
     limit: int | None = None,
     bucket: int = 256,
+    yarn: bool = False,
     device: str = "auto",
     progress: Callable[[int], None] = lambda windows_done: None,
 ) -> dict[str, Any]:
     """Perplexity over a split of the run's own data, or of another folder with the same vocabulary.
+
+    With `yarn`, the model is `lengthened` for windows of a `length` beyond its context.
 
     A model trained with loss.exponent below 1 is also evaluated with a plain softmax(s / T) of its scores, with T
     fitted on the split's first windows: `temperature`, `temperature_loss` and `temperature_perplexity`. Every window
@@ -51,14 +54,15 @@ def evaluate_checkpoint(
     found = load_checkpoint(checkpoint)
     config = TrainConfig.from_dict(found.state["config"])
     if config.task.name is not None:
-        for name, value in (("--data", data), ("--length", length), ("--stride", stride), ("--limit", limit)):
+        texts = {"--data": data, "--length": length, "--stride": stride, "--limit": limit, "--yarn": yarn or None}
+        for name, value in texts.items():
             if value is not None:
                 raise ConfigError(f"{name} is for text; {checkpoint} was trained on the task {config.task.name}")
         return evaluate_task(found.path, split=split, device=chosen, progress=progress)
     model, loaded = load_model(found.path, chosen)  # not the run's path: damaged checkpoints were reported above
     folder = data if data is not None else TextData.open(config).folder
     tokens = open_tokens(folder / f"{split}.tokens", loaded.state["vocabulary"])
-    sizes: dict[str, Any] = {"length": length, "stride": stride, "limit": limit, "bucket": bucket}
+    sizes: dict[str, Any] = {"length": length, "stride": stride, "limit": limit, "bucket": bucket, "yarn": yarn}
     numbers = text_scores(model, tokens, config, **sizes, beginning=beginning_of(loaded), progress=progress)
     return {"checkpoint": str(loaded.path), "step": loaded.step, "data": str(folder), "split": split, **numbers}
 
@@ -72,12 +76,15 @@ def text_scores(
     stride: int | None,
     limit: int | None,
     bucket: int,
+    yarn: bool,
     beginning: Sequence[int],
     progress: Callable[[int], None],
 ) -> dict[str, Any]:
     """The numbers of `evaluate_checkpoint`."""
     device = model.embedding.weight.device
     length = length or config.length
+    if yarn:
+        model = lengthened(model, length)
     if config.model.positions == "learned" and length > config.model.context:
         raise ConfigError(f"length must be at most {config.model.context}, which positions are learned for")
     targets = targets_of_window(length, beginning)
@@ -95,7 +102,7 @@ def text_scores(
         beginning=beginning,
         progress=progress,
     )
-    numbers = score() | ({"beginning": list(beginning)} if beginning else {})
+    numbers = score() | ({"beginning": list(beginning)} if beginning else {}) | ({"yarn": True} if yarn else {})
     if (exponent := model.config.loss.exponent) < 1:
         first = list(windows(tokens, length, targets, _FITTED_WINDOWS, beginning))
         temperature = _temperature(model, first, tokens.end_of_document, config)
