@@ -354,6 +354,10 @@ def losses_and_curves(data: Data, strong: Sequence[str]) -> Any:
 RULE = (
     "ahead if the paired 95 % interval of the difference over at least three seeds excludes 0, undecided if it does not"
 )
+SLOWED_RULE = (
+    "the loss at positions 8,193 to 16,384, the others' with the rotary angles of global heads slowed for 16,384 "
+    f"tokens, {RULE}"
+)
 EXPERIMENT = Experiment(
     name="reach",
     question="Which plan of reaches has the lowest loss at 8 global heads of 64?",

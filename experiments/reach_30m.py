@@ -72,8 +72,7 @@ EXPERIMENT = replace(
             text="with 30M parameters, past the context those plans are ahead of full attention and of the ladder with "
             "YaRN",
             paper="arXiv 2309.00071: YaRN lengthens a context without training; no comparison with such plans",
-            rule="the loss at positions 8,193 to 16,384, the others' with the rotary angles of global heads slowed for "
-            f"16,384 tokens, {reach.RULE}: holds if against both with both plans, partly if in some cases",
+            rule=f"{reach.SLOWED_RULE}: holds if against both with both plans, partly if in some cases",
             judge=partial(reach.ahead_of_slowed, names=UNTURNED, others=("full", "ladder")),
         ),
     },

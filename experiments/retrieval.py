@@ -160,19 +160,16 @@ def collect(folder: Path, plans: Sequence[str] = tuple(reach.PLANS)) -> Data:
 
 def _row(variant: str, runs: Sequence[Outcome]) -> Row:
     answered = [outcome for outcome in runs if "retrieval" in outcome.after]
+    slowed = [outcome for outcome in answered if outcome.after.get("yarn", {}).get("rows")]
     length = runs[0].run.config["task"]["length"]
     peaks = [peak for outcome in runs if (peak := outcome.largest_logit) is not None]
-    shares: dict[str, dict[str, list[float]]] = {}
-    slowed: dict[str, dict[str, list[float]]] = {}
+    shares = _shares(answered, "retrieval", "shares")
     distances: dict[str, list[float]] = {}
     before: dict[str, list[float]] = {}
     for outcome in answered:
         for row in outcome.after["retrieval"]["rows"]:
-            shares.setdefault(row["kind"], {}).setdefault(str(row["length"]), []).append(row["accuracy"])
             for part in row.get("by_distance", ()) if row["length"] == length else ():
                 distances.setdefault(part["distance"], []).append(part["accuracy"])
-        for row in outcome.after.get("yarn", {}).get("rows", ()):
-            slowed.setdefault(row["kind"], {}).setdefault(str(row["length"]), []).append(row["accuracy"])
         for row in outcome.after.get("before", {}).get("rows", ()):
             for part in row["by_distance"]:
                 before.setdefault(part["distance"], []).append(part["accuracy"])
@@ -181,14 +178,27 @@ def _row(variant: str, runs: Sequence[Outcome]) -> Row:
         "seeds": [outcome.run.seed for outcome in answered],
         "steps": [outcome.run.last_step for outcome in runs],
         "length": length,
-        "shares": shares,
-        **({"shares_yarn": slowed} if slowed else {}),
+        **shares,
+        **(_shares(slowed, "yarn", "shares_yarn") if slowed else {}),
         "distances": distances,
         "distances_before": before,
-        "half_at": {kind: [_half_at(outcome, kind) for outcome in answered] for kind in shares},
+        "half_at": {kind: [_half_at(outcome, kind) for outcome in answered] for kind in shares["shares"]},
         "max_logit": max(peaks, default=None),
         "diverged": sum(outcome.diverged for outcome in runs),
     }
+
+
+def _shares(runs: Sequence[Outcome], key: str, name: str) -> Row:
+    """Right answers by kind and length, run by run, and the seeds of those that were asked at a length."""
+    shares: dict[str, dict[str, list[float]]] = {}
+    seeds: dict[str, list[int]] = {}
+    for outcome in runs:
+        rows = outcome.after[key]["rows"]
+        for row in rows:
+            shares.setdefault(row["kind"], {}).setdefault(str(row["length"]), []).append(row["accuracy"])
+        for length in dict.fromkeys(str(row["length"]) for row in rows):
+            seeds.setdefault(length, []).append(outcome.run.seed)
+    return {name: shares, f"seeds_of_{name}": seeds}
 
 
 def _evaluations(outcome: Outcome) -> dict[int, dict[str, float]]:
@@ -390,11 +400,11 @@ def ahead_of_slowed(data: Data, names: Sequence[str], others: Sequence[str]) -> 
 
 
 def _far_needles(row: Row, *, yarn: bool = False) -> dict[int, float]:
-    """By seed, where all of them were asked."""
-    kinds = [_at_length(row, kind, max(OTHER_LENGTHS), yarn=yarn) for kind in NEEDLES]
-    if any(len(shares) != len(row["seeds"]) for shares in kinds):
-        return {}
-    return dict(zip(row["seeds"], map(statistics.fmean, zip(*kinds, strict=True)), strict=True))
+    """The mean over their kinds, by seed."""
+    times = max(OTHER_LENGTHS)
+    seeds = row.get("seeds_of_shares_yarn" if yarn else "seeds_of_shares", {}).get(str(times * row["length"]), ())
+    kinds = [_at_length(row, kind, times, yarn=yarn) for kind in NEEDLES]
+    return dict(zip(seeds, map(statistics.fmean, zip(*kinds, strict=True)), strict=True))
 
 
 def _drop(row: Row, kind: str, times: float) -> Difference | None:
@@ -482,6 +492,11 @@ SOONER = (
     f"steps to {LEARNED:.0%} right, twice the last step if never: sooner if the paired 95 % interval over at least "
     f"{FEWEST_SEEDS} seeds lies below 0, undecided if it contains 0: holds if for all of these plans, partly if for "
     "some"
+)
+SLOWED_RULE = (
+    "needles found, the mean of the four kinds, the others with the rotary angles of global heads slowed for 16,384 "
+    f"tokens: more if the paired 95 % interval of the difference over at least {FEWEST_SEEDS} seeds lies above 0, "
+    "undecided if it contains 0"
 )
 EXPERIMENT = Experiment(
     name="retrieval",

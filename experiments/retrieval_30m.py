@@ -64,9 +64,7 @@ EXPERIMENT = replace(
             text="with 30M parameters, at eight times the length those plans find more needles than full attention and "
             "the ladder do with YaRN",
             paper="arXiv 2309.00071: YaRN lengthens a context without training; no comparison with such plans",
-            rule="needles found, the mean of the four kinds, the others with the rotary angles of global heads slowed "
-            "for 16,384 tokens: more if the paired 95 % interval of the difference over at least three seeds lies "
-            "above 0, undecided if it contains 0: holds if against both with both plans, partly if in some cases",
+            rule=f"{retrieval.SLOWED_RULE}: holds if against both with both plans, partly if in some cases",
             judge=partial(retrieval.ahead_of_slowed, names=reach_30m.UNTURNED, others=("full", "ladder")),
         ),
     },

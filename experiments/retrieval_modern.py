@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 
 from experiments import reach_modern, retrieval
+from experiments.engine.records import Claim
 
 SOURCE = "reach-modern"
 USUAL = ("full", *retrieval.JUDGED, "ls1-w145", "ls2-w64", "interleave-3-1")
@@ -36,9 +37,21 @@ EXPERIMENT = replace(
     .replace(
         "4,096 tokens, none", "4,096 tokens (and, but for the first two seeds, 256 at 8,192 and 128 at 16,384), none"
     )
-    .replace("written before any of these runs", "written before any run of `retrieval` or of this"),
+    .replace(
+        "written before any of these runs",
+        "written before any run of `retrieval` or of this; the last one after three seeds, before any run with YaRN",
+    ),
     cost=f"H200: about 7 minutes per seed beyond `{SOURCE}`, nine at a time; CPU --quick: two minutes",
-    claims={name: replace(claim, text=f"in a modern block, {claim.text}") for name, claim in _OLD.claims.items()},
+    claims={
+        **{name: replace(claim, text=f"in a modern block, {claim.text}") for name, claim in _OLD.claims.items()},
+        "slowed": Claim(
+            text="at eight times the length the ladder without positions on global heads finds more needles than full "
+            "attention and the ladder do with YaRN",
+            paper="arXiv 2309.00071: YaRN lengthens a context without training; no comparison with such plans",
+            rule=f"{retrieval.SLOWED_RULE}: holds if against both, partly if against one",
+            judge=partial(retrieval.ahead_of_slowed, names=("ladder-nope",), others=("full", "ladder")),
+        ),
+    },
     collect=partial(retrieval.collect, plans=tuple(reach_modern.PLANS)),
     figure=partial(retrieval.figure, lined=LINED),
     variants=reach_modern.variants,

@@ -42,7 +42,8 @@ def decided(**gains):
         gain = gains.get(name.replace("-", "_"), 0.0)
         losses = [3.6 - gain + 0.001 * seed * (1 if name == "full" else 2) for seed in range(3)]
         rows.append({"variant": name, "seeds": [0, 1, 2], "final_losses": losses})
-    return {key: found.verdict for key, found in load("reach-modern").findings({"rows": rows}).items()}
+    found = load("reach-modern").findings({"rows": rows})
+    return {key: found[key].verdict for key in ("mixed", "ladder", "sinks", "nope")}
 
 
 def test_verdicts_follow_the_paired_intervals():
@@ -54,7 +55,7 @@ def test_verdicts_follow_the_paired_intervals():
     assert decided(**dict.fromkeys(ahead, -0.05))["mixed"] == FAILS
 
 
-def test_plans_that_were_added_later_decide_nothing():
+def test_plans_that_were_added_later_decide_nothing_of_what_was_claimed_before():
     gained = dict.fromkeys((name.replace("-", "_") for name in modern.UNTURNED), 0.12)
     lost = dict.fromkeys((name.replace("-", "_") for name in modern.LATER), -0.12)
     assert decided(**gained | lost) == decided(**gained)
@@ -120,6 +121,20 @@ def test_a_plan_is_ahead_of_slowed_angles_where_the_paired_interval_says_so():
     assert [found(*pair).verdict for pair in ((3.4, 3.4), (3.4, 3.2), (3.2, 3.2))] == [HOLDS, PARTLY, FAILS]
     assert found(3.4, 3.4).ours.startswith("the first is lower: ladder-nope and full, ladder-nope and ladder, ")
     assert found(3.3, 3.4).verdict == PARTLY and "undecided: ladder-nope and full" in found(3.3, 3.4).ours
+
+
+def test_plans_without_rotation_are_compared_with_full_attention_without_it():
+    def found(**losses):
+        names = (*modern.UNTURNED, "ls1-w64-nope")
+        ours = {name: losses.get(name.replace("-", "_"), 3.4) for name in names} | {"full-nope": 3.5, "full": 3.0}
+        rows = [
+            {"variant": name, "seeds": [0, 1, 2], "final_losses": [loss, loss, loss + 0.001 * (name == "full-nope")]}
+            for name, loss in ours.items()
+        ]
+        return load("reach-modern").findings({"rows": rows})["nope-mixed"]
+
+    assert found().verdict == HOLDS and found(ladder_nope=3.6).verdict == PARTLY
+    assert found(ladder_nope=3.6).ours.endswith("the other way round: ladder-nope")
 
 
 def test_plans_that_are_rotated_and_global_are_those_whose_angles_can_be_slowed(tmp_path):

@@ -102,6 +102,8 @@ def test_a_pretrained_model_is_fine_tuned_asked_and_shown(corpus, tmp_path):
     assert {row["length"] for row in slowed} == {512, 1024, 2048} and len(slowed) == 12
     data = load("retrieval").collect(tmp_path / "out")
     (row,) = data["rows"]
+    assert row["seeds_of_shares"] == {str(length): [0] for length in (256, 128, 512, 1024, 2048)}
+    assert row["seeds_of_shares_yarn"] == {str(length): [0] for length in (512, 1024, 2048)}
     assert row["shares_yarn"].keys() == row["shares"].keys() and "| full, YaRN |" in load("retrieval").more(data)
     assert row["half_at"]["recall"] == [2] and set(row["distances"]) >= {"4-7", "64-127"} and row["seeds"] == [0]
     assert row["distances_before"].keys() == row["distances"].keys()
@@ -159,7 +161,7 @@ def test_nothing_is_decided_by_two_seeds_or_where_full_attention_only_guesses():
 def test_plans_are_ahead_of_slowed_angles_in_all_kinds_of_needles_together():
     def found(slowed):
         rows = [
-            {"variant": name, "seeds": [0, 1, 2], "length": 2048}
+            {"variant": name, "seeds": [0, 1, 2, 3], "length": 2048, f"seeds_of_{key}": {"16384": [1, 2, 3]}}
             | {key: {kind: {"16384": [share, share, share + 0.01]} for kind in retrieval.NEEDLES}}
             for name, key, share in (
                 *((name, "shares", 0.9) for name in reach_30m.UNTURNED),
