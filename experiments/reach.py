@@ -26,7 +26,7 @@ from experiments.engine.evidence import Difference, paired, verdict_of
 from experiments.engine.measures import Outcome, Row
 from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
 from longshort.heads import HeadPlan
-from longshort.model import GPTConfig
+from longshort.model import meets_new_angles
 from longshort.train import TrainConfig
 from longshort.train.evaluation.checkpoint_scores import evaluate_checkpoint
 from longshort.train.sweeps.processes import named_config
@@ -101,16 +101,11 @@ def whole_validation(config: TrainConfig, out: Path) -> dict[str, Any]:
     length = context * min(BEYOND, found["tokens"] // context)
     limit = min(WINDOWS, config.data.batch_size * config.run.eval_batches)  # a quick run evaluates little
     options: dict[str, Any] = {"length": length, "stride": length, "limit": limit, "bucket": context, "device": device}
-    for name in ("beyond", "beyond_yarn") if length > context and turned(config.model) else ("beyond",):
+    slowed = length > config.model.context and meets_new_angles(config.model)
+    for name in ("beyond", "beyond_yarn") if slowed else ("beyond",):
         longer = evaluate_checkpoint(out, yarn=name == "beyond_yarn", **options)
         measured[name] = [bucket["loss"] for bucket in longer["buckets"]]
     return measured
-
-
-def turned(model: GPTConfig) -> bool:
-    """Whether global heads are rotated, so that they meet new angles in longer sequences."""
-    layers = model.layer_reaches
-    return model.positions == "rotary" and any(layer.plan.n_global and layer.global_share for layer in layers)
 
 
 def as_planned() -> TrainConfig:
@@ -158,8 +153,8 @@ def _beyond(runs: Sequence[Outcome], context: int, name: str) -> Row:
     """Losses in the first context, the second, the next two and the next four, seed by seed."""
     asked = [outcome for outcome in runs if name in outcome.after]
     places, first = {}, 0
-    while first < min(len(outcome.after[name]) for outcome in asked):
-        last = max(1, 2 * first)
+    while first < (parts := min(len(outcome.after[name]) for outcome in asked)):
+        last = min(max(1, 2 * first), parts)
         losses = [statistics.fmean(outcome.after[name][first:last]) for outcome in asked]
         places[f"{first * context + 1:,} to {last * context:,}"] = losses
         first = last
@@ -283,30 +278,25 @@ def needs_global(data: Data) -> Finding | None:
     return judged(against(data, "full", ("all-local-w64",)), 1, "full is ahead of", lower=True)
 
 
-def goes_on(data: Data, names: Sequence[str]) -> Finding | None:
-    """Each plan's loss in the last half of the longer sequences against its own in the first context of them."""
-    rows, pairs = measures.by_name(data), {}
-    for name in names:
-        if name in rows and "beyond" in rows[name]:
-            seeds, losses = rows[name]["beyond"]["seeds"], list(rows[name]["beyond"]["losses"].values())
-            last, first = (dict(zip(seeds, values, strict=True)) for values in (losses[-1], losses[0]))
-            if (pair := paired(last, first)) is not None:
-                pairs[name] = pair
-    return judged(pairs, len(names), "lower past the context than within it", lower=True)
-
-
-def ahead_of_slowed(data: Data, names: Sequence[str], others: Sequence[str]) -> Finding | None:
-    """Plans in the last half of the longer sequences against others whose rotary angles are slowed there."""
+def keeps_on(data: Data, names: Sequence[str], others: Sequence[str], *, slowed: bool = False) -> Finding | None:
+    """How the loss changes from the first context of the longer sequences to their last half, plans against others,
+    the latter with YaRN in that half if `slowed`."""
     rows, pairs = measures.by_name(data), {}
     for name, other in product(names, others):
-        if name in rows and other in rows and "beyond" in rows[name] and "beyond_yarn" in rows[other]:
-            mine, theirs = (
-                dict(zip(found["seeds"], list(found["losses"].values())[-1], strict=True))
-                for found in (rows[name]["beyond"], rows[other]["beyond_yarn"])
-            )
-            if (pair := paired(mine, theirs)) is not None:
-                pairs[f"{name} and {other}"] = pair
-    return judged(pairs, len(names) * len(others), "the first is lower", lower=True)
+        mine, theirs = (_change(rows.get(plan, {}), far) for plan, far in ((name, False), (other, slowed)))
+        if (pair := paired(mine, theirs)) is not None:
+            pairs[f"{name} and {other}"] = pair
+    return judged(pairs, len(names) * len(others), "less of the first", lower=True)
+
+
+def _change(row: Row, slowed: bool) -> dict[int, float]:
+    """By seed."""
+    near, far = row.get("beyond"), row.get("beyond_yarn" if slowed else "beyond")
+    if near is None or far is None:
+        return {}
+    first = dict(zip(near["seeds"], next(iter(near["losses"].values())), strict=True))
+    last = dict(zip(far["seeds"], list(far["losses"].values())[-1], strict=True))
+    return {seed: loss - first[seed] for seed, loss in last.items()}
 
 
 def figure(data: Data) -> Any:
@@ -354,10 +344,11 @@ def losses_and_curves(data: Data, strong: Sequence[str]) -> Any:
 RULE = (
     "ahead if the paired 95 % interval of the difference over at least three seeds excludes 0, undecided if it does not"
 )
-SLOWED_RULE = (
-    "the loss at positions 8,193 to 16,384, the others' with the rotary angles of global heads slowed for 16,384 "
-    f"tokens, {RULE}"
+PAST_RULE = (
+    "how much the loss at positions 8,193 to 16,384 is above that at 1 to 2,048 of the same sequences: less if the "
+    "paired 95 % interval of the difference over at least three seeds lies below 0, undecided if it contains 0"
 )
+YARN = "arXiv 2309.00071 trains a little with YaRN; here it is untrained"
 EXPERIMENT = Experiment(
     name="reach",
     question="Which plan of reaches has the lowest loss at 8 global heads of 64?",

@@ -61,19 +61,18 @@ EXPERIMENT = replace(
             judge=partial(reach_modern.with_and_without, names=("ladder-nope",), words="ahead without positions"),
         ),
         "beyond": Claim(
-            text="with 30M parameters, plans whose global heads are not rotated predict past the context of the "
-            "training, up to eight times it",
-            paper="arXiv 2501.18795: models with whole layers of them do",
-            rule="the loss at positions 8,193 to 16,384 against the same model's at 1 to 2,048, in the same sequences: "
-            "lower if the paired 95 % interval over at least three seeds lies below 0: holds if for both plans",
-            judge=partial(reach.goes_on, names=UNTURNED),
+            text="with 30M parameters, past the context the loss of plans whose global heads are not rotated rises "
+            "less than that of full attention and of the ladder",
+            paper="arXiv 2501.18795: models with whole layers of such heads go on past it",
+            rule=f"{reach.PAST_RULE}: holds if against both with both plans, partly if in some cases",
+            judge=partial(reach.keeps_on, names=UNTURNED, others=("full", "ladder")),
         ),
         "slowed": Claim(
-            text="with 30M parameters, past the context those plans are ahead of full attention and of the ladder with "
-            "YaRN",
-            paper="arXiv 2309.00071: YaRN lengthens a context without training; no comparison with such plans",
-            rule=f"{reach.SLOWED_RULE}: holds if against both with both plans, partly if in some cases",
-            judge=partial(reach.ahead_of_slowed, names=UNTURNED, others=("full", "ladder")),
+            text="with 30M parameters, it also rises less than that of full attention and of the ladder with YaRN",
+            paper=reach.YARN,
+            rule="as above, the others' at 8,193 to 16,384 with the rotary angles of global heads slowed for 16,384 "
+            "tokens",
+            judge=partial(reach.keeps_on, names=UNTURNED, others=("full", "ladder"), slowed=True),
         ),
     },
     collect=partial(reach_modern.collect, plans=tuple(PLANS)),

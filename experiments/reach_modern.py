@@ -232,11 +232,12 @@ EXPERIMENT = Experiment(
             judge=mixed_unturned,
         ),
         "slowed": Claim(
-            text="past the context the ladder without positions on global heads is ahead of full attention and of the "
-            "ladder with YaRN",
-            paper="arXiv 2309.00071: YaRN lengthens a context without training; no comparison with such plans",
-            rule=f"{reach.SLOWED_RULE}: holds if against both, partly if against one",
-            judge=partial(reach.ahead_of_slowed, names=("ladder-nope",), others=("full", "ladder")),
+            text="past the context the loss of the ladder without positions on global heads rises less than that of "
+            "full attention and of the ladder with YaRN",
+            paper=reach.YARN,
+            rule=f"{reach.PAST_RULE}, the others' at 8,193 to 16,384 with the rotary angles of global heads slowed for "
+            "16,384 tokens: holds if against both, partly if against one",
+            judge=partial(reach.keeps_on, names=("ladder-nope",), others=("full", "ladder"), slowed=True),
         ),
     },
     collect=collect,

@@ -30,7 +30,7 @@ from experiments.engine.measures import Outcome, Row
 from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
 from experiments.engine.tables import percent
 from longshort.data.tasks.retrieval import KINDS
-from longshort.model import lengthened
+from longshort.model import lengthened, meets_new_angles
 from longshort.runs import read_log
 from longshort.train import ConfigError, TrainConfig, load_model
 from longshort.train.checkpoints.checkpoint import CHECKPOINTS
@@ -128,7 +128,7 @@ def asked(config: TrainConfig, out: Path) -> dict[str, Any]:
 
     found = [answers(times) for times in (1, *OTHER_LENGTHS)]
     longer = [times for times in OTHER_LENGTHS if times * length > model.config.context]
-    slowed = [answers(times, yarn=True) for times in longer] if reach.turned(model.config) else []
+    slowed = [answers(times, yarn=True) for times in longer] if meets_new_angles(model.config) else []
     first, _ = load_model(Path(config.task.start or ""), device)
     before = evaluate_retrieval(first, tokenizer, kinds=(RECALL,), lengths=(length,), examples=most, **options)
     return {

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from experiments import reach_30m, reach_modern, retrieval
+from experiments import reach, reach_30m, reach_modern, retrieval
 from experiments.engine.records import Claim
 
 SOURCE = "reach-30m"
@@ -63,7 +63,7 @@ EXPERIMENT = replace(
         "slowed": Claim(
             text="with 30M parameters, at eight times the length those plans find more needles than full attention and "
             "the ladder do with YaRN",
-            paper="arXiv 2309.00071: YaRN lengthens a context without training; no comparison with such plans",
+            paper=reach.YARN,
             rule=f"{retrieval.SLOWED_RULE}: holds if against both with both plans, partly if in some cases",
             judge=partial(retrieval.ahead_of_slowed, names=reach_30m.UNTURNED, others=("full", "ladder")),
         ),

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from experiments import reach_modern, retrieval
+from experiments import reach, reach_modern, retrieval
 from experiments.engine.records import Claim
 
 SOURCE = "reach-modern"
@@ -47,7 +47,7 @@ EXPERIMENT = replace(
         "slowed": Claim(
             text="at eight times the length the ladder without positions on global heads finds more needles than full "
             "attention and the ladder do with YaRN",
-            paper="arXiv 2309.00071: YaRN lengthens a context without training; no comparison with such plans",
+            paper=reach.YARN,
             rule=f"{retrieval.SLOWED_RULE}: holds if against both, partly if against one",
             judge=partial(retrieval.ahead_of_slowed, names=("ladder-nope",), others=("full", "ladder")),
         ),

@@ -81,13 +81,13 @@ def retrieval():
         f"{100 * statistics.fmean(rows[name]['shares']['variables']['2048']):.0f} %" for name in ("one-full-8", *MODERN)
     ]
     assert len(set(chains[1:])) == 1
-    yield f"answers {chains[0]} of chains of variables, the others {chains[1]}"
+    yield f"answers {chains[0]} of chains of variables, these and full attention {chains[1]}"
     far = [rows[name]["shares"]["needles-books"]["16384"] for name in MODERN]
     assert {len(shares) for shares in far} == {1}
     full, ladder, ls = (f"{100 * share:.0f}" for (share,) in far)
     times = 16384 // rows["full"]["length"]
     cells = f"{full} | ladder: {ladder}; LS: {ls} | 1 |"
-    yield f"asked at {times} times the length of training, unscaled: needles found, % | {cells}"
+    yield f"fine-tuned, at {times} times the length, no YaRN: needles in books, % | {cells}"
 
 
 def costs():

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from longshort import GPT, GPTConfig, HeadPlan
-from longshort.model import lengthened
+from longshort.model import lengthened, meets_new_angles
 from longshort.nn import RopeScaling
 
 SIZES = {"vocab_size": 61, "context": 16, "width": 32, "n_layers": 2, "n_heads": 4, "init_std": 0.3}
-WINDOWED = HeadPlan(windows=(4, 4, 8, 16))
 
 
 def build(**options):
@@ -37,29 +36,43 @@ def test_its_logits_are_those_of_a_model_built_with_the_scaling(tied):
 def test_the_weights_are_shared_and_neither_model_is_changed_otherwise():
     model = build().to(torch.float64).train()
     model.gradient_checkpointing = True
+    model.embedding.requires_grad_(False)
+    model.blocks[1].eval()
     expected = logits(model)
     longer = lengthened(model, 64)
     for (name, mine), (other, theirs) in zip(model.named_parameters(), longer.named_parameters(), strict=True):
-        assert name == other and mine.data_ptr() == theirs.data_ptr() and theirs.requires_grad
-    assert longer.training and longer.gradient_checkpointing is True
+        assert name == other and mine.data_ptr() == theirs.data_ptr() and theirs.requires_grad == mine.requires_grad
+    assert [part.training for part in longer.modules()] == [part.training for part in model.modules()]
+    assert longer.gradient_checkpointing is True
     assert torch.equal(logits(model), expected)
 
 
+LADDER = {"pattern": "ladder", "largest": 8, "smallest": 2}
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("options", "heads"),
     [
-        {"reach": {"pattern": "ladder", "largest": 8, "smallest": 2, "nope": True}},
-        {"plan": WINDOWED},
-        {"positions": "alibi"},
-        {"positions": "none"},
+        ({"reach": LADDER}, "global"),
+        ({"plan": HeadPlan(windows=(4, 4, 8, 17))}, "all"),
+        ({"plan": HeadPlan(windows=(4, 4, 8, 16), firsts=(0, 0, 2, 0))}, "all"),
+        ({"reach": LADDER | {"nope": True}}, None),
+        ({"plan": HeadPlan(windows=(4, 4, 8, 16))}, None),
+        ({"positions": "sinusoidal"}, None),
+        ({"positions": "alibi"}, None),
     ],
-    ids=["unrotated", "windows", "alibi", "none"],
+    ids=["ladder", "wide windows", "first keys", "unrotated", "windows", "sinusoidal", "alibi"],
 )
-def test_heads_that_meet_no_new_angle_stay_as_they_are(options):
+def test_angles_are_slowed_where_rotated_heads_see_past_the_context(options, heads):
     model = build(**options)
-    longer = lengthened(model, 64)
-    assert longer.config.context == 64
-    assert torch.equal(logits(longer), logits(model))
+    assert meets_new_angles(model.config) == (heads is not None)
+    if heads is None:
+        with pytest.raises(ValueError, match="must have rotated heads that see past its context, got positions="):
+            lengthened(model, 64)
+    else:
+        longer = lengthened(model, 64)
+        assert longer.config.rope_scaling.heads == heads
+        assert not torch.allclose(logits(longer), logits(model), atol=0.02)
 
 
 def test_a_model_that_sees_both_sides_goes_on_to():
@@ -72,13 +85,13 @@ def test_a_model_that_sees_both_sides_goes_on_to():
 
 
 def test_what_cannot_be_lengthened_gets_one_clear_error():
-    with pytest.raises(ValueError, match="model must be a GPT, got Linear"):
+    with pytest.raises(ValueError, match="model must be a GPT that is not compiled, got Linear"):
         lengthened(torch.nn.Linear(2, 2), 64)
     with pytest.raises(ValueError, match="context must be an integer from 1"):
         lengthened(build(), 64.5)
-    with pytest.raises(ValueError, match="a model of context 16 must be lengthened to more tokens, got 16"):
+    with pytest.raises(ValueError, match="context must be above the model's 16, got 16"):
         lengthened(build(), 16)
-    with pytest.raises(ValueError, match="positions must not be learned to go past the 16 of the table"):
+    with pytest.raises(ValueError, match=r"past its context, got positions='learned': no angle can be slowed"):
         lengthened(build(positions="learned"), 64)
     with pytest.raises(ValueError, match="rope_scaling must be None in a model to be lengthened, got 'yarn'"):
         lengthened(lengthened(build(), 64), 128)

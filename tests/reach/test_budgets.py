@@ -104,7 +104,9 @@ def test_with_rotary_positions_global_heads_are_not_rotated():
     ladder = reach.budget(**sizes, share=0.24)
     assert ladder.layers == reach.ladder(n_layers=8, n_heads=8, nope=True)
     assert "not rotated" in ladder.reason and "-0.0777" in ladder.reason
-    assert reach.budget(**sizes, share=0.2).layers == reach.long_short(1, 64, n_layers=8, n_heads=8)
+    head_wise = reach.budget(**sizes, share=0.2)
+    assert head_wise.layers == reach.long_short(1, 64, n_layers=8, n_heads=8)
+    assert head_wise.reason.endswith("and without rotation it has not been tried.")
     late = reach.budget(**sizes, n_kv_heads=1, share=0.2)
     assert late.layers == reach.interleave("LLLLLLLG", 64, n_layers=8, n_heads=8, n_kv_heads=1, nope=True)
     assert "whose heads are not rotated" in late.reason and "-0.0674" in late.reason
@@ -137,6 +139,7 @@ def test_windows_shrink_with_the_context():
         return reach.budget(n_layers=8, n_heads=n_heads, context=context, share=1.0).layers
 
     assert chosen(8, 128) == reach.ladder(32, 8, n_layers=8, n_heads=8)
+    assert chosen(8, 120) == reach.long_short(1, 64, n_layers=8, n_heads=8)  # two windows are no ladder
     assert chosen(2, 16) == reach.long_short(1, 16, n_layers=8, n_heads=2)
     assert chosen(1, 16) == reach.interleave("LLLLLLLG", 16, n_layers=8, n_heads=1)
 

@@ -70,13 +70,13 @@ def evaluate(
     from longshort.rl.evaluation import evaluate_rewards, is_of_rl
     from longshort.train.evaluation.checkpoint_scores import evaluate_checkpoint, evaluation_table
 
-    if yarn and length is None:
-        raise ValueError("--yarn must be given with --length, got it alone")
     given = {"--data": data, "--length": length, "--stride": stride, "--bucket": bucket, "--yarn": yarn or None}
     if harness is not None:
         _check_absent(given | {"--suite": suite, "--samples": samples}, "must not be given with --harness")
         _evaluate_harness(checkpoint, harness, out, include=include, limit=limit, device=device)
         return
+    if yarn and length is None:
+        raise ValueError("--yarn must be given with --length, got it alone")
     if include is not None:
         raise ValueError(f"--include must be given with --harness, got {include} alone")
     if suite is not None:

@@ -72,6 +72,8 @@ def generate(
     }
     given = {name: value for name, value in fields.items() if value is not None}
     _check_thinking(thinking, given)
+    if yarn and context is None:
+        raise ValueError("--yarn must be given with --context, got it alone")
     if prompt == "-":
         prompt = typer.get_text_stream("stdin").read()
     options: dict[str, Any] = {

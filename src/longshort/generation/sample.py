@@ -43,10 +43,7 @@ def stream_of(
 ) -> TextStream:
     """The same for a model and its tokenizer; with `yarn`, the model is `lengthened` for the given `context`."""
     if yarn:
-        context = options.pop("context", None)
-        if context is None:
-            raise ValueError("yarn must be given with context, got it alone")
-        model = lengthened(model, context)
+        model = lengthened(model, options.pop("context"))
     if thinking is not None:
         options["thinking"] = SoftThinking(**dict(thinking) | {"end": _single_token(tokenizer, thinking["end"])})
     return TextStream(model, tokenizer, prompt, **options)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from longshort.model.config import GPTConfig
 from longshort.model.gpt import GPT
 from longshort.nn import RopeScaling
 from longshort.numeric import check_count
@@ -14,8 +15,9 @@ from longshort.numeric import check_count
 def lengthened(model: GPT, context: int) -> GPT:
     """The model for sequences of up to `context` tokens, more than in its training, with the same weights in memory.
 
-    The rotary angles of global heads are slowed as YaRN has it (arXiv 2309.00071), without training. Windows, and heads
-    that are not rotated, meet no distance that is new to them, and stay as they are.
+    The rotary angles of global heads are slowed as YaRN has it (arXiv 2309.00071), without training, also in shorter
+    sequences. Heads that are not rotated stay as they are, and so do local heads, unless some of them see past the
+    model's context.
 
     >>> from longshort import GPTConfig
     >>> model = GPT(GPTConfig.preset("modern-10m", n_layers=1))
@@ -24,24 +26,50 @@ def lengthened(model: GPT, context: int) -> GPT:
     (16384, 8.0)
     """
     if not isinstance(model, GPT):
-        raise ValueError(f"model must be a GPT, got {type(model).__name__}")
-    check_count("context", context)
+        raise ValueError(f"model must be a GPT that is not compiled, got {type(model).__name__}")
     config = model.config
+    check_count("context", context)
     if context <= config.context:
-        raise ValueError(f"a model of context {config.context:,} must be lengthened to more tokens, got {context:,}")
-    if config.positions == "learned":
-        raise ValueError(f"positions must not be learned to go past the {config.context:,} of the table, got learned")
+        raise ValueError(f"context must be above the model's {config.context}, got {context}")
     if config.rope_scaling is not None:
         raise ValueError(
             f"rope_scaling must be None in a model to be lengthened, got {config.rope_scaling.kind!r}: its rotary "
             "angles are slowed already"
         )
-    scaling = None
-    if config.positions == "rotary":
-        times = context / config.context
-        scaling = RopeScaling(kind="yarn", factor=times, original_context=config.context, heads="global")
+    if not meets_new_angles(config):
+        raise ValueError(
+            "a model to be lengthened must have rotated heads that see past its context, got positions="
+            f"{config.positions!r}{' and none of them' if config.positions == 'rotary' else ''}: no angle can be slowed"
+        )
+    scaling = RopeScaling(
+        kind="yarn",
+        factor=context / config.context,
+        original_context=config.context,
+        heads="all" if _local_and_far(config) else "global",
+    )
     with torch.device("meta"):
         longer = GPT(replace(config, context=context, rope_scaling=scaling), causal=model.causal)
     longer.load_state_dict(model.state_dict(), assign=True)
+    for mine, theirs in zip(longer.parameters(), model.parameters(), strict=True):
+        mine.requires_grad_(theirs.requires_grad)
+    for part, other in zip(longer.modules(), model.modules(), strict=True):
+        part.training = other.training
     longer.gradient_checkpointing = model.gradient_checkpointing
-    return longer.train(model.training)
+    if model.group is not None:
+        longer.share_sequences(model.group)
+    return longer
+
+
+def meets_new_angles(config: GPTConfig) -> bool:
+    """Whether rotated heads would see keys from farther back in sequences longer than the context."""
+    of_global = any(layer.plan.n_global and layer.global_share for layer in config.layer_reaches)
+    return config.positions == "rotary" and (of_global or _local_and_far(config))
+
+
+def _local_and_far(config: GPTConfig) -> bool:
+    """Whether rotated heads with a window see past the context: it is wider, or they see the first keys too."""
+    return any(
+        layer.local_share and window is not None and (window > config.context or first)
+        for layer in config.layer_reaches
+        for window, first in zip(layer.plan.windows, layer.plan.firsts or (0,) * layer.n_heads, strict=True)
+    )

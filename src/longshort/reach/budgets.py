@@ -47,8 +47,9 @@ _LADDER_UNTURNED = (
 _LONG_SHORT = (
     "With 8 layers of 8 heads, one global head and windows of 64 in each layer found needles as full attention does; "
     f"its loss ({_both('ls1-w64')} nats in two experiments) and its tracking of variables (+2 and +1 points) could not "
-    "be told from full attention's (three seeds each)."
+    "be told from full attention's (three seeds each)"
 )
+_UNTRIED = ", and without rotation it has not been tried"
 _FULL = (
     f"With 8 layers of 8 heads, one full layer at the end had a loss of {_both('one-full-8')} nats against full "
     "attention's in two experiments (three seeds each); it"
@@ -128,13 +129,14 @@ def _candidates(
     smallest = min(SMALLEST, largest)
     few = {"n_layers": n_layers, "n_heads": n_heads, "n_kv_heads": n_kv_heads}
     n_global = max(kv_heads // EIGHTH, 1) * (n_heads // kv_heads)
-    if kv_heads >= _LEAST_RUNGS + 1:
+    if kv_heads >= _LEAST_RUNGS + 1 and largest >= smallest * 2 ** (_LEAST_RUNGS - 1):
         yield (
             ladder(largest, smallest, n_global=n_global, nope=rotary, **few),  # type: ignore[arg-type]
             _LADDER_UNTURNED if rotary else _LADDER,
         )
     if kv_heads > 1:
-        yield long_short(n_global, min(WINDOW, context), **few), _LONG_SHORT  # type: ignore[arg-type]
+        reason = f"{_LONG_SHORT}{_UNTRIED if rotary else ''}."
+        yield long_short(n_global, min(WINDOW, context), **few), reason  # type: ignore[arg-type]
     for window in (WINDOW, WINDOW // 2, WINDOW // 4, WINDOW // 8):
         for period in _periods(n_layers):
             width = min(window, context)

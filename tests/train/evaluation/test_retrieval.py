@@ -155,7 +155,7 @@ def test_the_verb_scores_text_with_a_lengthened_model(name, tmp_path):
         (("run", "--data", "nowhere", "--length", 300), "nowhere/train.tokens"),
         (("run", "--stride", 3), "--stride must not be given with --suite"),
         (("run", "--yarn"), "--yarn must be given with --length, got it alone"),
-        (("run", "--yarn", "--length", 40), "a model of context 48 must be lengthened to more tokens, got 40"),
+        (("run", "--yarn", "--length", 40), "context must be above the model's 48, got 40"),
         (("run", "--bucket", 64), "--bucket must not be given with --suite"),
         (("gpt2", "--length", 300), "no such tokenizer"),
     ],
