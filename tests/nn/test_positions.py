@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from longshort import HeadPlan
 from longshort.nn import RopeScaling, rotary, segment_positions, sinusoidal
+from longshort.nn.positions import place, placed_heads
+from longshort.reach import LayerReach, QueryTemperature
 
 
 def test_rotary_turns_each_pair_by_position_times_its_frequency() -> None:
@@ -151,3 +154,52 @@ def test_scaled_angles_are_those_of_transformers(scaling: RopeScaling, rope: dic
 def test_wrong_scaling_is_a_clear_error(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RopeScaling.from_dict(values)
+
+
+WINDOWS = (None, None, 8, 8, 4, 4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"global_share": 0.0},
+        {"local_share": 0.0},
+        {"global_base": 1e6},
+        {"global_share": 0.5},
+        {"temperature": QueryTemperature(scale=0.1, every=4)},
+    ],
+    ids=["global heads not rotated", "local heads not rotated", "two bases", "half the features", "temperature"],
+)
+@pytest.mark.parametrize("kv_heads", [6, 3])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_heads_of_several_kinds_are_placed_alike_compiled_and_part_by_part(
+    options: dict[str, Any], kv_heads: int, scaled: bool
+) -> None:
+    scaling = RopeScaling(kind="yarn", factor=4.0, original_context=4, heads="global") if scaled else None
+    reach = LayerReach(plan=HeadPlan(windows=WINDOWS), **options)
+    heads = placed_heads(reach, kv_heads, 8, 100.0, scaling)
+    assert len(heads) == 2
+    q, k = (torch.randn(2, 5, n, 8, requires_grad=True) for n in (6, kv_heads))
+    positions = torch.tensor([[0, 1, 2, 3, 4], [7, 0, 1, 9, 30]])
+    torch.compiler.reset()  # the layouts of all cases are more than one function may be compiled for
+    compiled = torch.compile(place, backend="aot_eager", fullgraph=True)
+    found, expected = (form_and_gradients(form, q, k, positions, heads) for form in (compiled, place))
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine, theirs)
+    group = 6 // kv_heads
+    for x, each, placed in ((q, group, expected[0]), (k, 1, expected[1])):
+        first = 0
+        for alike in heads:
+            part = x[:, :, first : first + each * alike.kv_heads]
+            if alike.theta is not None and alike.features == 8 and alike.temperature is None:
+                part = rotary(part, positions, theta=alike.theta, scaling=alike.scaling)
+            if alike.features in (0, 8) and alike.temperature is None:
+                assert torch.equal(placed[:, :, first : first + each * alike.kv_heads], part)
+            first += each * alike.kv_heads
+
+
+def form_and_gradients(form: Any, q: torch.Tensor, k: torch.Tensor, *rest: Any) -> list[torch.Tensor]:
+    placed = form(q, k, *rest)
+    weights = [torch.linspace(-1, 1, x.numel()).view_as(x) for x in placed]
+    total = sum((x * w).sum() for x, w in zip(placed, weights, strict=True))
+    return [*placed, *torch.autograd.grad(total, (q, k))]

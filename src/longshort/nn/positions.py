@@ -176,6 +176,11 @@ def place(q: Tensor, k: Tensor, positions: Tensor, heads: tuple[PlacedHeads, ...
     Heads with the same base and scaling share one table of angles.
     """
     group = q.shape[-2] // k.shape[-2]
+    alone = all(alike.temperature is None and alike.features in (0, q.shape[-1]) for alike in heads)
+    if len(heads) > 1 and alone and torch.compiler.is_compiling():
+        found = [_table_of(alike, positions, q.dtype) for alike in heads]
+        counts = [alike.kv_heads for alike in heads]
+        return _turned(q, _by_head(found, [group * count for count in counts])), _turned(k, _by_head(found, counts))
     tables: dict[tuple[float, int, RopeScaling | None], tuple[Tensor, Tensor]] = {}
     placed_q, placed_k = [], []
     several = len(heads) > 1
@@ -214,6 +219,28 @@ _library.impl("cos_sin", lambda angles: (angles.cos(), angles.sin()), "Composite
 torch.library.register_fake(
     "longshort::cos_sin", lambda angles: (torch.empty_like(angles), torch.empty_like(angles)), lib=_library
 )
+
+
+def _table_of(heads: PlacedHeads, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The table of these heads; without rotation, of angles of 0."""
+    if heads.theta is None:
+        one = torch.ones((), device=positions.device, dtype=torch.promote_types(dtype, torch.float32))
+        return one, torch.zeros_like(one)
+    return _table(positions, heads.features, heads.theta, dtype, heads.scaling)
+
+
+def _by_head(tables: list[tuple[Tensor, Tensor]], counts: list[int]) -> tuple[Tensor, Tensor]:
+    """One table (..., T, heads, features / 2) of several, for so many heads each.
+
+    Compiled, it is never in memory, and the heads are rotated by one kernel, where parts that are rotated apart and
+    joined take several.
+    """
+    index = torch.arange(sum(counts), device=tables[0][0].device)[:, None]
+    cos, sin = tables[-1]
+    for place in reversed(range(len(tables) - 1)):
+        among = index < sum(counts[: place + 1])
+        cos, sin = torch.where(among, tables[place][0], cos), torch.where(among, tables[place][1], sin)
+    return cos, sin
 
 
 def _turned(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
