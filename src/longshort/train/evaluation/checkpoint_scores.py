@@ -76,7 +76,7 @@ def text_scores(
     stride: int | None,
     limit: int | None,
     bucket: int,
-    yarn: bool,
+    yarn: bool = False,
     beginning: Sequence[int],
     progress: Callable[[int], None],
 ) -> dict[str, Any]:
