@@ -16,7 +16,8 @@ from experiments.reach_modern import Spec, short
 PLANS: dict[str, Spec] = {
     "full": "full",
     "ls3-w128": short(3, 128),
-    **{name: reach_30m.PLANS[name] for name in ("ladder", "ladder-nope", "interleave-5-1-nope")},
+    "ls3-w128-nope": short(3, 128, nope=True),
+    **{name: reach_30m.PLANS[name] for name in ("ladder-nope", "interleave-5-1-nope")},
 }
 """As `model.reach` has them; three query heads share a KV head, so LS-attention has three global ones at least."""
 MIXED = tuple(name for name in PLANS if name != "full")

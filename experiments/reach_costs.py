@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -168,8 +169,10 @@ def collect(folder: Path) -> Data:
     if not found:
         raise RunError(f"{folder}: holds no costs; run `python -m experiments {costs.NAME}` first")
     found.sort(key=lambda piece: (EXPERIMENTS.index(piece["experiment"]), piece["at"]))
-    for key in ("sizes", "machine"):
-        if any(piece[key] != found[0][key] for piece in found):
+    for key, piece in product(("sizes", "machine"), found):
+        # Plans are compared within an experiment, so another experiment may come from another machine.
+        first = next(one for one in found if key == "sizes" or one["experiment"] == piece["experiment"])
+        if piece[key] != first[key]:
             raise RunError(f"{folder}: holds measurements of different {key}; keep those of one kind")
     rows: dict[tuple[str, str], Row] = {}
     for piece in found:
@@ -184,10 +187,11 @@ def collect(folder: Path) -> Data:
             row["training"][str(piece["at"])] = speed
             if piece["at"] == piece["context"] and {name, FULL} <= times.keys():
                 row["gpu_time"] = median_ratio(times[name], times[FULL])
+    machines = {f"machine of {piece['experiment']}": piece["machine"] for piece in found}
     made = {
         "commands": measures.commands(folder),
         "commit": sorted({piece["commit"] for piece in found}),
-        "machine": found[-1]["machine"],
+        **({"machine": found[0]["machine"]} if len(machines) == 1 else machines),
         "seconds": round(sum(piece["seconds"] for piece in found), 1),
     }
     return {"provenance": made, "rows": list(rows.values()), "measured": found}

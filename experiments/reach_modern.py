@@ -78,7 +78,7 @@ OF_EIGHT = ("ls1-w64", "ls1-w145", "one-full-6", "one-full-8", "ladder")
 MIXED = tuple(name for name in PLANS if not name.startswith("full") and not name.endswith(("-sinks", "-nope")))
 SUNK = tuple(name for name in PLANS if name.endswith("-sinks"))
 UNTURNED = tuple(name for name in PLANS if name.endswith("-nope") and name not in LATER)
-STRONG = ("ls1-w64", "full", "ladder", "ladder-nope", "one-full-8", "interleave-3-1")
+STRONG = ("ls1-w64", "full", "ladder", "ladder-nope", "ls1-w64-nope", "full-nope")
 
 BASE: dict[str, Any] = {
     "model": {"preset": "modern-10m"},

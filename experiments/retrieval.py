@@ -57,8 +57,9 @@ OTHER_LENGTHS = {
 """What is also asked, in lengths of the fine-tuning."""
 RECALL = "recall"
 NEEDLES = tuple(kind for kind in KINDS if kind.startswith("needle"))
-LENGTHENED = "needles-books"
-"""The kind that the figure shows by length."""
+LENGTHENED, CHAINED = "needles-books", "variables"
+"""The kinds that the figure shows by length."""
+YARN_MARK = ", YaRN"
 
 BASE: dict[str, Any] = {
     "task": {
@@ -268,7 +269,7 @@ def more(data: Data) -> str:
     for times, words in OTHER_LENGTHS.items():
         lines = [
             (
-                f"{row['variant']}{', YaRN' if yarn else ''}",
+                f"{row['variant']}{YARN_MARK if yarn else ''}",
                 *(_shown(_at_length(row, kind, times, yarn=yarn), len(row["seeds"])) for kind in KINDS),
             )
             for yarn in (False, True)
@@ -388,23 +389,26 @@ def holds_out(data: Data, judged: Sequence[str]) -> Finding | None:
     return Finding(ours=ours, verdict=verdict_of([case for case, _ in cases.values()]), seeds=tuple(seeds))
 
 
-def ahead_of_slowed(data: Data, names: Sequence[str], others: Sequence[str]) -> Finding | None:
-    """Plans against others with YaRN: needles found at eight times the length, the mean of their kinds."""
+def farther(
+    data: Data, names: Sequence[str], others: Sequence[str], *, kinds: Sequence[str] = NEEDLES, slowed: bool = True
+) -> Finding | None:
+    """Right answers at eight times the length, the mean of these kinds: plans against others, these with YaRN if
+    `slowed`."""
     rows, pairs = measures.by_name(data), {}
     for name, other in product(names, others):
         if name in rows and other in rows:
-            mine, theirs = _far_needles(rows[name]), _far_needles(rows[other], yarn=True)
+            mine, theirs = _far(rows[name], kinds), _far(rows[other], kinds, yarn=slowed)
             if (pair := paired(mine, theirs)) is not None:
                 pairs[f"{name} and {other}"] = pair
-    return reach.judged(pairs, len(names) * len(others), "the first finds more", lower=False)
+    return reach.judged(pairs, len(names) * len(others), "the first has more", lower=False)
 
 
-def _far_needles(row: Row, *, yarn: bool = False) -> dict[int, float]:
-    """The mean over their kinds, by seed."""
+def _far(row: Row, kinds: Sequence[str], *, yarn: bool = False) -> dict[int, float]:
+    """The mean over kinds, by seed."""
     times = max(OTHER_LENGTHS)
     seeds = row.get("seeds_of_shares_yarn" if yarn else "seeds_of_shares", {}).get(str(times * row["length"]), ())
-    kinds = [_at_length(row, kind, times, yarn=yarn) for kind in NEEDLES]
-    return dict(zip(seeds, map(statistics.fmean, zip(*kinds, strict=True)), strict=True))
+    shares = [_at_length(row, kind, times, yarn=yarn) for kind in kinds]
+    return dict(zip(seeds, map(statistics.fmean, zip(*shares, strict=True)), strict=True))
 
 
 def _drop(row: Row, kind: str, times: float) -> Difference | None:
@@ -441,8 +445,9 @@ def sooner(data: Data, judged: Sequence[str] = JUDGED) -> Finding | None:
     return Finding(ours=ours, verdict=verdict_of([pair.is_below() for pair in found.values()]), seeds=seeds)
 
 
-def figure(data: Data, lined: Sequence[str] = USUAL) -> Any:
-    """Recall by plan and distance; right answers over the steps and by length, for some of the plans."""
+def figure(data: Data, lined: Sequence[str] = USUAL, far: Sequence[str] = ()) -> Any:
+    """Recall by plan and distance; right answers over the steps for the plans of `lined`, and by length for those of
+    `far` (else the same), where a name may end in the mark of YaRN."""
     from longshort.report.charts import drawing
 
     rows = data["rows"]
@@ -455,32 +460,43 @@ def figure(data: Data, lined: Sequence[str] = USUAL) -> Any:
     ]
     axes: dict[str, Any] = {"x": "distance", "y": "plan", "x_title": "distance, in tokens", "y_title": "plan, seed"}
     axes |= {"value": "accuracy", "value_title": "right", "log": False, "domain": (0.0, 1.0)}
-    height = max(280, 14 * sum(len(row["seeds"]) for row in rows))
+    height = max(400, 14 * sum(len(row["seeds"]) for row in rows))
     recall = figures.heat(cells, title=RECALL, width=260, height=height, **axes)
     steps = [
         {"series": curve["variant"], "detail": str(curve["seed"]), "step": step, "accuracy": share}
         for curve in data["curves"]
         if curve["variant"] in names
-        for step, share in curve["kinds"].get("variables", ())
+        for step, share in curve["kinds"].get(CHAINED, ())
     ]
-    lengths = [
-        {"series": row["variant"], "detail": "", "length": int(length), "accuracy": statistics.fmean(shares)}
-        | {"low": min(shares), "high": max(shares)}
-        for row in rows
-        if row["variant"] in names
-        for length, shares in sorted(row["shares"].get(LENGTHENED, {}).items(), key=lambda pair: int(pair[0]))
-    ]
-    shape: dict[str, Any] = {"y": "accuracy", "names": names, "share": True, "width": 215, "height": height}
-    title = "right answers, validation"
+    shape: dict[str, Any] = {"y": "accuracy", "share": True, "height": height // 2 - 60}
     panels = []
     if steps:
-        panels.append(figures.lines(steps, title="variables", x="step", x_title="step", y_title=title, **shape))
-    if lengths:
-        words = "length, in tokens"
-        shape |= {"log_x": True, "points": True, "width": 270}
-        panels.append(figures.lines(lengths, title=LENGTHENED, x="length", x_title=words, y_title="", **shape))
+        axes = {"x": "step", "x_title": "step", "y_title": "right answers, validation", "width": 570}
+        panels.append(figures.lines(steps, title=f"{CHAINED}, while they learn", names=names, **axes, **shape))
+    shape |= {"log_x": True, "points": True, "x": "length", "x_title": "length, in tokens", "width": 265}
+    shape |= {"names": [name for name in far if name.removesuffix(YARN_MARK) in measures.by_name(data)] or names}
+    by_length = [
+        figures.lines(lengths, title=f"{kind}, by length", y_title="" if place else "right answers, test", **shape)
+        for place, kind in enumerate((LENGTHENED, CHAINED))
+        if (lengths := _by_length(data, kind, shape["names"]))
+    ]
     alt = drawing()
-    return alt.hconcat(recall, alt.hconcat(*panels)).resolve_scale(color="independent", strokeDash="independent")
+    if by_length:
+        panels.append(alt.hconcat(*by_length))
+    own: dict[str, Any] = {"color": "independent", "strokeDash": "independent"}
+    return alt.hconcat(recall, alt.vconcat(*panels).resolve_scale(**own)).resolve_scale(**own)
+
+
+def _by_length(data: Data, kind: str, names: Sequence[str]) -> list[Row]:
+    """The mean over seeds and their range at every length, plan by plan."""
+    rows, found = measures.by_name(data), []
+    for name in names:
+        row = rows[name.removesuffix(YARN_MARK)]
+        shares = row.get("shares_yarn" if name.endswith(YARN_MARK) else "shares", {}).get(kind, {})
+        for length in sorted(shares, key=int):
+            point = {"series": name, "detail": "", "length": int(length), "accuracy": statistics.fmean(shares[length])}
+            found.append(point | {"low": min(shares[length]), "high": max(shares[length])})
+    return found
 
 
 RULE = (
@@ -493,10 +509,13 @@ SOONER = (
     f"{FEWEST_SEEDS} seeds lies below 0, undecided if it contains 0: holds if for all of these plans, partly if for "
     "some"
 )
+FAR_RULE = (
+    f"more if the paired 95 % interval of the difference over at least {FEWEST_SEEDS} seeds lies above 0, undecided if "
+    "it contains 0"
+)
 SLOWED_RULE = (
     "needles found, the mean of the four kinds, the others with the rotary angles of global heads slowed for 16,384 "
-    f"tokens: more if the paired 95 % interval of the difference over at least {FEWEST_SEEDS} seeds lies above 0, "
-    "undecided if it contains 0"
+    f"tokens: {FAR_RULE}"
 )
 EXPERIMENT = Experiment(
     name="retrieval",
@@ -513,8 +532,8 @@ EXPERIMENT = Experiment(
     cost="H200: about 3 minutes per seed beyond `reach`, six at a time; CPU --quick: two minutes",
     caption=(
         "Right answers of recall by plan, seed and the distance back to the pair (left); over the steps of the "
-        "fine-tuning, for variable tracking (middle); by length after it, for four needles in books (right). Lines are "
-        "means over seeds, with their range."
+        "fine-tuning, for variable tracking (top); by length after it, for one of four needles in books and for "
+        "variable tracking (below). Lines are means over seeds, with their range."
     ),
     claims={
         "distance": Claim(

@@ -20,8 +20,10 @@ from experiments.engine.records import Claim
 SOURCE = "reach-modern"
 USUAL = ("full", *retrieval.JUDGED, "ls1-w145", "ls2-w64", "interleave-3-1")
 """Run unless others are named."""
-LINED = ("full", *retrieval.JUDGED, "interleave-3-1", "ladder-nope")
+LINED = ("full", *retrieval.JUDGED, "ladder-nope", "ls1-w64-nope")
 """Drawn over the steps; the table has all."""
+FAR = ("full", "full, YaRN", "ls1-w64, YaRN", "ladder-nope", "ls1-w64-nope")
+"""Drawn by length."""
 BASE = retrieval.after(SOURCE, retrieval.BASE, reach_modern.BASE["model"], train=64_000)
 QUICK_BASE = retrieval.after(SOURCE, retrieval.QUICK_BASE, reach_modern.QUICK_BASE["model"])
 _OLD = retrieval.EXPERIMENT
@@ -49,11 +51,11 @@ EXPERIMENT = replace(
             "attention and the ladder do with YaRN",
             paper=reach.YARN,
             rule=f"{retrieval.SLOWED_RULE}: holds if against both, partly if against one",
-            judge=partial(retrieval.ahead_of_slowed, names=("ladder-nope",), others=("full", "ladder")),
+            judge=partial(retrieval.farther, names=("ladder-nope",), others=("full", "ladder")),
         ),
     },
     collect=partial(retrieval.collect, plans=tuple(reach_modern.PLANS)),
-    figure=partial(retrieval.figure, lined=LINED),
+    figure=partial(retrieval.figure, lined=LINED, far=FAR),
     variants=reach_modern.variants,
     on_request=tuple(name for name in reach_modern.PLANS if name not in USUAL),
     base=BASE,

@@ -64,34 +64,37 @@ def endurance():
     yield f"| the same: perplexity of each run at the end | {plain} | LS: {ls} | {len(seeds)} |"
 
 
-MODERN = ("full", "ladder-nope", "ls1-w64")
+MODERN = ("full", "ladder-nope", "ls1-w64-nope")
 
 
 def reach():
     rows = {row["variant"]: row for row in data("experiments/results/reach-modern.json")["rows"]}
+    assert len({tuple(rows[name]["seeds"]) for name in MODERN}) == 1
     full, ladder, ls = (mean_and_deviation(rows[name]["final_losses"], 3) for name in MODERN)
     yield f"validation loss | {full} | ladder: {ladder}; LS: {ls} | {len(rows['full']['seeds'])} |"
-    below = comparison.difference(rows["full"], rows["ladder-nope"])
-    yield f"{below.low:.3f} to {below.high:.3f} nats below full attention's (95 %)"
+    below = [comparison.difference(rows["full"], rows[name]) for name in MODERN[1:]]
+    ladder, ls = (f"{found.low:.3f} to {found.high:.3f}" for found in below)
+    yield f"a ladder of windows ({ladder} nats below full attention, 95 %) or equal ones (LS: {ls}; rotated, level)"
+    assert comparison.difference(rows["full"], rows["ls1-w64"]).sign() == 0
+    found = [rows["full"]["beyond"], rows["full"]["beyond_yarn"], *(rows[name]["beyond"] for name in MODERN[1:])]
+    assert {list(each["losses"])[-1] for each in found} == {"8,193 to 16,384"}
+    far = [f"{statistics.fmean(list(each['losses'].values())[-1]):.2f}" for each in found]
+    seeds = [len(each["seeds"]) for each in found]
+    cells = f"{far[0]}; YaRN: {far[1]} | ladder: {far[2]}; LS: {far[3]} | {min(seeds)} to {max(seeds)} |"
+    yield f"| the same at {8192 // 2048} to {16384 // 2048} times the length of the training | {cells}"
 
 
 def retrieval():
     rows = {row["variant"]: row for row in data("experiments/results/retrieval-modern.json")["rows"]}
-    chains = [
-        f"{100 * statistics.fmean(rows[name]['shares']['variables']['2048']):.0f} %" for name in ("one-full-8", *MODERN)
-    ]
-    assert len(set(chains[1:])) == 1
-    yield f"answers {chains[0]} of chains of variables, these and full attention {chains[1]}"
-    far = [rows[name]["shares"]["needles-books"]["16384"] for name in MODERN]
-    assert {len(shares) for shares in far} == {1}
-    full, ladder, ls = (f"{100 * share:.0f}" for (share,) in far)
-    times = 16384 // rows["full"]["length"]
-    cells = f"{full} | ladder: {ladder}; LS: {ls} | 1 |"
-    yield f"fine-tuned, at {times} times the length, no YaRN: needles in books, % | {cells}"
+    single, *others = (
+        100 * statistics.fmean(rows[name]["shares"]["variables"]["2048"]) for name in ("one-full-8", *MODERN)
+    )
+    yield f"answers {single:.0f} % of chains of variables, these and full attention {min(others):.0f} %"
 
 
 def costs():
-    rows = {row["variant"]: row for row in data("experiments/results/reach-costs.json")["rows"]}
+    found = data("experiments/results/reach-costs.json")["rows"]
+    rows = {row["variant"]: row for row in found if row["experiment"] == "reach"}
     full, *others = (rows[name] for name in ("full", "ladder", "ls1-w64"))
     faster = [f"{row['training']['32768'] / full['training']['32768']:.1f}" for row in others]
     mib = [f"{row['cache_bytes'] / 2**20:.0f}" for row in (full, *others)]

@@ -51,13 +51,13 @@ def table(data: Data) -> str:
                 "not finite" if row["final_loss"] is None else f"{row['final_loss']:.4f}",
                 *(("", "") if found is None else (f"{found.mean:+.4f}", comparison.interval_of(found))),
                 *(_mean(row, key) for key in ("first_positions", "second_half")),
-                *(_share(by_share.get(name), kind) for kind in (KINDS if asked else ())),
+                *(_shares(by_share.get(name)) if asked else ()),
                 tables.shown(row["max_logit"], 3),
             )
         )
     header = (
         *("plan", "seeds", "loss", "minus full's", "95 % interval", "first positions", "second half"),
-        *((f"{words}, %" for words in KINDS.values()) if asked else ()),
+        *(("seeds asked", *(f"{words}, %" for words in KINDS.values())) if asked else ()),
         "max abs logit",
     )
     parts = [tables.markdown(header, lines), f"{about(data)}\n"]
@@ -85,6 +85,9 @@ def _mean(row: Row, key: str) -> str:
     return f"{statistics.fmean(row[key]):.3f}" if row.get(key) else ""
 
 
-def _share(row: Row | None, kind: str) -> str:
-    shares = [] if row is None else row["shares"].get(kind, {}).get(str(row["length"]), [])
-    return f"{100 * statistics.fmean(shares):.0f}" if shares else ""
+def _shares(row: Row | None) -> tuple[str, ...]:
+    """How many seeds were asked, and the means of their right answers."""
+    if row is None:
+        return ("",) * (1 + len(KINDS))
+    found = [row["shares"].get(kind, {}).get(str(row["length"]), []) for kind in KINDS]
+    return str(len(row["seeds"])), *(f"{100 * statistics.fmean(shares):.0f}" if shares else "" for shares in found)

@@ -28,6 +28,41 @@ def test_the_table_is_what_was_measured():
         assert f"| {words} | {' | '.join(cells)} |" in PAGE
 
 
+LARGER = {
+    "full attention": ("full", "beyond"),
+    "full attention, YaRN": ("full", "beyond_yarn"),
+    "LS, YaRN": ("ls1-w64", "beyond_yarn"),
+    "LS, global heads not rotated": ("ls1-w64-nope", "beyond"),
+    "ladder, global heads not rotated": ("ladder-nope", "beyond"),
+}
+"""Rows of the table of larger models, as the experiment calls them."""
+
+
+def rows_of(experiment):
+    found = json.loads((ROOT / "experiments" / "results" / f"{experiment}.json").read_text())["rows"]
+    return {row["variant"]: row for row in found}
+
+
+def test_the_table_of_larger_models_is_what_was_measured():
+    rows = rows_of("reach-modern")
+    for words, (plan, name) in LARGER.items():
+        places = rows[plan][name]["losses"]
+        first, last = (statistics.fmean(places[place]) for place in ("1 to 2,048", "8,193 to 16,384"))
+        assert f"| {words} | {first:.2f} | {last:.2f} | {len(rows[plan][name]['seeds'])} |" in PAGE
+
+
+def test_the_chains_of_larger_models_are_what_was_measured():
+    rows = rows_of("retrieval-modern")
+
+    def right(plan, shares="shares"):
+        return f"{100 * statistics.fmean(rows[plan][shares]['variables']['16384']):.0f} %"
+
+    slowed = [right(plan, "shares_yarn") for plan in ("full", "ls1-w64")]
+    text = " ".join(PAGE.split())
+    assert f"it answers {slowed[0]} at 16,384 tokens, the ladder {right('ladder-nope')} and LS" in text
+    assert f"{right('ls1-w64-nope')}, or {slowed[1]} rotated and with YaRN" in text
+
+
 def test_the_code_runs():
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names = {}

@@ -25,6 +25,7 @@ def test_code_of_the_page_runs(block):
 ROWS = {
     "ladder: 1 global head, not rotated, and windows 512, 256 ... 8 in every layer": "ladder-nope",
     "one full layer, the last of eight, not rotated": "one-full-8-nope",
+    "one global head per layer, not rotated, windows of 64": "ls1-w64-nope",
     "one full layer in four, not rotated": "interleave-3-1-nope",
     "one full layer in six, and the last": "interleave-5-1",
     "one full layer, the sixth": "one-full-6",
@@ -35,29 +36,46 @@ ROWS = {
     "two global heads per layer, windows of 64": "ls2-w64",
     "one global head per layer, windows of 64": "ls1-w64",
     "full attention": "full",
+    "full attention, not rotated": "full-nope",
 }
 """Rows of the page's table, as the experiments call them."""
+LOSSES, ANSWERS = (
+    {row["variant"]: row for row in json.loads((RESULTS / f"{name}.json").read_text())["rows"]}
+    for name in ("reach-modern", "retrieval-modern")
+)
 
 
 def test_table_of_the_page_is_what_was_measured():
-    losses, answers = (
-        {row["variant"]: row for row in json.loads((RESULTS / f"{name}.json").read_text())["rows"]}
-        for name in ("reach-modern", "retrieval-modern")
-    )
-    full = losses["full"]
+    full = LOSSES["full"]
     lines = []
     for words, name in ROWS.items():
-        row, shares = losses[name], answers.get(name, {}).get("shares", {})
+        row, shares = LOSSES[name], ANSWERS.get(name, {}).get("shares", {})
         against = comparison.difference(row, full)
         loss = f"{against.mean:+.3f} ({against.low:+.3f} to {against.high:+.3f})" if row is not full else "0"
+        first, *_, last = (statistics.fmean(losses) for losses in row["beyond"]["losses"].values())
         cells = [str(row["n_global"]), f"{100 * row['cache_bytes'] / full['cache_bytes']:.0f} %", loss]
-        for kind, length in (("variables", "2048"), ("needles-books", "16384")):
-            values = shares.get(kind, {}).get(length, [])
+        cells.append(f"{last - first:+.2f}")
+        for length in ("2048", "16384"):
+            values = shares.get("variables", {}).get(length, [])
             cells.append(f"{100 * statistics.fmean(values):.0f} %" if values else "")
         lines.append(f"| {words} | {' | '.join(cells)} |".replace("  ", " "))
     assert [line for line in lines if line not in PAGE.replace("**", "")] == []
-    means = [statistics.fmean(losses[name]["final_losses"]) for name in ROWS.values()]
+    means = [statistics.fmean(LOSSES[name]["final_losses"]) for name in ROWS.values()]
     assert means == sorted(means)
+    assert {len(LOSSES[name]["seeds"]) for name in ROWS.values()} == {3, 4}
+
+
+def test_what_the_page_says_of_yarn_is_what_was_measured():
+    chains, found = [], []
+    for name in ("full", "ls1-w64", "ladder"):
+        shares = ANSWERS[name]["shares_yarn"]
+        chains += [f"{100 * share:.0f}" for share in shares["variables"]["16384"]]
+        found += [share for kind, lengths in shares.items() if kind.startswith("needle") for share in lengths["16384"]]
+    needles = f"found {100 * min(found):.0f} to {100 * max(found):.0f} % of the needles at 16,384 tokens"
+    first = [next(iter(LOSSES["full"][name]["losses"].values()))[-1] for name in ("beyond_yarn", "beyond")]
+    text = " ".join(PAGE.split())
+    assert needles in text and f"answered {chains[0]}, {chains[1]} and {chains[2]} % of the chains" in text
+    assert f"at the first 2,048 positions rose by {first[0] - first[1]:.2f} (one seed)" in text
 
 
 def test_drawing_is_that_of_the_command():

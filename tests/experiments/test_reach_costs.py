@@ -118,6 +118,28 @@ def test_the_time_beside_fulls_is_the_median_of_ratios_within_rounds(tmp_path):
         EXPERIMENT.collect(tmp_path)
 
 
+def test_one_experiment_is_measured_on_one_machine_and_another_may_be_measured_elsewhere(tmp_path):
+    piece = {"part": "training", "at": 2048, "context": 2048, "tokens": 65_536, "batch": 32, "length": 32_768}
+    rows = [{"name": "full", "milliseconds": [1.0], "tokens_per_second": [1.0], "cache_bytes": 1}]
+    piece |= {"seconds": 1.0, "commit": "c", "sizes": {}, "rows": rows}
+
+    def measured(experiment, at, machine):
+        found = piece | {"experiment": experiment, "at": at, "machine": {"gpu": machine}}
+        (tmp_path / f"{experiment}-training-{at}.json").write_text(json.dumps(found))
+
+    measured("reach", 2048, "one")
+    assert EXPERIMENT.collect(tmp_path)["provenance"]["machine"] == {"gpu": "one"}
+    measured("reach-modern", 2048, "another")
+    made = EXPERIMENT.collect(tmp_path)["provenance"]
+    assert {key: value["gpu"] for key, value in made.items() if key.startswith("machine")} == {
+        "machine of reach": "one",
+        "machine of reach-modern": "another",
+    }
+    measured("reach-modern", 4096, "one")
+    with pytest.raises(RunError, match="holds measurements of different machine"):
+        EXPERIMENT.collect(tmp_path)
+
+
 def test_the_page_of_an_experiment_has_costs_and_retrieval_where_they_are_published(tmp_path, monkeypatch):
     reach, published = load("reach"), pages.RESULTS
     monkeypatch.setattr(pages, "RESULTS", tmp_path)
@@ -140,10 +162,10 @@ def test_the_page_of_an_experiment_has_costs_and_retrieval_where_they_are_publis
     before, _, rest = page.partition(f"## {choice.TITLE}\n")
     assert before + rest[rest.index("## Claims") :] == without  # it stands after the losses and before the claims
     shares = {"needles-books": {"2048": [0.5, 0.75], "1024": [0.0]}, "variables": {"2048": [1.0, 1.0]}}
-    asked = [{"variant": name, "length": 2048, "shares": shares} for name in ("ladder", "ramp")]
+    asked = [{"variant": name, "seeds": [0, 1], "length": 2048, "shares": shares} for name in ("ladder", "ramp")]
     (tmp_path / "retrieval.json").write_text(json.dumps({"rows": asked}))
     page = pages.page(reach, pages.load(reach), "Words.")
-    assert f"{loss} 62 | 100 |  | 16.3 |" in page and page.count("| 62 | 100 |  |") == 2
+    assert f"{loss} 2 | 62 | 100 |  | 16.3 |" in page and page.count("| 2 | 62 | 100 |  |") == 2
     assert spent in page and page.count("| 61.2 |") == 1  # nothing was measured of the other
 
 

@@ -78,42 +78,42 @@ def test_a_run_has_its_loss_and_its_costs_in_the_table(corpus, tmp_path):
 def test_finalists_have_a_larger_model_and_as_many_global_heads(corpus, tmp_path):
     configs = planned(load("reach-30m"), tmp_path)
     counts = {name: sum(plan.n_global for plan in config.model.layer_plans) for name, config in configs.items()}
-    assert counts == {"full": 72, "ls1-w128": 12, "ladder": 12, "ladder-nope": 12, "interleave-5-1-nope": 12}
+    assert counts == {"full": 72, "ls1-w128": 12, **dict.fromkeys(reach_30m.UNTURNED, 12)}
     assert {config.model.width for config in configs.values()} == {384}
-    ladder = configs["ladder"].model.layer_plans[0]
+    ladder = configs["ladder-nope"].model.layer_plans[0]
     assert ladder.windows == (None, 512, 256, 128, 64, 32)
     data = {"rows": [{"variant": name, "seeds": [0], "final_losses": [3.5 - (name != "full")]} for name in configs]}
     assert load("reach-30m").findings(data)["mixed"].ours.startswith("full is behind: ls1-w128")
     unturned = {name: {layer.global_share for layer in config.model.layer_reaches} for name, config in configs.items()}
     assert {name for name, shares in unturned.items() if shares == {0}} == set(reach_30m.UNTURNED)
-    options = Options(out=tmp_path, variants=("ladder",), quick=True, steps=1, device="cpu")
+    options = Options(out=tmp_path, variants=("ladder-nope",), quick=True, steps=1, device="cpu")
     (trial,) = plan_sweep(load("reach-30m"), options, data=corpus)
     assert trial.config.model.context == 256
 
 
 @pytest.mark.parametrize(("claim", "far"), [("beyond", "beyond"), ("slowed", "beyond_yarn")])
 def test_a_plan_goes_on_where_its_loss_changes_less_than_that_of_the_others(claim, far):
-    def found(of_full, of_ladder, seeds=(0, 1, 2)):
+    def found(of_full, of_ls, seeds=(0, 1, 2)):
         """The others' losses change by so much, those of the plans by 0.1; all differ in where they begin."""
         rows = []
         for name, first, change in (
             *((name, 3.0, 0.1) for name in reach_30m.UNTURNED),
             ("full", 3.9, of_full),
-            ("ladder", 2.9, of_ladder),
+            ("ls1-w128", 2.9, of_ls),
         ):
             last = [first + change + 0.001 * seed * (name == "full") for seed in seeds]
             losses = {"1 to 2,048": [first] * len(seeds), "8,193 to 16,384": last}
             row = {"variant": name, "seeds": [0, 1, 2], "final_losses": [3.4] * 3}
             changed = {"beyond": {"seeds": list(seeds), "losses": losses}}
-            if far != "beyond" and name in ("full", "ladder"):
+            if far != "beyond" and name in ("full", "ls1-w128"):
                 changed["beyond_yarn"] = changed["beyond"]
                 changed["beyond"] = {"seeds": list(seeds), "losses": losses | {"8,193 to 16,384": [99.0] * len(seeds)}}
             rows.append(row | changed)
         return load("reach-30m").findings({"rows": rows})[claim]
 
     assert [found(*pair).verdict for pair in ((0.2, 0.2), (0.2, 0.0), (0.0, 0.0))] == [HOLDS, PARTLY, FAILS]
-    assert found(0.2, 0.2).ours.startswith("less of the first: ladder-nope and full, ladder-nope and ladder, ")
-    assert found(0.1, 0.2).verdict == PARTLY and "undecided: ladder-nope and full" in found(0.1, 0.2).ours
+    assert found(0.2, 0.2).ours.startswith("less of the first: ls1-w128-nope and full, ls1-w128-nope and ls1-")
+    assert found(0.1, 0.2).verdict == PARTLY and "undecided: ls1-w128-nope and full" in found(0.1, 0.2).ours
     assert found(0.2, 0.2, seeds=(2,)).verdict == ONCE[HOLDS]
 
 
@@ -136,7 +136,6 @@ def test_plans_that_are_rotated_and_global_are_those_whose_angles_can_be_slowed(
     assert {name for name, config in configs.items() if meets_new_angles(config.model)} == {
         "full",
         "ls1-w128",
-        "ladder",
     }
     older = planned(load("reach"), tmp_path)
     assert {name for name, config in older.items() if not meets_new_angles(config.model)} == {"all-local-w64"}
@@ -146,8 +145,8 @@ def test_the_largest_finalists_are_seen_once_at_most(corpus, tmp_path):
     experiment = load("reach-125m")
     configs = planned(experiment, tmp_path)
     counts = {name: sum(plan.n_global for plan in config.model.layer_plans) for name, config in configs.items()}
-    assert counts == {"full": 144, "ls3-w128": 36, "ladder": 36, "ladder-nope": 36, "interleave-5-1-nope": 24}
-    assert configs["ladder"].model.layer_plans[0].kv_windows(4) == (None, 512, 128, 32)
+    assert counts == {"full": 144, "ls3-w128": 36, "ls3-w128-nope": 36, "ladder-nope": 36, "interleave-5-1-nope": 24}
+    assert configs["ladder-nope"].model.layer_plans[0].kv_windows(4) == (None, 512, 128, 32)
     assert {config.run.steps * config.data.batch_size * config.model.context for config in configs.values()} == {
         199884800
     }
@@ -155,7 +154,7 @@ def test_the_largest_finalists_are_seen_once_at_most(corpus, tmp_path):
         assert round(GPT(configs["full"].model).n_parameters() / 1e6) == 88
     data = {"rows": [{"variant": name, "seeds": [0], "final_losses": [3.5 - (name != "full")]} for name in configs]}
     assert experiment.findings(data)["mixed"].verdict == ONCE[HOLDS]
-    options = Options(out=tmp_path, variants=("ladder",), quick=True, steps=1, device="cpu")
+    options = Options(out=tmp_path, variants=("ladder-nope",), quick=True, steps=1, device="cpu")
     (trial,) = plan_sweep(experiment, options, data=corpus)
     child.train_and_look(trial.config, also=reach.whole_validation)
-    assert "| ladder | 1 | 36 of 144 |" in experiment.table(experiment.collect(tmp_path))
+    assert "| ladder-nope | 1 | 36 of 144 |" in experiment.table(experiment.collect(tmp_path))

@@ -54,10 +54,10 @@ def test_a_larger_model_has_its_own_plans_judged(tmp_path, corpus):
     assert "(modern-30m, 300M tokens of books) fine-tuned alike for 1,000 steps" in experiment.method
     one = decided()[0]
     far = one["shares"] | {"variables": {"2048": [0.2, 0.21, 0.2]}}
-    rows = [one | {"variant": name} | ({"shares": far} if name == "ladder" else {}) for name in base]
+    rows = [one | {"variant": name} | ({"shares": far} if name == "ladder-nope" else {}) for name in base]
     found = experiment.findings({"rows": rows})
     assert verdicts(found) == {"distance": HOLDS, "kinds": PARTLY, "sooner": FAILS}
-    assert "ladder: -69.7 points at variables" in found["kinds"].ours
+    assert "ladder-nope: -69.7 points at variables" in found["kinds"].ours
     assert not experiment.findings({"rows": rows[1:]})  # nothing to compare with
 
 
@@ -71,10 +71,10 @@ def test_needles_far_past_the_training_are_compared_with_those_at_its_length():
             rows.append({"variant": name, "seeds": [0, 1, 2], "length": 2048, "shares": shares})
         return retrieval.holds_out({"rows": rows}, reach_30m.UNTURNED)
 
-    assert [found(*pair).verdict for pair in ((0.05, 0.05), (0.05, 0.5), (0.5, 0.5))] == [HOLDS, PARTLY, FAILS]
-    assert found(0.1, 0.1).verdict == UNDECIDED
-    assert "ladder-nope: -4.9 points at needle-noise" in found(0.05, 0.05).ours
-    assert found(0.05, 0.05, seeds=1) is None  # not all seeds were asked there
+    assert [found(*pair).verdict for pair in ((0.05,) * 3, (0.05, 0.5, 0.5), (0.5,) * 3)] == [HOLDS, PARTLY, FAILS]
+    assert found(0.1, 0.1, 0.1).verdict == UNDECIDED
+    assert "ladder-nope: -4.9 points at needle-noise" in found(0.05, 0.05, 0.05).ours
+    assert found(0.05, 0.05, 0.05, seeds=1) is None  # not all seeds were asked there
 
 
 def test_a_pretrained_model_is_fine_tuned_asked_and_shown(corpus, tmp_path):
@@ -158,44 +158,73 @@ def test_nothing_is_decided_by_two_seeds_or_where_full_attention_only_guesses():
     assert {guessed[key].ours for key in ("distance", "kinds", "sooner")} == {"full attention has less than 50% right"}
 
 
+def far_rows(answers, kinds):
+    """Three seeds of four were asked at eight times the length; answers are (plan, key of shares, share)."""
+    return [
+        {"variant": name, "seeds": [0, 1, 2, 3], "length": 2048, f"seeds_of_{key}": {"16384": [1, 2, 3]}}
+        | {key: {kind: {"16384": [share, share, share + 0.01]} for kind in kinds}}
+        for name, key, share in answers
+    ]
+
+
 def test_plans_are_ahead_of_slowed_angles_in_all_kinds_of_needles_together():
     def found(slowed):
-        rows = [
-            {"variant": name, "seeds": [0, 1, 2, 3], "length": 2048, f"seeds_of_{key}": {"16384": [1, 2, 3]}}
-            | {key: {kind: {"16384": [share, share, share + 0.01]} for kind in retrieval.NEEDLES}}
-            for name, key, share in (
-                *((name, "shares", 0.9) for name in reach_30m.UNTURNED),
-                ("full", "shares_yarn", slowed),
-                ("ladder", "shares_yarn", 0.5),
-            )
-        ]
-        return retrieval_30m.EXPERIMENT.claims["slowed"].judge({"rows": rows})
+        answers = [("ladder-nope", "shares", 0.9), ("full", "shares_yarn", slowed), ("ladder", "shares_yarn", 0.5)]
+        return retrieval_modern.EXPERIMENT.claims["slowed"].judge({"rows": far_rows(answers, retrieval.NEEDLES)})
 
     assert [found(share).verdict for share in (0.5, 0.95)] == [HOLDS, PARTLY]
-    assert found(0.95).ours.endswith("the other way round: ladder-nope and full, interleave-5-1-nope and full")
+    assert found(0.95).ours.endswith("the other way round: ladder-nope and full")
+
+
+@pytest.mark.parametrize(
+    ("claim", "other", "key"), [("slowed", "full", "shares_yarn"), ("windows", "ladder-nope", "shares")]
+)
+def test_chains_far_past_the_training_are_compared_with_those_of_another_plan(claim, other, key):
+    def found(theirs):
+        answers = [("ls1-w128-nope", "shares", 0.9), (other, key, theirs)]
+        return retrieval_30m.EXPERIMENT.claims[claim].judge({"rows": far_rows(answers, ["variables"])})
+
+    assert [found(share).verdict for share in (0.5, 0.95)] == [HOLDS, FAILS]
+    assert found(0.5).ours == f"the first has more: ls1-w128-nope and {other}"
+    answers = [("ls1-w128-nope", "shares", 0.9), (other, "shares" if key == "shares_yarn" else "shares_yarn", 0.5)]
+    assert retrieval_30m.EXPERIMENT.claims[claim].judge({"rows": far_rows(answers, ["variables"])}) is None
 
 
 def test_the_figure_has_every_plan_by_distance_and_no_more_lines_than_colours():
-    rows = decided() + [decided()[0] | {"variant": name} for name in ("ls1-w145", "interleave-3-1", "ladder-nope")]
+    rows = decided() + [decided()[0] | {"variant": name} for name in ("ls1-w145", "ladder-nope", "ls1-w64-nope")]
     kinds = {"variables": [[1, 0.0], [2, 1.0]]}
     curves = [{"variant": row["variant"], "seed": 0, "kinds": kinds} for row in rows]
     drawn = load("retrieval-modern").figure({"rows": rows, "curves": curves})
-    recall, (lined, lengths) = drawn.hconcat[0], drawn.hconcat[1].hconcat
+    recall, (lined, by_length) = drawn.hconcat[0], drawn.hconcat[1].vconcat
     text = recall.to_json()
     assert all(f'"{row["variant"]}, 2"' in text for row in rows)
-    assert recall.height == lined.height == 14 * 3 * len(rows)
-    for panel in (lined, lengths):
-        assert {name for name in modern.PLANS if f'"{name}"' in panel.to_json()} == set(retrieval_modern.LINED)
-    assert len(retrieval_modern.LINED) <= 6
+    assert recall.height == max(400, 14 * 3 * len(rows))
+    shown = {name for name in modern.PLANS if f'"{name}"' in lined.to_json()}
+    assert shown == set(retrieval_modern.LINED)
+    for panel in by_length.hconcat:
+        assert {name for name in retrieval_modern.FAR if f'"{name}"' in panel.to_json()} == set(retrieval_modern.FAR)
+    assert max(len(retrieval_modern.LINED), len(retrieval_modern.FAR)) <= 6
 
 
 def test_the_figure_has_the_mean_at_each_length_and_the_range_of_the_seeds_that_were_asked_there():
     (row, *_) = decided()
-    row["shares"]["needles-books"] = {"16384": [0.5], "2048": [0.8, 0.9, 1.0]}
-    (lengths,) = load("retrieval").figure({"rows": [row], "curves": []}).hconcat[1].hconcat
+    row["shares"] = {"needles-books": {"16384": [0.5], "2048": [0.8, 0.9, 1.0]}}
+    drawn = retrieval.figure({"rows": [row], "curves": []})
+    (lengths,) = drawn.hconcat[1].vconcat[0].hconcat
     bars, line = (layer["data"]["values"] for layer in lengths.to_dict()["layer"])
     assert [(bar["length"], bar["low"], bar["high"]) for bar in bars] == [(2048, 0.8, 1.0), (16384, 0.5, 0.5)]
     assert [(point["length"], round(point["accuracy"], 6)) for point in line] == [(2048, 0.9), (16384, 0.5)]
+
+
+def test_the_figure_shows_answers_with_yarn_apart_from_those_without():
+    (row, *_) = decided()
+    row["shares"] = {"needles-books": {"16384": [0.0]}}
+    row["shares_yarn"] = {"needles-books": {"16384": [1.0]}}
+    names = (row["variant"], f"{row['variant']}{retrieval.YARN_MARK}")
+    drawn = retrieval.figure({"rows": [row], "curves": []}, far=(*names, "a plan that was not asked"))
+    (lengths,) = drawn.hconcat[1].vconcat[0].hconcat
+    points = lengths.to_dict()["layer"][-1]["data"]["values"]
+    assert [(point["series"], point["accuracy"]) for point in points] == list(zip(names, (0.0, 1.0), strict=True))
 
 
 def test_the_page_shows_seeds_that_part_and_what_the_intervals_are():
