@@ -52,8 +52,8 @@ _LONG_SHORT = (
 )
 _LONG_SHORT_UNTURNED = (
     f"{_HERE}one global head, which is not rotated, and windows of 64 in each layer had a lower loss than full "
-    f"attention ({_MODERN['ls1-w64-nope']:+.4f} nats, four seeds), and found needles and tracked variables as well (one "
-    "seed)."
+    f"attention ({_MODERN['ls1-w64-nope']:+.4f} nats, four seeds), and found needles and tracked variables as well "
+    "(one seed)."
 )
 _FULL = (
     f"{_HERE}one full layer at the end had a loss of {_both('one-full-8')} against full attention's in two experiments "
