@@ -12,7 +12,7 @@ by which the claims are judged, since plans differ by hundredths of a nat.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -22,7 +22,7 @@ import torch
 
 from experiments.engine import child, comparison, figures, measures, tables
 from experiments.engine.base import PAPER, QUICK
-from experiments.engine.evidence import Difference, paired, verdict_of
+from experiments.engine.evidence import paired
 from experiments.engine.measures import Outcome, Row
 from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
 from longshort.heads import HeadPlan
@@ -241,41 +241,21 @@ def more(data: Data) -> str:
     return f"{within}\n\n{words}:\n\n{tables.markdown(('plan', 'which seeds', *places), lines)}"
 
 
-def against(data: Data, name: str, others: Sequence[str]) -> dict[str, Difference]:
-    """The difference of `name` to each of the others, where both have run with the same seeds."""
-    rows = measures.by_name(data)
-    found = {other: comparison.difference(rows[name], rows[other]) for other in others if {name, other} <= rows.keys()}
-    return {other: pair for other, pair in found.items() if pair is not None}
-
-
-def judged(pairs: Mapping[str, Difference], expected: int, words: str, *, lower: bool) -> Finding | None:
-    """In how many comparisons the first plan has the lower loss (or the higher one)."""
-    if len(pairs) < expected:
-        return None
-    signs = {1: not lower, -1: lower, 0: None}
-    cases = {name: signs[pair.sign()] for name, pair in pairs.items()}
-    good, against, open_ = ([n for n, case in cases.items() if case is value] for value in (True, False, None))
-    parts = {words: good, "the other way round": against, "undecided": open_}
-    ours = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
-    seeds = tuple(pair.seeds for pair in pairs.values())
-    return Finding(ours=ours, verdict=verdict_of(list(cases.values())), seeds=seeds)
-
-
 def mixed(data: Data) -> Finding | None:
-    return judged(against(data, "full", MIXED), len(MIXED), "full is behind", lower=False)
+    return comparison.against_each(data, "full", MIXED, "full is behind", lower=False)
 
 
 def head_wise(data: Data) -> Finding | None:
-    return judged(against(data, "full", ("ls1-w64",)), 1, "full is behind", lower=False)
+    return comparison.against_each(data, "full", ("ls1-w64",), "full is behind", lower=False)
 
 
 def ladder(data: Data) -> Finding | None:
     others = tuple(name for name in OF_EIGHT if name != "ladder")
-    return judged(against(data, "ladder", others), len(others), "the ladder is ahead of", lower=True)
+    return comparison.against_each(data, "ladder", others, "the ladder is ahead of", lower=True)
 
 
 def needs_global(data: Data) -> Finding | None:
-    return judged(against(data, "full", ("all-local-w64",)), 1, "full is ahead of", lower=True)
+    return comparison.against_each(data, "full", ("all-local-w64",), "full is ahead of", lower=True)
 
 
 def keeps_on(data: Data, names: Sequence[str], others: Sequence[str], *, slowed: bool = False) -> Finding | None:
@@ -286,7 +266,7 @@ def keeps_on(data: Data, names: Sequence[str], others: Sequence[str], *, slowed:
         mine, theirs = (_change(rows.get(plan, {}), far) for plan, far in ((name, False), (other, slowed)))
         if (pair := paired(mine, theirs)) is not None:
             pairs[f"{name} and {other}"] = pair
-    return judged(pairs, len(names) * len(others), "less of the first", lower=True)
+    return comparison.judged(pairs, len(names) * len(others), "less of the first", lower=True)
 
 
 def _change(row: Row, slowed: bool) -> dict[int, float]:

@@ -148,20 +148,20 @@ def table(data: Data) -> str:
 
 
 def mixed(data: Data, names: Sequence[str] = MIXED) -> Finding | None:
-    return reach.judged(reach.against(data, "full", names), len(names), "full is behind", lower=False)
+    return comparison.against_each(data, "full", names, "full is behind", lower=False)
 
 
 def ladder(data: Data) -> Finding | None:
     others = tuple(name for name in OF_EIGHT if name != "ladder")
-    return reach.judged(reach.against(data, "ladder", others), len(others), "the ladder is ahead of", lower=True)
+    return comparison.against_each(data, "ladder", others, "the ladder is ahead of", lower=True)
 
 
 def with_and_without(data: Data, names: Sequence[str], words: str) -> Finding | None:
     """Plans with an option against the same plans without it."""
     pairs: Mapping[str, Difference] = {
-        name: pair for name in names for pair in reach.against(data, name, (name.rpartition("-")[0],)).values()
+        name: pair for name in names for pair in comparison.against(data, name, (name.rpartition("-")[0],)).values()
     }
-    return reach.judged(pairs, len(names), words, lower=True)
+    return comparison.judged(pairs, len(names), words, lower=True)
 
 
 def sinks(data: Data) -> Finding | None:
@@ -174,7 +174,7 @@ def nope(data: Data) -> Finding | None:
 
 def mixed_unturned(data: Data) -> Finding | None:
     names = (*UNTURNED, "ls1-w64-nope")
-    return reach.judged(reach.against(data, "full-nope", names), len(names), "full-nope is behind", lower=False)
+    return comparison.against_each(data, "full-nope", names, "full-nope is behind", lower=False)
 
 
 def figure(data: Data) -> Any:

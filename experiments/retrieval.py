@@ -14,21 +14,19 @@ Weights are not packed, so both experiments run in one place, one after the othe
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from experiments import reach
-from experiments.engine import child, comparison, figures, measures, tables
+from experiments.engine import answers, child, measures
+from experiments.engine.answers import LEARNED, OTHER_LENGTHS, RECALL
 from experiments.engine.base import PAPER, QUICK_ON_TASKS
-from experiments.engine.evidence import FEWEST_SEEDS, Difference, every, paired, verdict_of
+from experiments.engine.evidence import FEWEST_SEEDS
 from experiments.engine.measures import Outcome, Row
-from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
-from experiments.engine.tables import percent
+from experiments.engine.records import Claim, Data, Experiment, Variants
 from longshort.data.tasks.retrieval import KINDS
 from longshort.model import lengthened, meets_new_angles
 from longshort.runs import read_log
@@ -42,25 +40,6 @@ JUDGED = ("ls1-w64", "one-full-8", "ladder")
 """Plans with 8 global heads of 64, which are compared with full attention."""
 USUAL = ("full", *JUDGED, "ls2-w64", "all-local-w64")
 """Run unless others are named."""
-CLOSE, NEARLY = 0.02, 0.1
-"""Two points of accuracy, between plans; ten, between lengths."""
-LEARNED = 0.5
-"""The share that full attention must have right for a kind to decide anything."""
-APART, PARTED = 0.1, 0.5
-"""Seeds further apart are shown one by one; seeds that part have no interval."""
-OTHER_LENGTHS = {
-    0.5: "At half the length",
-    2: "At twice the length, past the context of the training",
-    4: "At four times the length",
-    8: "At eight times the length",
-}
-"""What is also asked, in lengths of the fine-tuning."""
-RECALL = "recall"
-NEEDLES = tuple(kind for kind in KINDS if kind.startswith("needle"))
-LENGTHENED, CHAINED = "needles-books", "variables"
-"""The kinds that the figure shows by length."""
-YARN_MARK = ", YaRN"
-
 BASE: dict[str, Any] = {
     "task": {
         "name": "retrieval",
@@ -122,14 +101,14 @@ def asked(config: TrainConfig, out: Path) -> dict[str, Any]:
     }
     tokenizer, most = checkpoint_tokenizer(loaded), config.task.test or 1
 
-    def answers(times: float, *, yarn: bool = False) -> dict[str, Any]:
+    def answered(times: float, *, yarn: bool = False) -> dict[str, Any]:
         tokens = int(times * length)
         asked = lengthened(model, tokens) if yarn else model
         return evaluate_retrieval(asked, tokenizer, lengths=(tokens,), examples=_examples(most, times), **options)
 
-    found = [answers(times) for times in (1, *OTHER_LENGTHS)]
+    found = [answered(times) for times in (1, *OTHER_LENGTHS)]
     longer = [times for times in OTHER_LENGTHS if times * length > model.config.context]
-    slowed = [answers(times, yarn=True) for times in longer] if meets_new_angles(model.config) else []
+    slowed = [answered(times, yarn=True) for times in longer] if meets_new_angles(model.config) else []
     first, _ = load_model(Path(config.task.start or ""), device)
     before = evaluate_retrieval(first, tokenizer, kinds=(RECALL,), lengths=(length,), examples=most, **options)
     return {
@@ -222,301 +201,6 @@ def _curve(outcome: Outcome) -> Row:
     return {"variant": outcome.variant, "seed": outcome.run.seed, "kinds": curves}
 
 
-def _at_length(row: Row, kind: str, times: float = 1, *, yarn: bool = False) -> list[float]:
-    """Shares seed by seed at the length of the fine-tuning, or so many times it; with YaRN, where that was asked."""
-    found: list[float] = (
-        row.get("shares_yarn" if yarn else "shares", {}).get(kind, {}).get(str(int(times * row["length"])), [])
-    )
-    return found
-
-
-def _at_distance(row: Row, name: str) -> list[float]:
-    found: list[float] = row["distances"].get(name, [])
-    return found
-
-
-def _shown(values: Sequence[float], seeds: int = 0) -> str:
-    """The mean; the seeds too, where they part, or how many there are, where only some of them were asked.
-
-    >>> _shown([0.99, 0.97]), _shown([1.0, 0.0]), _shown([0.99], 3)
-    ('98.0 %', '50.0 % (100, 0)', '99.0 % (1 of 3 seeds)')
-    """
-    if not values:
-        return ""
-    parted = max(values) - min(values) > APART
-    notes = [", ".join(f"{100 * value:.0f}" for value in values)] if parted else []
-    notes += [f"{len(values)} of {seeds} seeds"] if len(values) < seeds else []
-    return percent(statistics.fmean(values)) + (f" ({'; '.join(notes)})" if notes else "")
-
-
-def table(data: Data) -> str:
-    kinds = [kind for kind in KINDS if any(kind in row["shares"] for row in data["rows"])]
-    lines = [
-        (row["variant"], len(row["seeds"]), *(_shown(_at_length(row, kind)) for kind in kinds), row["diverged"])
-        for row in data["rows"]
-    ]
-    return tables.markdown(("plan", "seeds", *kinds, "diverged"), lines)
-
-
-def more(data: Data) -> str:
-    rows = data["rows"]
-    names = sorted({name for row in rows for name in row["distances"]}, key=_near)
-    parts = [_differences(rows)] if any(row["variant"] == "full" for row in rows) else []
-    for key, words in (("distances", "Recall"), ("distances_before", "Recall before the fine-tuning,")):
-        near = [(row["variant"], *(_shown(row.get(key, {}).get(name, ())) for name in names)) for row in rows]
-        text = f"{words} by the distance back to the pair, in tokens"
-        parts.append(f"{text}:\n\n{tables.markdown(('plan', *names), near)}")
-    for times, words in OTHER_LENGTHS.items():
-        lines = [
-            (
-                f"{row['variant']}{YARN_MARK if yarn else ''}",
-                *(_shown(_at_length(row, kind, times, yarn=yarn), len(row["seeds"])) for kind in KINDS),
-            )
-            for yarn in (False, True)
-            for row in rows
-            if any(_at_length(row, kind, times, yarn=yarn) for kind in KINDS)
-        ]
-        if lines:
-            parts.append(f"{words}:\n\n{tables.markdown(('plan', *KINDS), lines)}")
-    when = [(row["variant"], *(", ".join(map(str, row["half_at"].get(kind, ()))) for kind in KINDS)) for row in rows]
-    words = "The first evaluated step at which half of the answers are right, seed by seed; twice the last one if never"
-    parts.append(f"{words}:\n\n{tables.markdown(('plan', *KINDS), when)}")
-    return "\n\n".join(parts)
-
-
-def _differences(rows: Sequence[Row]) -> str:
-    full = next(row for row in rows if row["variant"] == "full")
-    lines = [(row["variant"], *(_points(row, full, kind) for kind in KINDS)) for row in rows if row is not full]
-    words = (
-        "Points above full attention, and the paired 95 % interval over seeds; the seeds themselves where they are "
-        f"more than {100 * PARTED:.0f} points apart"
-    )
-    return f"{words}:\n\n{tables.markdown(('plan', *KINDS), lines)}"
-
-
-def _points(mine: Row, full: Row, kind: str) -> str:
-    pair = _pair(mine, full, partial(_at_length, kind=kind))
-    if pair is None:
-        return ""
-    mean = f"{100 * pair.mean:+.1f}"
-    own, others = (dict(zip(row["seeds"], _at_length(row, kind), strict=True)) for row in (mine, full))
-    seeds = sorted({*own} & {*others})
-    if any(max(shares.values()) - min(shares.values()) > PARTED for shares in (own, others)):
-        return f"{mean} ({', '.join(f'{100 * (own[seed] - others[seed]):+.0f}' for seed in seeds)})"
-    return mean + (f" ({100 * pair.low:+.1f} to {100 * pair.high:+.1f})" if pair.seeds > 1 else "")
-
-
-def _near(distance: str) -> int:
-    return int(distance.partition("-")[0])
-
-
-def _pair(mine: Row, theirs: Row, values: Callable[[Row], Sequence[float]]) -> Difference | None:
-    """The paired differences of any values that rows have seed by seed."""
-    if any(len(values(row)) != len(row["seeds"]) for row in (mine, theirs)):
-        return None
-    own, others = (dict(zip(row["seeds"], values(row), strict=True)) for row in (mine, theirs))
-    return paired(own, others)
-
-
-def _all_within(pairs: Mapping[str, Difference | None], by: float = CLOSE) -> tuple[bool | None, str]:
-    """Whether a plan is at most so much below at every place, and the worst of its mean differences, in words."""
-    cases = [None if pair is None else pair.is_at_least(-by) for pair in pairs.values()]
-    measured = {name: pair.mean for name, pair in pairs.items() if pair is not None}
-    worst = min(measured, key=lambda name: measured[name])
-    return every(cases), f"{100 * measured[worst]:+.1f} points at {worst}"
-
-
-def _judged(
-    data: Data, judged: Sequence[str], compared: Callable[[Row, Row], Mapping[str, Difference | None]]
-) -> Finding | None:
-    """Each of the judged plans against full attention; None where one has not run."""
-    rows = measures.by_name(data)
-    if not {"full", *judged} <= rows.keys():
-        return None
-    pairs = {name: compared(rows[name], rows["full"]) for name in judged}
-    if not any(pairs.values()):
-        return _not_learned(rows, judged)
-    if any(not found or all(pair is None for pair in found.values()) for found in pairs.values()):
-        return None
-    cases = {name: _all_within(found) for name, found in pairs.items()}
-    ours = "; ".join(f"{name}: {words}" for name, (_, words) in cases.items())
-    shared = [pair.seeds for found in pairs.values() for pair in found.values() if pair is not None]
-    seeds = (*comparison.seeds_of(*(rows[name] for name in (*judged, "full"))), *shared)
-    return Finding(ours=ours, verdict=verdict_of([case for case, _ in cases.values()]), seeds=seeds)
-
-
-def _not_learned(rows: Mapping[str, Row], judged: Sequence[str]) -> Finding:
-    """Full attention itself has too little right to compare with."""
-    seeds = comparison.seeds_of(*(rows[name] for name in (*judged, "full")))
-    return Finding(ours=f"full attention has less than {LEARNED:.0%} right", verdict=verdict_of([None]), seeds=seeds)
-
-
-def _learned(row: Row, kind: str) -> bool:
-    shares = _at_length(row, kind)
-    return bool(shares) and statistics.fmean(shares) >= LEARNED
-
-
-def distance(data: Data, judged: Sequence[str] = JUDGED) -> Finding | None:
-    def compared(mine: Row, full: Row) -> dict[str, Difference | None]:
-        if not _learned(full, RECALL):
-            return {}
-        names = sorted({*mine["distances"]} & {*full["distances"]}, key=_near)
-        return {f"a distance of {name}": _pair(mine, full, partial(_at_distance, name=name)) for name in names}
-
-    return _judged(data, judged, compared)
-
-
-def every_kind(data: Data, judged: Sequence[str] = JUDGED) -> Finding | None:
-    def compared(mine: Row, full: Row) -> dict[str, Difference | None]:
-        kinds = [kind for kind in KINDS if kind != RECALL and _learned(full, kind)]
-        return {kind: _pair(mine, full, partial(_at_length, kind=kind)) for kind in kinds}
-
-    return _judged(data, judged, compared)
-
-
-def holds_out(data: Data, judged: Sequence[str]) -> Finding | None:
-    """Needles at eight times the length against the same model's at the length."""
-    rows, times = measures.by_name(data), max(OTHER_LENGTHS)
-    cases, seeds = {}, []
-    for name in judged:
-        row = rows.get(name)
-        if row is None or any(len(_at_length(row, kind, times)) != len(row["seeds"]) for kind in NEEDLES):
-            return None
-        pairs = {kind: _drop(row, kind, times) for kind in NEEDLES}
-        cases[name] = _all_within(pairs, NEARLY)
-        seeds += [pair.seeds for pair in pairs.values() if pair is not None]
-    ours = "; ".join(f"{name}: {words}" for name, (_, words) in cases.items())
-    return Finding(ours=ours, verdict=verdict_of([case for case, _ in cases.values()]), seeds=tuple(seeds))
-
-
-def farther(
-    data: Data, names: Sequence[str], others: Sequence[str], *, kinds: Sequence[str] = NEEDLES, slowed: bool = True
-) -> Finding | None:
-    """Right answers at eight times the length, the mean of these kinds: plans against others, these with YaRN if
-    `slowed`."""
-    rows, pairs = measures.by_name(data), {}
-    for name, other in product(names, others):
-        if name in rows and other in rows:
-            mine, theirs = _far(rows[name], kinds), _far(rows[other], kinds, yarn=slowed)
-            if (pair := paired(mine, theirs)) is not None:
-                pairs[f"{name} and {other}"] = pair
-    return reach.judged(pairs, len(names) * len(others), "the first has more", lower=False)
-
-
-def _far(row: Row, kinds: Sequence[str], *, yarn: bool = False) -> dict[int, float]:
-    """The mean over kinds, by seed."""
-    times = max(OTHER_LENGTHS)
-    seeds = row.get("seeds_of_shares_yarn" if yarn else "seeds_of_shares", {}).get(str(times * row["length"]), ())
-    shares = [_at_length(row, kind, times, yarn=yarn) for kind in kinds]
-    return dict(zip(seeds, map(statistics.fmean, zip(*shares, strict=True)), strict=True))
-
-
-def _drop(row: Row, kind: str, times: float) -> Difference | None:
-    far, near = (dict(zip(row["seeds"], _at_length(row, kind, at), strict=True)) for at in (times, 1))
-    return paired(far, near)
-
-
-def two_heads(data: Data) -> Finding | None:
-    rows = measures.by_name(data)
-    if not {"ls1-w64", "ls2-w64", "full"} <= rows.keys():
-        return None
-    pair = _pair(rows["ls1-w64"], rows["ls2-w64"], lambda row: _at_length(row, RECALL))
-    if pair is None:
-        return None
-    seeds = (*comparison.seeds_of(rows["ls1-w64"], rows["ls2-w64"]), pair.seeds)
-    if not any(_learned(rows[name], RECALL) for name in ("ls1-w64", "ls2-w64")):
-        return Finding(ours=f"neither has {LEARNED:.0%} right", verdict=verdict_of([None]), seeds=seeds)
-    return Finding(ours=f"{100 * pair.mean:+.1f} points", verdict=verdict_of([pair.is_below()]), seeds=seeds)
-
-
-def sooner(data: Data, judged: Sequence[str] = JUDGED) -> Finding | None:
-    rows = measures.by_name(data)
-    if not {"full", *judged} <= rows.keys():
-        return None
-    if not _learned(rows["full"], RECALL):
-        return _not_learned(rows, judged)
-    pairs = {name: _pair(rows[name], rows["full"], lambda row: row["half_at"].get(RECALL, ())) for name in judged}
-    found = {name: pair for name, pair in pairs.items() if pair is not None}
-    if len(found) < len(judged):
-        return None
-    ours = "; ".join(f"{name}: {pair.mean:+.0f} steps" for name, pair in found.items())
-    seeds = comparison.seeds_of(*(rows[name] for name in (*judged, "full")))
-    seeds = (*seeds, *(pair.seeds for pair in found.values()))
-    return Finding(ours=ours, verdict=verdict_of([pair.is_below() for pair in found.values()]), seeds=seeds)
-
-
-def figure(data: Data, lined: Sequence[str] = USUAL, far: Sequence[str] = ()) -> Any:
-    """Recall by plan and distance; right answers over the steps for the plans of `lined`, and by length for those of
-    `far` (else the same), where a name may end in the mark of YaRN."""
-    from longshort.report.charts import drawing
-
-    rows = data["rows"]
-    names = [row["variant"] for row in rows if row["variant"] in lined]
-    cells = [
-        {"plan": f"{row['variant']}, {seed}", "distance": name, "accuracy": row["distances"][name][place]}
-        for row in rows
-        for place, seed in enumerate(row["seeds"])
-        for name in sorted(row["distances"], key=_near)
-    ]
-    axes: dict[str, Any] = {"x": "distance", "y": "plan", "x_title": "distance, in tokens", "y_title": "plan, seed"}
-    axes |= {"value": "accuracy", "value_title": "right", "log": False, "domain": (0.0, 1.0)}
-    height = max(400, 14 * sum(len(row["seeds"]) for row in rows))
-    recall = figures.heat(cells, title=RECALL, width=260, height=height, **axes)
-    steps = [
-        {"series": curve["variant"], "detail": str(curve["seed"]), "step": step, "accuracy": share}
-        for curve in data["curves"]
-        if curve["variant"] in names
-        for step, share in curve["kinds"].get(CHAINED, ())
-    ]
-    shape: dict[str, Any] = {"y": "accuracy", "share": True, "height": height // 2 - 60}
-    panels = []
-    if steps:
-        axes = {"x": "step", "x_title": "step", "y_title": "right answers, validation", "width": 570}
-        panels.append(figures.lines(steps, title=f"{CHAINED}, while they learn", names=names, **axes, **shape))
-    shape |= {"log_x": True, "points": True, "x": "length", "x_title": "length, in tokens", "width": 265}
-    shape |= {"names": [name for name in far if name.removesuffix(YARN_MARK) in measures.by_name(data)] or names}
-    by_length = [
-        figures.lines(lengths, title=f"{kind}, by length", y_title="" if place else "right answers, test", **shape)
-        for place, kind in enumerate((LENGTHENED, CHAINED))
-        if (lengths := _by_length(data, kind, shape["names"]))
-    ]
-    alt = drawing()
-    if by_length:
-        panels.append(alt.hconcat(*by_length))
-    own: dict[str, Any] = {"color": "independent", "strokeDash": "independent"}
-    return alt.hconcat(recall, alt.vconcat(*panels).resolve_scale(**own)).resolve_scale(**own)
-
-
-def _by_length(data: Data, kind: str, names: Sequence[str]) -> list[Row]:
-    """The mean over seeds and their range at every length, plan by plan."""
-    rows, found = measures.by_name(data), []
-    for name in names:
-        row = rows[name.removesuffix(YARN_MARK)]
-        shares = row.get("shares_yarn" if name.endswith(YARN_MARK) else "shares", {}).get(kind, {})
-        for length in sorted(shares, key=int):
-            point = {"series": name, "detail": "", "length": int(length), "accuracy": statistics.fmean(shares[length])}
-            found.append(point | {"low": min(shares[length]), "high": max(shares[length])})
-    return found
-
-
-RULE = (
-    f"within if the paired 95 % intervals over at least {FEWEST_SEEDS} seeds all lie above -2 points, not if one lies "
-    "below, undecided otherwise: holds if for all of these plans, partly if for some; only where full attention has "
-    f"{LEARNED:.0%} right"
-)
-SOONER = (
-    f"steps to {LEARNED:.0%} right, twice the last step if never: sooner if the paired 95 % interval over at least "
-    f"{FEWEST_SEEDS} seeds lies below 0, undecided if it contains 0: holds if for all of these plans, partly if for "
-    "some"
-)
-FAR_RULE = (
-    f"more if the paired 95 % interval of the difference over at least {FEWEST_SEEDS} seeds lies above 0, undecided if "
-    "it contains 0"
-)
-SLOWED_RULE = (
-    "needles found, the mean of the four kinds, the others with the rotary angles of global heads slowed for 16,384 "
-    f"tokens: {FAR_RULE}"
-)
 EXPERIMENT = Experiment(
     name="retrieval",
     question="Do plans that mix reaches retrieve as well as full attention, and as soon?",
@@ -539,33 +223,33 @@ EXPERIMENT = Experiment(
         "distance": Claim(
             text="with 8 global heads of 64, recall is within 2 points of full attention at every distance",
             paper="none; ours to find out",
-            rule=RULE,
-            judge=distance,
+            rule=answers.RULE,
+            judge=partial(answers.distance, judged=JUDGED),
         ),
         "kinds": Claim(
             text="with 8 global heads of 64, needles and variables are within 2 points of full attention",
             paper="none; ours to find out",
-            rule=RULE,
-            judge=every_kind,
+            rule=answers.RULE,
+            judge=partial(answers.every_kind, judged=JUDGED),
         ),
         "two": Claim(
             text="one global head in each layer is behind two at recall",
             paper="none; our expectation",
             rule=f"behind if the paired 95 % interval over at least {FEWEST_SEEDS} seeds lies below 0, undecided if it "
             f"contains 0; only where one of them has {LEARNED:.0%} right",
-            judge=two_heads,
+            judge=partial(answers.one_behind_two, one="ls1-w64", two="ls2-w64"),
         ),
         "sooner": Claim(
             text="with 8 global heads of 64, recall emerges sooner than with full attention",
             paper="arXiv 2606.15378: larger windows delay it",
-            rule=SOONER,
-            judge=sooner,
+            rule=answers.SOONER,
+            judge=partial(answers.sooner, judged=JUDGED),
         ),
     },
     collect=collect,
-    table=table,
-    more=more,
-    figure=figure,
+    table=answers.table,
+    more=answers.more,
+    figure=partial(answers.figure, lined=USUAL),
     variants=variants,
     on_request=tuple(name for name in reach.PLANS if name not in USUAL),
     base=BASE,

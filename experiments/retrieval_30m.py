@@ -14,10 +14,11 @@ from dataclasses import replace
 from functools import partial
 
 from experiments import reach, reach_30m, reach_modern, retrieval
+from experiments.engine import answers
 from experiments.engine.records import Claim
 
 SOURCE = "reach-30m"
-LONG_SHORT, CHAINS = ("ls1-w128-nope",), (retrieval.CHAINED,)
+LONG_SHORT, CHAINS = ("ls1-w128-nope",), (answers.CHAINED,)
 FAR = ("full", "full, YaRN", "ls1-w128, YaRN", *reach_30m.UNTURNED)
 """Drawn by length."""
 BASE = retrieval.after(SOURCE, retrieval.BASE, reach_30m.BASE["model"])
@@ -38,47 +39,47 @@ EXPERIMENT = replace(
         "distance": Claim(
             text="with 30M parameters, plans that mix reaches recall within 2 points of full attention at any distance",
             paper="none; ours to find out",
-            rule=retrieval.RULE,
-            judge=partial(retrieval.distance, judged=reach_30m.MIXED),
+            rule=answers.RULE,
+            judge=partial(answers.distance, judged=reach_30m.MIXED),
         ),
         "kinds": Claim(
             text="with 30M parameters, plans that mix reaches are within 2 points of full attention at needles and "
             "variables",
             paper="none; ours to find out",
-            rule=retrieval.RULE,
-            judge=partial(retrieval.every_kind, judged=reach_30m.MIXED),
+            rule=answers.RULE,
+            judge=partial(answers.every_kind, judged=reach_30m.MIXED),
         ),
         "sooner": Claim(
             text="with 30M parameters, recall emerges sooner in plans that mix reaches than with full attention",
             paper="arXiv 2606.15378: larger windows delay it",
-            rule=retrieval.SOONER,
-            judge=partial(retrieval.sooner, judged=reach_30m.MIXED),
+            rule=answers.SOONER,
+            judge=partial(answers.sooner, judged=reach_30m.MIXED),
         ),
         "far": Claim(
             text="with 30M parameters, plans whose global heads are not rotated find needles at eight times the length "
             "of their training",
             paper="arXiv 2501.18795: models with whole layers of them do",
-            rule=f"at most {100 * retrieval.NEARLY:.0f} points below the same model at the length, in each kind of "
+            rule=f"at most {100 * answers.NEARLY:.0f} points below the same model at the length, in each kind of "
             "needle, if the paired 95 % intervals over at least 3 seeds all lie above that, not if one lies below, "
             "undecided otherwise: holds if for all three plans, partly if for some",
-            judge=partial(retrieval.holds_out, judged=reach_30m.UNTURNED),
+            judge=partial(answers.holds_out, judged=reach_30m.UNTURNED),
         ),
         "slowed": Claim(
             text="with 30M parameters, at eight times the length LS-attention whose global heads are not rotated "
             "answers more chains of variables than full attention with YaRN",
             paper=f"{reach.YARN}; `retrieval-modern`: 98 against 55 %, one seed",
-            rule=f"full attention with its rotary angles slowed for 16,384 tokens: {retrieval.FAR_RULE}",
-            judge=partial(retrieval.farther, names=LONG_SHORT, others=("full",), kinds=CHAINS),
+            rule=f"full attention with its rotary angles slowed for 16,384 tokens: {answers.FAR_RULE}",
+            judge=partial(answers.farther, names=LONG_SHORT, others=("full",), kinds=CHAINS),
         ),
         "windows": Claim(
             text="with 30M parameters, it also answers more of them than the ladder whose global heads are not rotated",
             paper="`retrieval-modern`: 98 against 40 %, one seed",
-            rule=retrieval.FAR_RULE,
-            judge=partial(retrieval.farther, names=LONG_SHORT, others=("ladder-nope",), kinds=CHAINS, slowed=False),
+            rule=answers.FAR_RULE,
+            judge=partial(answers.farther, names=LONG_SHORT, others=("ladder-nope",), kinds=CHAINS, slowed=False),
         ),
     },
     collect=partial(retrieval.collect, plans=tuple(reach_30m.PLANS)),
-    figure=partial(retrieval.figure, lined=tuple(reach_30m.PLANS), far=FAR),
+    figure=partial(answers.figure, lined=tuple(reach_30m.PLANS), far=FAR),
     variants=partial(reach_modern.variants, plans=reach_30m.PLANS),
     on_request=(),
     base=BASE,

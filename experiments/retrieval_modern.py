@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 
 from experiments import reach, reach_modern, retrieval
+from experiments.engine import answers
 from experiments.engine.records import Claim
 
 SOURCE = "reach-modern"
@@ -50,12 +51,12 @@ EXPERIMENT = replace(
             text="at eight times the length the ladder without positions on global heads finds more needles than full "
             "attention and the ladder do with YaRN",
             paper=reach.YARN,
-            rule=f"{retrieval.SLOWED_RULE}: holds if against both, partly if against one",
-            judge=partial(retrieval.farther, names=("ladder-nope",), others=("full", "ladder")),
+            rule=f"{answers.SLOWED_RULE}: holds if against both, partly if against one",
+            judge=partial(answers.farther, names=("ladder-nope",), others=("full", "ladder")),
         ),
     },
     collect=partial(retrieval.collect, plans=tuple(reach_modern.PLANS)),
-    figure=partial(retrieval.figure, lined=LINED, far=FAR),
+    figure=partial(answers.figure, lined=LINED, far=FAR),
     variants=reach_modern.variants,
     on_request=tuple(name for name in reach_modern.PLANS if name not in USUAL),
     base=BASE,

@@ -5,10 +5,11 @@ the differences show), and largest logits with two fixed bounds.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 from experiments.engine.evidence import Difference, paired, verdict_of
-from experiments.engine.measures import Row
-from experiments.engine.records import Finding
+from experiments.engine.measures import Row, by_name
+from experiments.engine.records import Data, Finding
 from experiments.engine.tables import shown
 
 CALM, EXPLODED = 50.0, 200.0
@@ -100,6 +101,31 @@ def has_lower_peak(mine: Row, theirs: Row) -> bool | None:
     """Is the largest |logit| of the first lower? None where no seed is common, or the interval does not say."""
     found = paired(peaks_by_seed(mine), peaks_by_seed(theirs))
     return None if found is None else found.is_below()
+
+
+def against(data: Data, name: str, others: Sequence[str]) -> dict[str, Difference]:
+    """The difference of `name` to each of the others, where both have run with the same seeds."""
+    rows = by_name(data)
+    found = {other: difference(rows[name], rows[other]) for other in others if {name, other} <= rows.keys()}
+    return {other: pair for other, pair in found.items() if pair is not None}
+
+
+def against_each(data: Data, name: str, others: Sequence[str], words: str, *, lower: bool) -> Finding | None:
+    """Whether `name` has the lower loss (or the higher one) than each of the others; None where one has not run."""
+    return judged(against(data, name, others), len(others), words, lower=lower)
+
+
+def judged(pairs: Mapping[str, Difference], expected: int, words: str, *, lower: bool) -> Finding | None:
+    """In how many comparisons the first plan has the lower loss (or the higher one)."""
+    if len(pairs) < expected:
+        return None
+    signs = {1: not lower, -1: lower, 0: None}
+    cases = {name: signs[pair.sign()] for name, pair in pairs.items()}
+    good, against, open_ = ([n for n, case in cases.items() if case is value] for value in (True, False, None))
+    parts = {words: good, "the other way round": against, "undecided": open_}
+    ours = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
+    seeds = tuple(pair.seeds for pair in pairs.values())
+    return Finding(ours=ours, verdict=verdict_of(list(cases.values())), seeds=seeds)
 
 
 LOGITS_RULE = (

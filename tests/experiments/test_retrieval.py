@@ -7,7 +7,7 @@ import pytest
 
 from experiments import load, reach, reach_30m, retrieval, retrieval_30m, retrieval_modern
 from experiments import reach_modern as modern
-from experiments.engine import child
+from experiments.engine import answers, child
 from experiments.engine.evidence import FAILS, HOLDS, PARTLY, TWICE, UNDECIDED
 from experiments.engine.records import Options
 from experiments.engine.sweep import plan_sweep
@@ -66,10 +66,10 @@ def test_needles_far_past_the_training_are_compared_with_those_at_its_length():
         rows = []
         for name, drop in zip(reach_30m.UNTURNED, drops, strict=True):
             far = [0.99 - drop + 0.001 * seed for seed in range(seeds)]
-            shares = {kind: {"2048": [0.99] * 3, "16384": far} for kind in retrieval.KINDS}
+            shares = {kind: {"2048": [0.99] * 3, "16384": far} for kind in answers.KINDS}
             shares["variables"]["16384"] = [0.0] * 3  # no needle
             rows.append({"variant": name, "seeds": [0, 1, 2], "length": 2048, "shares": shares})
-        return retrieval.holds_out({"rows": rows}, reach_30m.UNTURNED)
+        return answers.holds_out({"rows": rows}, reach_30m.UNTURNED)
 
     assert [found(*pair).verdict for pair in ((0.05,) * 3, (0.05, 0.5, 0.5), (0.5,) * 3)] == [HOLDS, PARTLY, FAILS]
     assert found(0.1, 0.1, 0.1).verdict == UNDECIDED
@@ -124,7 +124,7 @@ def decided(seeds=3, half_at=None, full=0.9, **gaps):
                 "variant": name,
                 "seeds": list(range(seeds)),
                 "length": 2048,
-                "shares": {kind: {"2048": shares} for kind in retrieval.KINDS},
+                "shares": {kind: {"2048": shares} for kind in answers.KINDS},
                 "distances": {"4-7": [0.99] * seeds, "1024-2047": shares},
                 "half_at": {"recall": [(half_at or {}).get(name, 500) + seed for seed in range(seeds)]},
             }
@@ -158,19 +158,19 @@ def test_nothing_is_decided_by_two_seeds_or_where_full_attention_only_guesses():
     assert {guessed[key].ours for key in ("distance", "kinds", "sooner")} == {"full attention has less than 50% right"}
 
 
-def far_rows(answers, kinds):
-    """Three seeds of four were asked at eight times the length; answers are (plan, key of shares, share)."""
+def far_rows(given, kinds):
+    """Three seeds of four were asked at eight times the length; given are (plan, key of shares, share)."""
     return [
         {"variant": name, "seeds": [0, 1, 2, 3], "length": 2048, f"seeds_of_{key}": {"16384": [1, 2, 3]}}
         | {key: {kind: {"16384": [share, share, share + 0.01]} for kind in kinds}}
-        for name, key, share in answers
+        for name, key, share in given
     ]
 
 
 def test_plans_are_ahead_of_slowed_angles_in_all_kinds_of_needles_together():
     def found(slowed):
-        answers = [("ladder-nope", "shares", 0.9), ("full", "shares_yarn", slowed), ("ladder", "shares_yarn", 0.5)]
-        return retrieval_modern.EXPERIMENT.claims["slowed"].judge({"rows": far_rows(answers, retrieval.NEEDLES)})
+        given = [("ladder-nope", "shares", 0.9), ("full", "shares_yarn", slowed), ("ladder", "shares_yarn", 0.5)]
+        return retrieval_modern.EXPERIMENT.claims["slowed"].judge({"rows": far_rows(given, answers.NEEDLES)})
 
     assert [found(share).verdict for share in (0.5, 0.95)] == [HOLDS, PARTLY]
     assert found(0.95).ours.endswith("the other way round: ladder-nope and full")
@@ -181,13 +181,13 @@ def test_plans_are_ahead_of_slowed_angles_in_all_kinds_of_needles_together():
 )
 def test_chains_far_past_the_training_are_compared_with_those_of_another_plan(claim, other, key):
     def found(theirs):
-        answers = [("ls1-w128-nope", "shares", 0.9), (other, key, theirs)]
-        return retrieval_30m.EXPERIMENT.claims[claim].judge({"rows": far_rows(answers, ["variables"])})
+        given = [("ls1-w128-nope", "shares", 0.9), (other, key, theirs)]
+        return retrieval_30m.EXPERIMENT.claims[claim].judge({"rows": far_rows(given, ["variables"])})
 
     assert [found(share).verdict for share in (0.5, 0.95)] == [HOLDS, FAILS]
     assert found(0.5).ours == f"the first has more: ls1-w128-nope and {other}"
-    answers = [("ls1-w128-nope", "shares", 0.9), (other, "shares" if key == "shares_yarn" else "shares_yarn", 0.5)]
-    assert retrieval_30m.EXPERIMENT.claims[claim].judge({"rows": far_rows(answers, ["variables"])}) is None
+    given = [("ls1-w128-nope", "shares", 0.9), (other, "shares" if key == "shares_yarn" else "shares_yarn", 0.5)]
+    assert retrieval_30m.EXPERIMENT.claims[claim].judge({"rows": far_rows(given, ["variables"])}) is None
 
 
 def test_the_figure_has_every_plan_by_distance_and_no_more_lines_than_colours():
@@ -209,7 +209,7 @@ def test_the_figure_has_every_plan_by_distance_and_no_more_lines_than_colours():
 def test_the_figure_has_the_mean_at_each_length_and_the_range_of_the_seeds_that_were_asked_there():
     (row, *_) = decided()
     row["shares"] = {"needles-books": {"16384": [0.5], "2048": [0.8, 0.9, 1.0]}}
-    drawn = retrieval.figure({"rows": [row], "curves": []})
+    drawn = answers.figure({"rows": [row], "curves": []}, retrieval.USUAL)
     (lengths,) = drawn.hconcat[1].vconcat[0].hconcat
     bars, line = (layer["data"]["values"] for layer in lengths.to_dict()["layer"])
     assert [(bar["length"], bar["low"], bar["high"]) for bar in bars] == [(2048, 0.8, 1.0), (16384, 0.5, 0.5)]
@@ -220,8 +220,8 @@ def test_the_figure_shows_answers_with_yarn_apart_from_those_without():
     (row, *_) = decided()
     row["shares"] = {"needles-books": {"16384": [0.0]}}
     row["shares_yarn"] = {"needles-books": {"16384": [1.0]}}
-    names = (row["variant"], f"{row['variant']}{retrieval.YARN_MARK}")
-    drawn = retrieval.figure({"rows": [row], "curves": []}, far=(*names, "a plan that was not asked"))
+    names = (row["variant"], f"{row['variant']}{answers.YARN_MARK}")
+    drawn = answers.figure({"rows": [row], "curves": []}, names, far=(*names, "a plan that was not asked"))
     (lengths,) = drawn.hconcat[1].vconcat[0].hconcat
     points = lengths.to_dict()["layer"][-1]["data"]["values"]
     assert [(point["series"], point["accuracy"]) for point in points] == list(zip(names, (0.0, 1.0), strict=True))
@@ -231,6 +231,6 @@ def test_the_page_shows_seeds_that_part_and_what_the_intervals_are():
     rows = decided(ls1_w64=0.3)
     ladder = next(row for row in rows if row["variant"] == "ladder")
     ladder["distances"]["4-7"] = ladder["shares"]["recall"]["2048"] = [1.0, 0.0, 1.0]
-    page = retrieval.more({"rows": rows})
+    page = answers.more({"rows": rows})
     assert "| ls1-w64 | -29.9 (-30.1 to -29.7) |" in page
     assert "| ladder | 66.7 % (100, 0, 100) |" in page and "| -23.3 (+10, -90, +10) |" in page
