@@ -283,8 +283,8 @@ def figure(data: Data) -> Any:
     return losses_and_curves(data, STRONG)
 
 
-def losses_and_curves(data: Data, strong: Sequence[str]) -> Any:
-    """The final loss of every plan, and the losses over the steps, some plans in colours."""
+def losses_and_curves(data: Data, strong: Sequence[str], but_for: Sequence[str] = ()) -> Any:
+    """The final loss of every plan, and the losses over the steps (`but_for` some), some plans in colours."""
     from longshort.report.charts import drawing
     from longshort.report.figures import frame
 
@@ -310,6 +310,7 @@ def losses_and_curves(data: Data, strong: Sequence[str]) -> Any:
         }
         for curve in data["curves"]
         if curve["variant"] in strong or curve["seed"] == min(data["provenance"]["seeds"])
+        if curve["variant"] not in but_for
         for step, loss in curve["validation"]
         if step > 400
     ]

@@ -1,4 +1,4 @@
-"""Which plan of reaches at GPT-2's size? The finalists of `reach-30m` in modern-125m, undertrained, with one seed.
+"""Which plan of reaches at GPT-2's size? The plans of `reach-30m` in modern-125m, undertrained, with one seed.
 
 `python -m experiments.reach_125m RUN/config.json` runs one training; see `reach`.
 """
@@ -42,7 +42,8 @@ EXPERIMENT = replace(
         "tokens per parameter, so the models are undertrained, and there is one seed: what is seen here is seen once. "
         "The loss is that of the whole validation text (26 books, 3.9M tokens) with the weights of the last step. "
         "Windows of local heads are 128; ls3-w128 and the ladder have one global KV head, which three query heads "
-        "share, and the ladder's others have windows of 512, 128 and 32; -nope does not rotate global heads. Cache and "
+        "share, and the ladder's others have windows of 512, 128 and 32; interleave-5-1 has five local layers before a "
+        "global one; -nope does not rotate global heads. Cache and "
         "visible keys are computed, in bf16. The plans, the claim and its rule were written before any of these runs."
     ),
     cost="H200: 6 to 7 minutes per plan and seed; CPU --quick: two minutes",

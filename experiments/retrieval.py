@@ -217,7 +217,7 @@ EXPERIMENT = Experiment(
     caption=(
         "Right answers of recall by plan, seed and the distance back to the pair (left); over the steps of the "
         "fine-tuning, for variable tracking (top); by length after it, for one of four needles in books and for "
-        "variable tracking (below). Lines are means over seeds, with their range."
+        "variable tracking (below). Lines are means over the seeds that were asked, with their range."
     ),
     claims={
         "distance": Claim(

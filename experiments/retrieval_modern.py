@@ -44,6 +44,7 @@ EXPERIMENT = replace(
         "written before any of these runs",
         "written before any run of `retrieval` or of this; the last one after three seeds, before any run with YaRN",
     ),
+    caption=f"{_OLD.caption} Past 4,096 tokens and with YaRN there are fewer seeds.",
     cost=f"H200: about 7 minutes per seed beyond `{SOURCE}`, nine at a time; CPU --quick: two minutes",
     claims={
         **{name: replace(claim, text=f"in a modern block, {claim.text}") for name, claim in _OLD.claims.items()},

@@ -74,22 +74,30 @@ def reach():
     yield f"validation loss | {full} | ladder: {ladder}; LS: {ls} | {len(rows['full']['seeds'])} |"
     below = [comparison.difference(rows["full"], rows[name]) for name in MODERN[1:]]
     ladder, ls = (f"{found.low:.3f} to {found.high:.3f}" for found in below)
-    yield f"a ladder of windows ({ladder} nats below full attention, 95 %) or equal ones (LS: {ls}; rotated, level)"
+    yield f"a ladder of windows: {ladder} nats below full attention (95 %), or equal ones (LS): {ls}."
     assert comparison.difference(rows["full"], rows["ls1-w64"]).sign() == 0
-    found = [rows["full"]["beyond"], rows["full"]["beyond_yarn"], *(rows[name]["beyond"] for name in MODERN[1:])]
-    assert {list(each["losses"])[-1] for each in found} == {"8,193 to 16,384"}
-    far = [f"{statistics.fmean(list(each['losses'].values())[-1]):.2f}" for each in found]
-    seeds = [len(each["seeds"]) for each in found]
-    cells = f"{far[0]}; YaRN: {far[1]} | ladder: {far[2]}; LS: {far[3]} | {min(seeds)} to {max(seeds)} |"
-    yield f"| the same at {8192 // 2048} to {16384 // 2048} times the length of the training | {cells}"
+    far = "8,193 to 16,384"
+
+    def change(name, key="beyond"):
+        first, last = rows[name]["beyond"], rows[name][key]
+        near = dict(zip(first["seeds"], first["losses"]["1 to 2,048"], strict=True))
+        changes = [loss - near[seed] for seed, loss in zip(last["seeds"], last["losses"][far], strict=True)]
+        return f"{statistics.fmean(changes):+.2f}", len(changes)
+
+    (plain, *_), (slowed, least), *others = change("full"), change("full", "beyond_yarn"), *map(change, MODERN[1:])
+    (ladder, _), (ls, most) = others
+    cells = f"{plain}; YaRN: {slowed} | ladder: {ladder}; LS: {ls} | {least} to {most} |"
+    yield f"| the same: change at {8192 // 2048} to {16384 // 2048} times the training length | {cells}"
 
 
 def retrieval():
     rows = {row["variant"]: row for row in data("experiments/results/retrieval-modern.json")["rows"]}
-    single, *others = (
-        100 * statistics.fmean(rows[name]["shares"]["variables"]["2048"]) for name in ("one-full-8", *MODERN)
-    )
-    yield f"answers {single:.0f} % of chains of variables, these and full attention {min(others):.0f} %"
+    shares = [
+        dict(zip(rows[name]["seeds"], rows[name]["shares"]["variables"]["2048"], strict=True))
+        for name in ("one-full-8", "full")
+    ]
+    single, full = (100 * statistics.fmean(each[seed] for seed in shares[0]) for each in shares)
+    yield f"answers {single:.0f} % of chains of variables, full attention {full:.0f} %"
 
 
 def costs():

@@ -308,7 +308,7 @@ def figure(data: Data, lined: Sequence[str], far: Sequence[str] = ()) -> Any:
         axes = {"x": "step", "x_title": "step", "y_title": "right answers, validation", "width": 570}
         panels.append(figures.lines(steps, title=f"{CHAINED}, while they learn", names=names, **axes, **shape))
     shape |= {"log_x": True, "points": True, "x": "length", "x_title": "length, in tokens", "width": 265}
-    shape |= {"names": [name for name in far if name.removesuffix(YARN_MARK) in measures.by_name(data)] or names}
+    shape |= {"names": [name for name in far if _by_length(data, LENGTHENED, [name])] or names}
     by_length = [
         figures.lines(lengths, title=f"{kind}, by length", y_title="" if place else "right answers, test", **shape)
         for place, kind in enumerate((LENGTHENED, CHAINED))
@@ -325,7 +325,7 @@ def _by_length(data: Data, kind: str, names: Sequence[str]) -> list[Row]:
     """The mean over seeds and their range at every length, plan by plan."""
     rows, found = measures.by_name(data), []
     for name in names:
-        row = rows[name.removesuffix(YARN_MARK)]
+        row = rows.get(name.removesuffix(YARN_MARK), {})
         shares = row.get("shares_yarn" if name.endswith(YARN_MARK) else "shares", {}).get(kind, {})
         for length in sorted(shares, key=int):
             point = {"series": name, "detail": "", "length": int(length), "accuracy": statistics.fmean(shares[length])}

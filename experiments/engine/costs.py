@@ -17,24 +17,29 @@ def published(experiment: str, results: Path) -> list[Row]:
 
 
 def header(rows: Sequence[Row]) -> tuple[str, ...]:
-    """The columns of `cells`."""
+    """The columns of `cells`: what was measured of at least one of these variants."""
     one = rows[0]
     return (
-        "GPU time per step, % of full's",
+        *(("GPU time per step, % of full's",) if _measured(rows, "gpu_time") else ()),
         *(f"training at {context:,}, 1,000 tokens/s" for context in _contexts(rows)),
-        f"decoding at {one['length']:,}, 1,000 tokens/s",
+        *((f"decoding at {one['length']:,}, 1,000 tokens/s",) if _measured(rows, "decoding") else ()),
         f"cache at {one['length']:,}, MiB",
     )
 
 
 def cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
     """The costs of one variant among these; a cell is empty where nothing was measured yet."""
+    time = f"{100 * row['gpu_time']:.0f}" if "gpu_time" in row else ""
     return (
-        f"{100 * row['gpu_time']:.0f}" if "gpu_time" in row else "",
+        *((time,) if _measured(rows, "gpu_time") else ()),
         *(_speed(row["training"], str(context)) for context in _contexts(rows)),
-        _speed(row, "decoding"),
+        *((_speed(row, "decoding"),) if _measured(rows, "decoding") else ()),
         f"{row['cache_bytes'] / 2**20:.1f}",
     )
+
+
+def _measured(rows: Sequence[Row], key: str) -> bool:
+    return any(key in row for row in rows)
 
 
 def _contexts(rows: Sequence[Row]) -> list[int]:
@@ -56,12 +61,20 @@ def _speed(speeds: Row, key: str) -> str:
 def about(rows: Sequence[Row]) -> str:
     """What the columns mean, in sentences."""
     one = rows[0]
-    contexts = ", ".join(dict.fromkeys(f"{row['context']:,}" for row in rows))
-    return (
-        f"Training is a whole step of {one['tokens']:,} tokens; decoding is {one['batch']} sequences together that "
-        f"have read {one['length']:,} tokens each; the cache is that of one sequence, in bf16. GPU time per step is at "
-        f"the context of the runs ({contexts}). Losses are after equal steps. The loss after equal GPU time cannot be "
-        "read from these runs: with a cosine schedule a loss before the last step is too high, and no plan ran for "
-        "longer. GPU time per step says instead what the same number of steps takes. How it was measured is on the "
-        f"page of [{NAME}]({NAME}.md)."
+    decoding = (
+        f"decoding is {one['batch']} sequences together that have read {one['length']:,} tokens each; "
+        if _measured(rows, "decoding")
+        else ""
     )
+    text = (
+        f"Training is a whole step of {one['tokens']:,} tokens; {decoding}the cache is that of one sequence, in bf16. "
+        "Losses are after equal steps. "
+    )
+    if _measured(rows, "gpu_time"):
+        contexts = ", ".join(dict.fromkeys(f"{row['context']:,}" for row in rows))
+        text += (
+            f"GPU time per step is at the context of the runs ({contexts}). The loss after equal GPU time cannot be "
+            "read from these runs: with a cosine schedule a loss before the last step is too high, and no plan ran for "
+            "longer. GPU time per step says instead what the same number of steps takes. "
+        )
+    return f"{text}How it was measured is on the page of [{NAME}]({NAME}.md)."

@@ -45,37 +45,50 @@ LOSSES, ANSWERS = (
 )
 
 
+def right(shares):
+    return f"{100 * statistics.fmean(shares):.0f} %" if shares else ""
+
+
 def test_table_of_the_page_is_what_was_measured():
     full = LOSSES["full"]
     lines = []
     for words, name in ROWS.items():
-        row, shares = LOSSES[name], ANSWERS.get(name, {}).get("shares", {})
+        row, asked = LOSSES[name], ANSWERS.get(name, {})
         against = comparison.difference(row, full)
         loss = f"{against.mean:+.3f} ({against.low:+.3f} to {against.high:+.3f})" if row is not full else "0"
         first, *_, last = (statistics.fmean(losses) for losses in row["beyond"]["losses"].values())
         cells = [str(row["n_global"]), f"{100 * row['cache_bytes'] / full['cache_bytes']:.0f} %", loss]
-        cells.append(f"{last - first:+.2f}")
-        for length in ("2048", "16384"):
-            values = shares.get("variables", {}).get(length, [])
-            cells.append(f"{100 * statistics.fmean(values):.0f} %" if values else "")
-        lines.append(f"| {words} | {' | '.join(cells)} |".replace("  ", " "))
-    assert [line for line in lines if line not in PAGE.replace("**", "")] == []
+        cells += [f"{last - first:+.2f}", ", ".join(map(str, asked.get("seeds", ())))]
+        for key, length in (("shares", "2048"), ("shares", "16384"), ("shares_yarn", "16384")):
+            cells.append(right(asked.get(key, {}).get("variables", {}).get(length, [])))
+        lines.append(re.sub(" +", " ", f"| {words} | {' | '.join(cells)} |"))
+    assert [line for line in lines if line not in PAGE] == []
     means = [statistics.fmean(LOSSES[name]["final_losses"]) for name in ROWS.values()]
     assert means == sorted(means)
     assert {len(LOSSES[name]["seeds"]) for name in ROWS.values()} == {3, 4}
 
 
+def test_seeds_of_the_answers_are_those_that_the_page_names():
+    for row in ANSWERS.values():
+        far = row["seeds_of_shares"].get("16384", [])
+        assert far == [seed for seed in row["seeds"] if seed in (2, 3)]
+        assert "shares_yarn" not in row or row["seeds_of_shares_yarn"]["16384"] == [3]
+    chains = ANSWERS["full"]["shares"]["variables"]["2048"]
+    said = f"full attention has {right(chains[:3])} with seeds 0 to 2 and {right(chains[3:])} with seed 3."
+    assert said in " ".join(PAGE.split())
+
+
 def test_what_the_page_says_of_yarn_is_what_was_measured():
-    chains, found = [], []
-    for name in ("full", "ls1-w64", "ladder"):
-        shares = ANSWERS[name]["shares_yarn"]
-        chains += [f"{100 * share:.0f}" for share in shares["variables"]["16384"]]
-        found += [share for kind, lengths in shares.items() if kind.startswith("needle") for share in lengths["16384"]]
-    needles = f"found {100 * min(found):.0f} to {100 * max(found):.0f} % of the needles at 16,384 tokens"
-    first = [next(iter(LOSSES["full"][name]["losses"].values()))[-1] for name in ("beyond_yarn", "beyond")]
+    plans = ("full", "ls1-w64", "ladder")
+    kinds = [shares for name in plans for shares in ANSWERS[name]["shares_yarn"].items()]
+    found = [share for kind, lengths in kinds if kind.startswith("needle") for share in lengths["16384"]]
     text = " ".join(PAGE.split())
-    assert needles in text and f"answered {chains[0]}, {chains[1]} and {chains[2]} % of the chains" in text
-    assert f"at the first 2,048 positions rose by {first[0] - first[1]:.2f} (one seed)" in text
+    assert f"found {100 * min(found):.0f} to {100 * max(found):.0f} % of the needles at 16,384 tokens" in text
+    full, ls = (
+        LOSSES[name]["beyond_yarn"]["losses"]["1 to 2,048"][-1] - LOSSES[name]["beyond"]["losses"]["1 to 2,048"][-1]
+        for name in plans[:2]
+    )
+    assert f"at the first 2,048 positions rose by {full:.2f}, that of LS by {ls:.2f} (one seed)" in text
 
 
 def test_drawing_is_that_of_the_command():

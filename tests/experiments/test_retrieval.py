@@ -177,17 +177,20 @@ def test_plans_are_ahead_of_slowed_angles_in_all_kinds_of_needles_together():
 
 
 @pytest.mark.parametrize(
-    ("claim", "other", "key"), [("slowed", "full", "shares_yarn"), ("windows", "ladder-nope", "shares")]
+    ("claim", "others", "key"),
+    [("slowed", ("full", "ls1-w128"), "shares_yarn"), ("windows", ("ladder-nope",), "shares")],
 )
-def test_chains_far_past_the_training_are_compared_with_those_of_another_plan(claim, other, key):
-    def found(theirs):
-        given = [("ls1-w128-nope", "shares", 0.9), (other, key, theirs)]
+def test_chains_far_past_the_training_are_compared_with_those_of_other_plans(claim, others, key):
+    def found(*theirs, key=key):
+        given = [("ls1-w128-nope", "shares", 0.9), *((name, key, theirs[-1]) for name in others[1:])]
+        given.append((others[0], key, theirs[0]))
         return retrieval_30m.EXPERIMENT.claims[claim].judge({"rows": far_rows(given, ["variables"])})
 
     assert [found(share).verdict for share in (0.5, 0.95)] == [HOLDS, FAILS]
-    assert found(0.5).ours == f"the first has more: ls1-w128-nope and {other}"
-    given = [("ls1-w128-nope", "shares", 0.9), (other, "shares" if key == "shares_yarn" else "shares_yarn", 0.5)]
-    assert retrieval_30m.EXPERIMENT.claims[claim].judge({"rows": far_rows(given, ["variables"])}) is None
+    pairs = ", ".join(f"ls1-w128-nope and {other}" for other in others)
+    assert found(0.5).ours == f"the first has more: {pairs}"
+    assert found(0.95, 0.5).verdict == (PARTLY if len(others) == 2 else FAILS)
+    assert found(0.5, key="shares" if key == "shares_yarn" else "shares_yarn") is None
 
 
 def test_the_figure_has_every_plan_by_distance_and_no_more_lines_than_colours():
@@ -202,7 +205,10 @@ def test_the_figure_has_every_plan_by_distance_and_no_more_lines_than_colours():
     shown = {name for name in modern.PLANS if f'"{name}"' in lined.to_json()}
     assert shown == set(retrieval_modern.LINED)
     for panel in by_length.hconcat:
-        assert {name for name in retrieval_modern.FAR if f'"{name}"' in panel.to_json()} == set(retrieval_modern.FAR)
+        layers = panel.to_dict()["layer"]
+        names = {point["series"] for layer in layers for point in layer["data"]["values"]}
+        assert names == {"full", "ladder-nope", "ls1-w64-nope"}
+        assert set(layers[0]["encoding"]["color"]["scale"]["domain"]) == names  # no name in the legend without a line
     assert max(len(retrieval_modern.LINED), len(retrieval_modern.FAR)) <= 6
 
 

@@ -4,8 +4,8 @@ There, with 8 layers of 8 heads, a context of 2,048 and three or four seeds, a l
 eighth of the heads global, had a lower loss than full attention, and its answers to chains of variables could not be
 told from full attention's. A single full layer at the end answered fewer. With one global head and windows of 64 in
 each layer neither the loss nor those answers could be told from full attention's. All found needles. Plans whose global
-heads are not rotated had the lowest losses of all. An early full layer, or no global head, had a higher loss than full
-attention. Other sizes are an extrapolation.
+heads are not rotated, beside local heads that are, had the lowest losses of all. An early full layer, or no global
+head, had a higher loss than full attention. Other sizes are an extrapolation.
 """
 
 from __future__ import annotations
