@@ -13,7 +13,7 @@ from longshort.reach import LayerReach
 from longshort.report import write_report
 from longshort.report.plan import kinds, plan_chart, plan_text, write_plan
 from longshort.runs import load_run
-from longshort.train import train
+from longshort.train import TrainConfig, train
 
 from ..train.tiny import tiny_config
 
@@ -162,8 +162,40 @@ def test_show_of_a_classifier_counts_the_keys_on_both_sides(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "given", "sizes"),
+    [
+        (["modern-10m", "--share", "0.2"], {"share": 0.2, "rotary": True}, {"context": 2048, "head_dim": 32}),
+        (
+            ["tiny", "--cache-bytes", "180", "--context", "4096"],
+            {"cache_bytes": 180},
+            {"context": 4096, "head_dim": 16},
+        ),
+    ],
+)
+def test_show_within_a_budget_draws_the_plan_of_budget_and_says_how_to_write_it(arguments, given, sizes, tmp_path):
+    before = TrainConfig.load(arguments[0]).model
+    choice = reach.budget(n_layers=before.n_layers, n_heads=before.n_heads, **sizes, **given)
+    shown = run("show", *arguments, "--out", tmp_path / "plan.svg")
+    assert shown.exit_code == 0, shown.output
+    *text, written, _ = shown.output.rstrip().splitlines()
+    assert choice.reason in " ".join(" ".join(text).split())
+    name, _, line = written.partition(": ")
+    taken = TrainConfig.load(arguments[0], [f"{name}={line}"]).model
+    assert taken.layer_reaches == choice.layers != before.layer_reaches
+    assert shown.output.startswith(plan_text(taken, sizes["context"]))
+    assert f"{choice.costs.share:.1%} of full attention" in (tmp_path / "plan.svg").read_text()
+
+
+def test_budget_of_a_two_sided_model_is_refused():
+    shown = run("show", "listops", "--share", "0.5")
+    assert shown.exit_code == 1 and shown.stderr.count("\n") == 1
+    assert "--share and --cache-bytes choose causal plans" in shown.stderr
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["tiny", "--share", "0.01"], "the budget must allow one global layer"),
         (["tiny", "--out", "plan.pdf"], "--out must be a file that ends in .png, .svg, .html, got 'plan.pdf'"),
         (["tiny", "model.reach={pattern: interleave, layers: LLXG, window: 8}"], "layers must be letters L (local)"),
         (["tiny", "model.reach=laddr"], "model.reach must be full, long_short"),

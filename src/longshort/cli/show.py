@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from longshort.cli.prose import say
 from longshort.cli.train import CONFIG_HELP, OVERRIDES_HELP
+
+if TYPE_CHECKING:
+    from longshort.model import GPTConfig
+    from longshort.reach import Choice
 
 
 def show(
@@ -16,15 +22,31 @@ def show(
     context: Annotated[
         int | None, typer.Option(min=1, help="Tokens at which the costs are counted (default: model.context).")
     ] = None,
+    share: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Choose a plan for this model instead: FLOPs of attention, as a share of full attention's.",
+        ),
+    ] = None,
+    cache_bytes: Annotated[
+        float | None, typer.Option(min=0.0, help="Choose a plan instead: bytes of cache per token, in bf16.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Draw it into a .png, .svg or .html file as well.")] = None,
 ) -> None:
     """Draw what each head sees, and what it costs.
 
+    With --share or --cache-bytes it is the plan that our experiments support best within that budget.
+
     Example: longshort show tiny
+
+    Example: longshort show modern-10m --share 0.2
 
     Example: longshort show paper-6m 'model.reach={like: gemma-3, window: 128}' model.positions=rotary --out plan.svg
     """
     import os
+    from dataclasses import replace
 
     from longshort.files import check_replaceable
     from longshort.report.plan import FORMATS, TITLE, plan_text, write_plan
@@ -38,8 +60,41 @@ def show(
         check_replaceable(out, TITLE)
     settings = TrainConfig.load(config, overrides or [], typer.echo)
     model, causal = settings.model, not is_two_sided(settings)
+    chosen = None
+    if share is not None or cache_bytes is not None:
+        if not causal:
+            raise ValueError("--share and --cache-bytes choose causal plans, and this configuration is two-sided")
+        chosen = _within(model, context, share=share, cache_bytes=cache_bytes)
+        model = replace(model, reach=chosen.reach, n_global=None, window=None, plan=None, plans=None)
     # echo drops colours in a file
     typer.echo(plan_text(model, context, color="NO_COLOR" not in os.environ, causal=causal))
+    if chosen is not None:
+        typer.echo("")
+        say(chosen.reason)
+        typer.echo(f"\nmodel.reach: {_written(chosen.reach)}")
     if out is not None:
         title = f"{TITLE}: {Path(config).stem}"
         typer.echo(f"wrote {write_plan(model, out, title=title, context=context, causal=causal)}")
+
+
+def _within(model: GPTConfig, context: int | None, *, share: float | None, cache_bytes: float | None) -> Choice:
+    """The plan of `reach.budget` for a model."""
+    from longshort import reach
+
+    return reach.budget(
+        n_layers=model.n_layers,
+        n_heads=model.n_heads,
+        n_kv_heads=model.n_kv_heads,
+        head_dim=model.head_dim or model.width // model.n_heads,
+        context=model.context if context is None else context,
+        share=share,
+        cache_bytes=cache_bytes,
+        rotary=model.positions == "rotary",
+    )
+
+
+def _written(reach: Mapping[str, Any]) -> str:
+    """As a configuration has it, on one line."""
+    import yaml
+
+    return yaml.safe_dump(reach, sort_keys=False, default_flow_style=True, width=1000).strip()

@@ -11,11 +11,11 @@ head, had a higher loss than full attention. Other sizes are an extrapolation.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from longshort.reach.costs import Costs, check_sizes, costs
 from longshort.reach.layer import LayerReach
-from longshort.reach.patterns import interleave, ladder, long_short
+from longshort.reach.notation import resolve
 
 EVIDENCE = {
     "reach": {"ladder": -0.0365, "ls1-w64": -0.0116, "one-full-8": -0.0358},
@@ -81,6 +81,8 @@ class Choice(NamedTuple):
     layers: tuple[LayerReach, ...]
     costs: Costs
     reason: str
+    reach: dict[str, Any]
+    """The plan as `model.reach` has it in a configuration."""
 
 
 def budget(
@@ -106,17 +108,24 @@ def budget(
     >>> choice = budget(n_layers=8, n_heads=8, context=2048, share=0.2)
     >>> choice.layers[0].plan.windows
     (None, 64, 64, 64, 64, 64, 64, 64)
+    >>> choice.reach
+    {'pattern': 'long_short', 'n_global': 1, 'window': 64}
     """
     check_budget(cache_bytes, share)
-    check_sizes(n_heads=n_heads, context=context, **({} if n_kv_heads is None else {"n_kv_heads": n_kv_heads}))
+    kv_heads = n_heads if n_kv_heads is None else n_kv_heads
+    check_sizes(n_layers=n_layers, n_heads=n_heads, context=context, n_kv_heads=kv_heads)
+    if n_heads % kv_heads:
+        raise ValueError(f"n_kv_heads must be a divisor of n_heads={n_heads}, got {n_kv_heads!r}")
     if not isinstance(rotary, bool):
         raise ValueError(f"rotary must be True or False, got {rotary!r}")
     cheapest: Costs | None = None
-    for layers, reason in _candidates(n_layers, n_heads, n_kv_heads, context, rotary=rotary):
+    sizes: dict[str, Any] = {"n_layers": n_layers, "n_heads": n_heads, "n_kv_heads": n_kv_heads, "context": context}
+    for reach, reason in _candidates(n_layers, n_heads, kv_heads, context, rotary=rotary):
+        layers = resolve(reach, **sizes)
         found = costs(layers, context=context, n_kv_heads=n_kv_heads, head_dim=head_dim, value_bytes=value_bytes)
         fits = found.cache_bytes <= (cache_bytes or float("inf")) and found.share <= (share or 1.0)
         if fits:
-            return Choice(layers, found, reason)
+            return Choice(layers, found, reason, reach)
         cheapest = found if cheapest is None or found.share < cheapest.share else cheapest
     assert cheapest is not None
     raise ValueError(
@@ -127,33 +136,27 @@ def budget(
 
 
 def _candidates(
-    n_layers: int, n_heads: int, n_kv_heads: int | None, context: int, *, rotary: bool
-) -> Iterator[tuple[tuple[LayerReach, ...], str]]:
-    """Plans from the best supported to the cheapest, each with a sentence."""
-    kv_heads = n_kv_heads or n_heads
+    n_layers: int, n_heads: int, kv_heads: int, context: int, *, rotary: bool
+) -> Iterator[tuple[dict[str, Any], str]]:
+    """Plans from the best supported to the cheapest, as `model.reach` has them, each with a sentence."""
     largest = min(LARGEST, max(context // 4, 1))
     smallest = min(SMALLEST, largest)
-    few = {"n_layers": n_layers, "n_heads": n_heads, "n_kv_heads": n_kv_heads}
     n_global = max(kv_heads // EIGHTH, 1) * (n_heads // kv_heads)
+    nope = {"nope": True} if rotary else {}
     if kv_heads >= _LEAST_RUNGS + 1 and largest >= smallest * 2 ** (_LEAST_RUNGS - 1):
-        yield (
-            ladder(largest, smallest, n_global=n_global, nope=rotary, **few),  # type: ignore[arg-type]
-            _LADDER_UNTURNED if rotary else _LADDER,
-        )
+        windows = {"largest": largest, "smallest": smallest}
+        reach = {"pattern": "ladder", **windows, "n_global": n_global, **nope}
+        yield reach, _LADDER_UNTURNED if rotary else _LADDER
     if kv_heads > 1:
-        yield (
-            long_short(n_global, min(WINDOW, context), nope=rotary, **few),  # type: ignore[arg-type]
-            _LONG_SHORT_UNTURNED if rotary else _LONG_SHORT,
-        )
+        reach = {"pattern": "long_short", "n_global": n_global, "window": min(WINDOW, context), **nope}
+        yield reach, _LONG_SHORT_UNTURNED if rotary else _LONG_SHORT
     for window in (WINDOW, WINDOW // 2, WINDOW // 4, WINDOW // 8):
         for period in _periods(n_layers):
             width = min(window, context)
             other = "" if width == WINDOW else "; its windows were of 64"
             letters = "".join("L" if (n_layers - 1 - layer) % period else "G" for layer in range(n_layers))
-            yield (
-                interleave(letters, width, nope=rotary, **few),  # type: ignore[arg-type]
-                f"{_FULL_UNTURNED if rotary else _FULL}{other}.",
-            )
+            reach = {"pattern": "interleave", "layers": letters, "window": width, **nope}
+            yield reach, f"{_FULL_UNTURNED if rotary else _FULL}{other}."
 
 
 def _periods(n_layers: int) -> list[int]:
