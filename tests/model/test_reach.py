@@ -132,7 +132,7 @@ def test_cache_of_other_bases_is_refused():
         ({"reach": "command-a"}, "reach command-a: window must be at most context=128, got 4096"),
         (
             {"reach": {"pattern": "full", "nope": True}, "positions": "learned"},
-            "positions must be rotary for the bases or shares of rotation in reach, got 'learned'",
+            "positions must be rotary for nope, dual_rope and partly rotated heads in reach, got 'learned'",
         ),
         ({"reach": "full", "n_kv_heads": 3}, "reach full: n_kv_heads must be a divisor of n_heads=4, got 3"),
         (

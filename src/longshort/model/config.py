@@ -375,7 +375,7 @@ def _check_reach(config: GPTConfig) -> None:
         _check("n_global", config.n_global, f"a multiple of n_heads / n_kv_heads = {group}", whole)
         return
     if isinstance(config.reach, tuple) and config.positions != "rotary":
-        right = "rotary for the bases or shares of rotation in reach"
+        right = "rotary for nope, dual_rope and partly rotated heads in reach"
         _check("positions", config.positions, right, all(layer.rotates_alike for layer in config.reach))
     for reach in config.reach if isinstance(config.reach, tuple) else ():
         reach.check_backend(config.backend)
