@@ -134,6 +134,13 @@ def test_cache_of_other_bases_is_refused():
             {"reach": {"pattern": "full", "nope": True}, "positions": "learned"},
             "positions must be rotary for nope, dual_rope and partly rotated heads in reach, got 'learned'",
         ),
+        (
+            {
+                "reach": {"pattern": "long_short", "n_global": 1, "window": 8, "nope": True},
+                "rope_scaling": {"kind": "yarn", "factor": 4.0, "heads": "global"},
+            },
+            "rope_scaling.heads must be all where no global head is rotated, got 'global'",
+        ),
         ({"reach": "full", "n_kv_heads": 3}, "reach full: n_kv_heads must be a divisor of n_heads=4, got 3"),
         (
             {"reach": [reach.LayerReach(plan=HeadPlan(windows=(None, 8, 8, 8)))] * 4, "n_kv_heads": 2},
