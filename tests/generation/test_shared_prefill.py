@@ -20,6 +20,8 @@ CASES = {
     "smoothed keys": {"plan": HeadPlan.las(n_heads=4, max_decay=0.1), "positions": "none", "n_kv_heads": 2}
     | {"smoothing": 3, "smoothing_stage": "before"},
     "positions that restart": LONG_SHORT | {"padded": True, "restart_positions": True, "positions": "rotary"},
+    "global heads not rotated": {"positions": "rotary", "n_kv_heads": 2, "padded": True}
+    | {"reach": {"pattern": "long_short", "n_global": 2, "window": 5, "nope": True}},
     "prompts of different lengths, in a static cache": LONG_SHORT | {"padded": True, "static": True},
 }
 

@@ -1,10 +1,12 @@
 """transformers' generation with the per-head cache writes what it writes without one, and what our engine writes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from transformers import DynamicCache, TextIteratorStreamer
+from transformers import AutoModelForCausalLM, DynamicCache, TextIteratorStreamer
 
-from longshort import generate
+from longshort import GPT, generate
 from longshort.data.tokenizer import ByteTokenizer
 from longshort.hf import LongShortCache, fast_tokenizer
 
@@ -46,6 +48,24 @@ def test_greedy_text_of_a_ragged_batch_is_the_same_by_every_road(variant):
     assert cached == text(model, use_cache=False)
     assert cached == by_our_engine(model, ROWS)
     assert cached[1] == text(model, [ROWS[1]])[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}, {"num_beams": 2}], ids=str)
+def test_heads_not_rotated_write_the_same_far_past_the_context_from_a_saved_folder(options, tmp_path):
+    """Eight times the context: rings of 8 + 32 slots wrap several times."""
+    reach = {"pattern": "ladder", "largest": 8, "smallest": 2, "nope": True}
+    model = shell(reach=reach, positions="rotary", n_kv_heads=2, context=16)
+    model.save_pretrained(tmp_path)
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path)
+    count = 16 * 8 - len(ROWS[0])
+    cached = text(opened, max_new_tokens=count, **options)
+    assert cached == text(opened, max_new_tokens=count, use_cache=False, **{**options, "cache_implementation": None})
+    if not options:
+        reference = GPT(replace(model.model.config, backend="reference")).eval()
+        reference.load_state_dict(model.model.state_dict())
+        for row, found in zip(ROWS, cached, strict=True):
+            alone = generate(reference, [row], max_new_tokens=count, temperature=0.0, context=16 * 8, use_cache=False)
+            assert torch.cat(list(alone)).tolist() == found
 
 
 @pytest.mark.parametrize(

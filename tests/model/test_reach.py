@@ -46,6 +46,20 @@ def test_cached_decoding_equals_the_full_pass(name, static, n_kv_heads):
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_heads_not_rotated_decode_far_past_the_context_as_in_the_full_pass(static, sinks):
+    """Rings of 4 to 16 + 32 slots wrap several times, and the angles of local heads are twelve times the context's."""
+    reach = {"pattern": "ladder", "largest": 16, "smallest": 4, "nope": True, "sinks": sinks}
+    model, expected = (build("ladder", reach=reach, context=16, n_kv_heads=2, backend=b) for b in ("auto", "reference"))
+    tokens = torch.randint(50, (2, 200), generator=torch.Generator().manual_seed(1))
+    cache = model.new_cache(2, static=static, max_length=200)
+    with torch.no_grad():
+        steps = [tokens[:, :50], tokens[:, 50:57], *tokens[:, 57:].split(1, dim=1)]
+        found = torch.cat([model(step, cache=cache).logits for step in steps], dim=1)
+        torch.testing.assert_close(found, expected(tokens).logits, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["dual rope by head", "nope by head", "warm"])
 def test_positions_of_heads_change_the_result(name):
     model = build(name)
@@ -118,7 +132,14 @@ def test_cache_of_other_bases_is_refused():
         ({"reach": "command-a"}, "reach command-a: window must be at most context=128, got 4096"),
         (
             {"reach": {"pattern": "full", "nope": True}, "positions": "learned"},
-            "positions must be rotary for the bases or shares of rotation in reach, got 'learned'",
+            "positions must be rotary for nope, dual_rope and partly rotated heads in reach, got 'learned'",
+        ),
+        (
+            {
+                "reach": {"pattern": "long_short", "n_global": 1, "window": 8, "nope": True},
+                "rope_scaling": {"kind": "yarn", "factor": 4.0, "heads": "global"},
+            },
+            "rope_scaling.heads must be all where no global head is rotated, got 'global'",
         ),
         ({"reach": "full", "n_kv_heads": 3}, "reach full: n_kv_heads must be a divisor of n_heads=4, got 3"),
         (

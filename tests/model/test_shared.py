@@ -23,6 +23,8 @@ CASES = {
     "sinusoidal, smoothing and z-loss": LONG_SHORT | {"positions": "sinusoidal", "smoothing": 3, "z_loss": 0.1},
     "learned sinks and query temperature": {"positions": "rotary", "tie_embeddings": True}
     | {"reach": {"pattern": "long_short", "n_global": 1, "window": 4, "sinks": True, "temperature": {"every": 4}}},
+    "global heads not rotated, grouped queries": {"positions": "rotary", "qk_norm": "head", "n_kv_heads": 2}
+    | {"reach": {"pattern": "ladder", "largest": 12, "smallest": 3, "nope": True}, "restart_positions": True},
 }
 
 

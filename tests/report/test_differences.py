@@ -44,3 +44,10 @@ def test_positions_of_the_heads_are_a_row_where_the_reach_has_them(tmp_path):
     plan = {"windows": [None, 8]}
     found = table(tmp_path, a={"reach": [{"plan": plan}]}, b={"reach": [{"plan": plan, "global_base": 1e6}] * 2})
     assert found == [("positions of the heads", "model.reach", [DASH, "global_base 1e+06"])]
+
+
+def test_heads_that_are_not_rotated_are_told_in_words(tmp_path):
+    plan = {"windows": [None, 8]}
+    still = {"plan": plan, "global_share": 0.0, "sink": "learned"}
+    found = table(tmp_path, a={"reach": [still] * 2}, b={"reach": [{"plan": plan, "global_share": 0.5}] * 2})
+    assert found[0][2] == ["global heads not rotated, sink learned", "global_share 0.5"]

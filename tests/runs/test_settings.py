@@ -25,3 +25,11 @@ KEPT = {
 def test_what_the_weights_depend_on_makes_another_run(section, name):
     assert name in TrainConfig(model=small_config()).to_dict()[section]
     assert difference({section: {name: 1}}, {section: {name: 2}}) == (f"{section}.{name}", 2, 1)
+
+
+def test_of_layers_the_first_that_differs_is_named():
+    rotated, still = {"plan": 1}, {"plan": 1, "global_share": 0.0}
+    found = difference({"model": {"reach": [still, rotated]}}, {"model": {"reach": [still, still]}})
+    assert found == ("model.reach[1]", still, rotated)
+    found = difference({"model": {"reach": [still]}}, {"model": {"reach": [still, still]}})
+    assert found == ("model.reach", [still, still], [still])

@@ -55,7 +55,7 @@ def model_card(config: GPTConfig, n_parameters: int, *, trained: Mapping[str, An
         "layers, heads, width": f"{config.n_layers}, {config.n_heads}, {config.width}",
         "context": f"{config.context:,} tokens",
         "vocabulary": f"{config.vocab_size:,}",
-        "positions": config.positions,
+        "positions": _positions(config),
         "reach": reach_in_words(config.layer_plans),
         "cache at the whole context": f"{spent.cache_bytes / spent.full_cache_bytes:.1%} of full attention's",
     }
@@ -80,6 +80,11 @@ def reach_in_words(plans: tuple[HeadPlan, ...]) -> str:
         said.append(f"{layers}: {', '.join(_heads(*sees, count) for sees, count in order)}")
         start = stop
     return "; ".join(said)
+
+
+def _positions(config: GPTConfig) -> str:
+    shares = {layer.global_share for layer in config.layer_reaches if layer.plan.n_global}
+    return f"{config.positions}; global heads are not rotated" if shares == {0.0} else config.positions
 
 
 def _heads(window: int | None, first: int, count: int) -> str:

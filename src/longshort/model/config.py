@@ -375,10 +375,13 @@ def _check_reach(config: GPTConfig) -> None:
         _check("n_global", config.n_global, f"a multiple of n_heads / n_kv_heads = {group}", whole)
         return
     if isinstance(config.reach, tuple) and config.positions != "rotary":
-        right = "rotary for the bases or shares of rotation in reach"
+        right = "rotary for nope, dual_rope and partly rotated heads in reach"
         _check("positions", config.positions, right, all(layer.rotates_alike for layer in config.reach))
     for reach in config.reach if isinstance(config.reach, tuple) else ():
         reach.check_backend(config.backend)
+    if config.rope_scaling is not None and config.rope_scaling.heads == "global":
+        shares = {reach.global_share for reach in config.layer_reaches if reach.plan.n_global}
+        _check("rope_scaling.heads", "global", "all where no global head is rotated", shares != {0.0})
     by_layer = config.plans is not None or config.reach is not None
     for layer, plan in enumerate(config.layer_plans if by_layer else config.layer_plans[:1]):
         name = "plan" if not by_layer else f"plans[{layer}]" if config.reach is None else f"reach[{layer}]"

@@ -37,9 +37,11 @@ def lengthened(model: GPT, context: int) -> GPT:
             "angles are slowed already"
         )
     if not meets_new_angles(config):
+        none = " and none of them" if config.positions == "rotary" else ""
+        runs = "" if config.positions == "learned" else "; it takes longer sequences as it is"
         raise ValueError(
             "a model to be lengthened must have rotated heads that see past its context, got positions="
-            f"{config.positions!r}{' and none of them' if config.positions == 'rotary' else ''}: no angle can be slowed"
+            f"{config.positions!r}{none}: no angle can be slowed{runs}"
         )
     scaling = RopeScaling(
         kind="yarn",

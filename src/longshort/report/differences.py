@@ -78,8 +78,13 @@ def reach(plans: Sequence[Sequence[int | None]]) -> str:
 def _positions(config: dict[str, Any]) -> str:
     """What the layers of `model.reach` say beside their plans, such as rotary bases."""
     layers = config.get("model", {}).get("reach") or []
-    said = [[f"{key} {_shown(value)}" for key, value in layer.items() if key != "plan"] for layer in layers]
+    said = [[_option(key, value) for key, value in layer.items() if key != "plan"] for layer in layers]
     return "; ".join(dict.fromkeys(", ".join(parts) for parts in said if parts)) or "\N{EN DASH}"
+
+
+def _option(key: str, value: Any) -> str:
+    kind, _, what = key.partition("_")
+    return f"{kind} heads not rotated" if what == "share" and value == 0 else f"{key} {_shown(value)}"
 
 
 def _name(key: str) -> str:

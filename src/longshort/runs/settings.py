@@ -39,5 +39,14 @@ def difference(ours: Sections, recorded: Sections) -> tuple[str, Any, Any] | Non
         theirs = recorded.get(section, {})
         for key, value in values.items():
             if key in theirs and key not in MAY_CHANGE.get(section, ()) and theirs[key] != value:
-                return f"{section}.{key}", theirs[key], value
+                return _of_layers(f"{section}.{key}", theirs[key], value)
     return None
+
+
+def _of_layers(key: str, theirs: Any, ours: Any) -> tuple[str, Any, Any]:
+    """A key and two values that differ; of as many layers, the first that does."""
+    if isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
+        layer = next(i for i, pair in enumerate(zip(theirs, ours, strict=True)) if pair[0] != pair[1])
+        if isinstance(theirs[layer], Mapping):
+            return f"{key}[{layer}]", theirs[layer], ours[layer]
+    return key, theirs, ours

@@ -55,6 +55,18 @@ def test_losses_are_those_of_transformers_under_the_plan(llama, text):
     assert chosen["loss"] == min(row["loss"] for row in record["proposal"]["candidates"])
 
 
+@pytest.mark.parametrize("placed", [{"nope": True}, {"dual_rope": True}, {"temperature": True}], ids=str)
+def test_global_heads_that_tell_positions_apart_otherwise_stay_global_in_a_proposal(placed, tmp_path, text):
+    reach = {"pattern": "long_short", "n_global": 2, "window": 32, **placed}
+    folder = folder_of(shell(positions="rotary", context=64, n_kv_heads=2, reach=reach), tmp_path / "ours")
+    options = {"text": text, "length": 64, "rows": 4}
+    found = inspect_model(open_folder(folder, CPU), **options, budget=Budget(share=0.7))["proposal"]
+    assert found["costs"]["share"] <= 0.7 < found["costs"]["share_before"]
+    assert [plan["windows"][:2] for plan in found["plans"]] == [[None, None]] * 2
+    with pytest.raises(ValueError, match="windows of 8 keys beside the heads that must stay global, which take 6"):
+        inspect_model(open_folder(folder, CPU), **options, budget=Budget(share=0.3))
+
+
 def test_the_plan_of_least_loss_is_chosen_wherever_it_stands(llama, text, monkeypatch):
     options = {"text": text, "length": 64, "rows": 4, "budget": Budget(share=0.3)}
     first = inspect_model(open_folder(llama, CPU), **options)["proposal"]

@@ -22,12 +22,10 @@ def with_plans(model: PreTrainedModel, plans: Sequence[HeadPlan]) -> PreTrainedM
         use_head_plan(model, plans)
         return model
     gpt, config = model.model, model.config
-    layers = gpt.config.layer_reaches
+    layers, bound = gpt.config.layer_reaches, bound_layers(model)
     for number, (layer, plan) in enumerate(zip(layers, plans, strict=True)):
         changed = [w is None for w in layer.plan.windows] != [w is None for w in plan.windows]
-        placed = not layer.rotates_alike or layer.temperature is not None
-        scaled = gpt.config.rope_scaling is not None and gpt.config.rope_scaling.heads == "global"
-        if changed and (placed or scaled):
+        if changed and number in bound:
             raise ValueError(
                 f"global heads must stay global in layer {number}, whose local heads have other positions, got "
                 f"{plan.windows} instead of {layer.plan.windows}"
@@ -39,6 +37,19 @@ def with_plans(model: PreTrainedModel, plans: Sequence[HeadPlan]) -> PreTrainedM
     other.load_state_dict(gpt.state_dict(keep_vars=True), assign=True)
     tokens = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     return LongShortForCausalLM.from_gpt(other.train(gpt.training), **tokens)
+
+
+def bound_layers(model: PreTrainedModel) -> frozenset[int]:
+    """Layers whose global heads must stay global: as local ones they would be rotated or scaled otherwise."""
+    if not isinstance(model, LongShortForCausalLM):
+        return frozenset()
+    config = model.model.config
+    scaled = config.rope_scaling is not None and config.rope_scaling.heads == "global"
+    return frozenset(
+        number
+        for number, layer in enumerate(config.layer_reaches)
+        if scaled or not layer.rotates_alike or layer.temperature is not None
+    )
 
 
 @torch.no_grad()

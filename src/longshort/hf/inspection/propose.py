@@ -8,7 +8,7 @@ which is best, the loss must say.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,28 +90,35 @@ def plan_costs(plans: Sequence[HeadPlan], measured: Measured, value_bytes: int) 
 
 
 def candidates(
-    measured: Measured, budget: Budget, *, value_bytes: int = 2, firsts: Sequence[int] = (0, FIRST)
+    measured: Measured,
+    budget: Budget,
+    *,
+    value_bytes: int = 2,
+    firsts: Sequence[int] = (0, FIRST),
+    bound: Collection[int] = (),
 ) -> list[Candidate]:
     """Plans within the budget; an error if no plan of windows of 8 keys or more fits.
 
-    `firsts` are the numbers of first keys that local heads may see besides, each of which is tried.
+    `firsts` are the numbers of first keys that local heads may see besides, each of which is tried. In the `bound`
+    layers global heads stay global.
     """
     found: list[Candidate] = []
     for first in firsts:
-        menu = _Menu(measured, budget, first, value_bytes)
+        menu = _Menu(measured, budget, first, value_bytes, bound)
         for way, search in (("even", menu.even), ("total", menu.total)):
             plans = search()
             if plans is not None and plans not in [other.plans for other in found]:
                 found.append(_candidate(way, first, plans, measured, value_bytes))
-    plans = _pattern(measured, budget, value_bytes)
+    plans = _pattern(measured, budget, value_bytes, bound)
     if plans is not None and budget.allows(plan_costs(plans, measured, value_bytes)):
         found.append(_candidate("pattern", 0, plans, measured, value_bytes))
     if not found:
-        narrowest = _Menu(measured, budget, 0, value_bytes).plans(lambda group: 0)
+        narrowest = _Menu(measured, budget, 0, value_bytes, bound).plans(lambda group: 0)
         least = plan_costs(narrowest, measured, value_bytes)
+        beside = " beside the heads that must stay global" if any(plan.n_global for plan in narrowest) else ""
         raise ValueError(
-            f"the budget must allow windows of {SMALLEST} keys, which take {least.share:.1%} of full attention's keys "
-            f"and {least.cache_bytes:,.0f} bytes of cache per token; got {_in_words(budget)}"
+            f"the budget must allow windows of {SMALLEST} keys{beside}, which take {least.share:.1%} of full "
+            f"attention's keys and {least.cache_bytes:,.0f} bytes of cache per token; got {_in_words(budget)}"
         )
     return found
 
@@ -132,7 +139,9 @@ def _candidate(way: str, first: int, plans: tuple[HeadPlan, ...], measured: Meas
     )
 
 
-def _pattern(measured: Measured, budget: Budget, value_bytes: int) -> tuple[HeadPlan, ...] | None:
+def _pattern(
+    measured: Measured, budget: Budget, value_bytes: int, bound: Collection[int]
+) -> tuple[HeadPlan, ...] | None:
     """The pattern of `reach.budget`, within what the model's heads see."""
     try:
         chosen = pattern_within(
@@ -147,10 +156,12 @@ def _pattern(measured: Measured, budget: Budget, value_bytes: int) -> tuple[Head
         )
     except ValueError:
         return None
-    return tuple(
-        replace(own, windows=tuple(map(_narrower, own.windows, layer.plan.windows)))
-        for own, layer in zip(measured.plans, chosen.layers, strict=True)
-    )
+    made = []
+    for number, (own, layer) in enumerate(zip(measured.plans, chosen.layers, strict=True)):
+        pairs = zip(own.windows, layer.plan.windows, strict=True)
+        windows = (None if w is None and number in bound else _narrower(w, new) for w, new in pairs)
+        made.append(replace(own, windows=tuple(windows)))
+    return tuple(made)
 
 
 def _narrower(one: int | None, other: int | None) -> int | None:
@@ -159,16 +170,16 @@ def _narrower(one: int | None, other: int | None) -> int | None:
 
 class _Group:
     """The query heads of one KV head: the windows that they may get, from the narrowest to their own, what each loses
-    of their attention, and the keys that queries see and a cache holds with it."""
+    of their attention, and the keys that queries see and a cache holds with it. `bound` ones stay global."""
 
-    def __init__(self, measured: Measured, beyond: Tensor, layer: int, group: int, first: int) -> None:
+    def __init__(self, measured: Measured, beyond: Tensor, layer: int, group: int, first: int, bound: bool) -> None:
         plan, length = measured.plans[layer], measured.length
         size = plan.n_heads // measured.n_kv_heads
         self.heads = range(group * size, (group + 1) * size)
         own = plan.kv_windows(measured.n_kv_heads)[group]
         self.windows: list[int | None] = []
         window = SMALLEST
-        while window < min(own or length, length):
+        while window < min(own or length, length) and not (bound and own is None):
             self.windows.append(window)
             window *= 2
         lost = [[float(beyond[layer, head, w]) for head in self.heads] for w in self.windows]
@@ -204,11 +215,13 @@ Pick = dict[_Group, int]
 class _Menu:
     """The windows that every KV head of a model may get, and what the budget allows of them."""
 
-    def __init__(self, measured: Measured, budget: Budget, first: int, value_bytes: int) -> None:
+    def __init__(
+        self, measured: Measured, budget: Budget, first: int, value_bytes: int, bound: Collection[int]
+    ) -> None:
         self.measured, self.first = measured, first
         beyond = measured.beyond(first=bool(first))
         self.rows = [
-            [_Group(measured, beyond, layer, g, first) for g in range(measured.n_kv_heads)]
+            [_Group(measured, beyond, layer, g, first, layer in bound) for g in range(measured.n_kv_heads)]
             for layer in range(len(measured.plans))
         ]
         self.groups = [group for row in self.rows for group in row]

@@ -15,7 +15,7 @@ from longshort.heads import HeadPlan
 from longshort.hf.inspection.calls import make_observable
 from longshort.hf.inspection.measure import FIRST, Measured, copying, measure
 from longshort.hf.inspection.opened import OpenedFolder, quiet
-from longshort.hf.inspection.planned import loss_on, with_plans
+from longshort.hf.inspection.planned import bound_layers, loss_on, with_plans
 from longshort.hf.inspection.propose import Budget, Candidate, candidates, plan_costs
 from longshort.hf.inspection.texts import needles, repeated, text_sequences
 from longshort.version import __version__
@@ -100,7 +100,8 @@ def propose(
     Models other than ours keep the chosen plan. `kept` may know a loss already.
     """
     value_bytes = opened.dtype.itemsize
-    found = candidates(measured, budget, value_bytes=value_bytes, firsts=(0, FIRST) if first else (0,))
+    firsts, bound = (0, FIRST) if first else (0,), bound_layers(opened.model)
+    found = candidates(measured, budget, value_bytes=value_bytes, firsts=firsts, bound=bound)
     losses = []
     for number, candidate in enumerate(found, start=1):
         own = partial(_loss_with, opened.model, candidate.plans, seen)

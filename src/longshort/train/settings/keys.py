@@ -96,7 +96,7 @@ _PRESET = Key(
 _TYPES = {"model.reach": "str, mapping, list or null"}
 _DEFAULTS = {"model.vocab_size": "that of the data or of the preset"}
 _REACH = "{windows: [null, 16, 16, 16]}, one entry per head; also decays, slopes, firsts"
-_PATTERN = "{pattern: interleave, layers: LLLLLG, window: 512, dual_rope: true} or {like: gemma-3, window: 512}"
+_PATTERN = "{pattern: long_short, n_global: 1, window: 64, nope: true} or {like: gemma-3, window: 512}"
 _OWN_RANGES = {
     "model.n_global": "an integer from 0 to model.n_heads",
     "model.plan": f"a mapping such as {_REACH}",
