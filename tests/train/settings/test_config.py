@@ -110,7 +110,7 @@ def test_null_unsets_what_may_be_unset():
         ("run.out=3", "run.out must be str, got 3"),
         ("model.width=wide", "model.width must be int, got 'wide'"),
         ("model.width=65", "model.width must be a multiple of n_heads"),
-        ("model.plan=3", "model: "),
+        ("model.plan=3", "model.plan must be None or a HeadPlan, got 3"),
         ("model.preset=huge", "model.preset must be one of"),
         ("run.steps=0", "run.steps must be an integer from 1 to 2^63 - 1, got 0"),
         ("run.accumulate=0", "run.accumulate must be an integer from 1 to"),
@@ -387,6 +387,28 @@ def test_reach_can_be_written_as_a_pattern(written, expected):
     model = config.model
     assert model.reach == reach.resolve(expected, n_layers=model.n_layers, n_heads=model.n_heads)
     assert TrainConfig.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("override", "windows"),
+    [
+        (["model.reach=full"], (None, None)),
+        (["model.plan={windows: [4, null]}"], (4, None)),
+        (["model.n_global=0"], (2, 2)),
+        (["model.reach=full", "model.reach=null"], (None, 2)),
+    ],
+)
+def test_an_override_of_the_reach_takes_the_place_of_another_way(override, windows, tmp_path):
+    sizes = {"vocab_size": 17, "context": 8, "n_layers": 1, "width": 8, "n_heads": 2}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump({"model": {**sizes, "n_global": 1, "window": 2}}))
+    config = TrainConfig.load(tmp_path / "own.yaml")
+    for found in (TrainConfig.load(tmp_path / "own.yaml", override), config.with_overrides(override)):
+        assert found.model.layer_plans[0].windows == windows
+
+
+def test_overrides_of_the_reach_in_two_ways_are_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="by n_global and window, plan, plans, or reach, got n_global and reach"):
+        TrainConfig.load("paper-6m", ["model.n_global=1", "model.reach=ladder"])
 
 
 def test_wrong_pattern_is_one_line_that_names_the_key():

@@ -303,9 +303,14 @@ def _names() -> dict[str, list[str]]:
     return {**names, "model": [*names["model"], "preset"], "loss": list(typing.get_type_hints(LossSettings))}
 
 
+WAYS_OF_REACH = {"n_global": ("n_global", "window"), "plan": ("plan",), "plans": ("plans",), "reach": ("reach",)}
+"""How heads are given their reach, with the keys that each way takes."""
+
+
 def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     result = {name: {} if section is None else _named_values(name, section) for name, section in data.items()}
     result = _in_present_names(result) if "model" in result else result
+    given: set[str] = set()
     for override in overrides:
         name, separator, text = override.partition("=")
         name = "task.name" if name == "task" else name
@@ -323,6 +328,12 @@ def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, 
             held = result.get(section, {}).get(key) or {}
             value = {**mapping(f"{section}.{key}", held), option: value}
         result.setdefault(section, {})[key] = value
+        given |= {key} if section == "model" else set()
+    model = result.get("model", {})
+    ways = {way for way in WAYS_OF_REACH if way in given and model[way] is not None}
+    for way in WAYS_OF_REACH.keys() - ways if ways else ():  # one way takes the place of another, as over a preset
+        for key in WAYS_OF_REACH[way]:
+            model.pop(key, None)
     return result
 
 
