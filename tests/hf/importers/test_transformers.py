@@ -50,6 +50,11 @@ CASES = {
     "olmo 2": ("Olmo2", {}),
     "olmo 3": ("Olmo3", {**SLIDING, "num_key_value_heads": None, "rms_norm_eps": 1e-3}),
     "olmo 3, yarn": ("Olmo3", {**SLIDING, "rope_scaling": YARN}),
+    "smollm 3": ("SmolLM3", {"no_rope_layer_interval": 2, "attention_bias": True}),
+    "smollm 3, windows": ("SmolLM3", {"no_rope_layers": [1, 0, 0, 1], "use_sliding_window": True, **SLIDING}),
+    "smollm 3, yarn": ("SmolLM3", {"rope_parameters": YARN | {"rope_theta": 1e4}}),
+    "exaone 4": ("Exaone4", {**SLIDING, "rms_norm_eps": 1e-3, "rope_parameters": LLAMA3}),
+    "exaone 4, no window": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
 }
 
 
@@ -134,7 +139,7 @@ def test_the_formula_is_theirs_in_float64(name):
     torch.testing.assert_close(logits(ours), logits(theirs), atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["mistral", "qwen 2", "qwen 3", "gemma 2", "gemma 3", "olmo 3"])
+@pytest.mark.parametrize("name", ["mistral", "qwen 2", "qwen 3", "gemma 2", "gemma 3", "olmo 3", "exaone 4"])
 def test_windows_are_those_of_the_layers(name):
     ours = from_transformers(build(name))
     expected = {
@@ -144,6 +149,7 @@ def test_windows_are_those_of_the_layers(name):
         "gemma 2": [WINDOW, None] * 2,
         "gemma 3": [WINDOW, WINDOW, None, WINDOW],
         "olmo 3": [WINDOW] * 3 + [None],
+        "exaone 4": [WINDOW] * 3 + [None],
     }
     assert [plan.windows for plan in ours.config.layer_plans] == [(window,) * 4 for window in expected[name]]
     plain = GPT(replace(ours.config, reach=None)).eval()
@@ -158,7 +164,27 @@ def test_only_global_layers_of_gemma_3_are_slowed_and_bases_differ():
     assert {(layer.plan.n_global, layer.local_base) for layer in config.reach} == {(0, 1e4), (4, None)}
 
 
-@pytest.mark.parametrize("name", ["llama 3", "gemma 3, scaled", "olmo 3, yarn"])
+def test_layers_that_are_not_rotated_are_those_of_the_model():
+    rotated = {
+        "smollm 3": [True, False, True, False],
+        "smollm 3, windows": [True, False, False, True],
+        "exaone 4": [True, True, True, False],
+    }
+    for name, layers in rotated.items():
+        reach = from_transformers(build(name)).config.reach
+        assert [(layer.local_share, layer.global_share) for layer in reach] == [
+            (1.0, 1.0) if r else (0.0, 0.0) for r in layers
+        ]
+    assert from_transformers(build("exaone 4, no window")).config.reach is None
+    theirs = build("smollm 3")
+    with pytest.raises(ValueError, match=r"no_rope_layers must have one entry for each of 4 layers, got \[1, 0\]"):
+        from_transformers(theirs.state_dict(), theirs.config.to_dict() | {"no_rope_layers": [1, 0]})
+    values = build("exaone 4").config.to_dict() | {"layer_types": None, "sliding_window": None}
+    with pytest.raises(ValueError, match=r"config.json must be that of a model of type exaone4, got: .*zero"):
+        from_transformers(theirs.state_dict(), values)
+
+
+@pytest.mark.parametrize("name", ["llama 3", "gemma 3, scaled", "olmo 3, yarn", "smollm 3", "exaone 4"])
 @pytest.mark.parametrize("static", [False, True])
 def test_decoding_with_a_cache_gives_the_logits_of_the_whole_sequence(name, static):
     ours = from_transformers(build(name))
@@ -271,7 +297,10 @@ MOE = {"num_local_experts": 8, "model_type": "mixtral"}
         ({"hidden_act": "relu"}, "activation of the gated MLP must be one of silu, .*, got 'relu'"),
         ({"layer_types": ["chunked_attention"] * 4}, "layer_types must be .*, got 'chunked_attention'"),
         ({"layer_types": ["sliding_attention"] * 4, "use_sliding_window": False}, "sliding_window must be set"),
-        ({"num_attention_heads": "four"}, r"config.json must be one of a qwen3 model, got: .*num_attention_heads"),
+        (
+            {"num_attention_heads": "four"},
+            r"config.json must be that of a model of type qwen3, got: .*num_attention_heads",
+        ),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "rope_type must be one of"),
         (
             {"rope_parameters": YARN | {"rope_theta": 1e4, "mscale": 1.0, "mscale_all_dim": 1.0}},

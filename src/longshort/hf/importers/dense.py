@@ -35,6 +35,8 @@ class Family(NamedTuple):
     """Gains as 1 + w, embeddings times sqrt(width), a scale of the logits of its own, caps of logits."""
     qkv_bias: bool = False
     """Queries, keys and values have biases, whatever the configuration says."""
+    unrotated: str = "none"
+    """Which layers are not rotated: none, those `marked` 0 in `no_rope_layers`, or `full` ones beside sliding ones."""
 
 
 FAMILIES = {
@@ -46,6 +48,8 @@ FAMILIES = {
     "gemma3_text": Family(windows="layers", placement="sandwich", gemma=True, qk_norm="head"),
     "olmo2": Family(placement="post", qk_norm="width"),
     "olmo3": Family(windows="layers", placement="post", qk_norm="width"),
+    "smollm3": Family(windows="layers", unrotated="marked"),
+    "exaone4": Family(windows="layers", placement="post", qk_norm="head", unrotated="full"),
 }
 """The families by the `model_type` of their config.json."""
 _ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu", "gelu_new": "geglu"}
@@ -110,8 +114,8 @@ def _their_config(kind: str, config: Mapping[str, Any], named: str) -> Any:
         raise ValueError("import needs transformers >= 5.17 for this model: pip install 'longshort[hf]'") from None
     try:
         return AutoConfig.for_model(**dict(config) | {"model_type": kind})
-    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{named}: config.json must be one of a {kind} model, got: {error}") from None
+    except (StrictDataclassError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        raise ValueError(f"{named}: config.json must be that of a model of type {kind}, got: {error}") from None
 
 
 def _biased(family: Family, config: Any) -> set[str]:
@@ -142,9 +146,10 @@ def _our_config(
         fields |= _gemmas(kind, config, head_dim, named)
     if family.qk_norm is not None:
         fields |= {"qk_norm": family.qk_norm, "qk_norm_eps": config.rms_norm_eps}
-    if plans is not None or any(window is not None for window in windows):
+    rotated = _rotated(family, config, named)
+    if plans is not None or any(window is not None for window in windows) or not all(rotated):
         plans = plans or [HeadPlan.full(n_heads)] * len(windows)
-        fields["reach"] = _reach(plans, windows, rope, config.max_position_embeddings, named)
+        fields["reach"] = _reach(plans, windows, rotated, rope, config.max_position_embeddings, named)
     try:
         return GPTConfig(
             vocab_size=config.vocab_size,
@@ -201,12 +206,27 @@ def _windows(family: Family, config: Any, named: str) -> list[int | None]:
     return [window if kind == "sliding_attention" else None for kind in types]
 
 
+def _rotated(family: Family, config: Any, named: str) -> list[bool]:
+    """Whether the heads of each layer are rotated."""
+    n_layers = config.num_hidden_layers
+    if family.unrotated == "marked":
+        marks = config.no_rope_layers
+        if not isinstance(marks, list) or len(marks) != n_layers:
+            raise ValueError(
+                f"{named}: no_rope_layers must have one entry for each of {n_layers} layers, got {marks!r}"
+            )
+        return [bool(mark) for mark in marks]
+    if family.unrotated == "full" and config.sliding_window is not None:
+        return [kind == "sliding_attention" for kind in config.layer_types]
+    return [True] * n_layers
+
+
 def _reach(
-    plans: list[HeadPlan], windows: list[int | None], rope: Rope, context: int, named: str
+    plans: list[HeadPlan], windows: list[int | None], rotated: list[bool], rope: Rope, context: int, named: str
 ) -> tuple[LayerReach, ...]:
     """The layers' plans, cut to the window that the layer has; one beyond the context sees all of it."""
     layers, scaled = [], rope.scaling is not None and rope.scaling.heads == "global"
-    for number, (plan, window) in enumerate(zip(plans, windows, strict=True)):
+    for number, (plan, window, turns) in enumerate(zip(plans, windows, rotated, strict=True)):
         if scaled and window is None and plan.n_global < plan.n_heads:
             raise ValueError(
                 f"{named}: head_plans must leave every head of layer {number} global, got {list(plan.windows)}: its "
@@ -215,7 +235,9 @@ def _reach(
         most = context if window is None else min(window, context)
         cut = tuple(None if w is None and window is None else min(w or most, most) for w in plan.windows)
         base = None if window is None else rope.local_theta
-        layers.append(LayerReach(plan=replace(plan, windows=cut), local_base=base))
+        share = 1.0 if turns else 0.0
+        own = replace(plan, windows=cut)
+        layers.append(LayerReach(plan=own, local_base=base, local_share=share, global_share=share))
     return tuple(layers)
 
 
