@@ -101,8 +101,7 @@ def cache_bytes(config: GPTConfig, length: int) -> int:
     >>> cache_bytes(GPTConfig.preset("paper-6m", n_global=0), 32768) == 2 * 2 * 6 * 6 * 32 * 50
     True
     """
-    head_dim = config.head_dim or config.width // config.n_heads
-    spent = costs(config.layer_reaches, context=length, n_kv_heads=config.n_kv_heads, head_dim=head_dim)
+    spent = costs(config.layer_reaches, context=length, n_kv_heads=config.n_kv_heads, head_dim=config.head_features)
     return round(spent.cache_bytes * length)
 
 

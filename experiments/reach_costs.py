@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -169,11 +168,12 @@ def collect(folder: Path) -> Data:
     if not found:
         raise RunError(f"{folder}: holds no costs; run `python -m experiments {costs.NAME}` first")
     found.sort(key=lambda piece: (EXPERIMENTS.index(piece["experiment"]), piece["at"]))
-    for key, piece in product(("sizes", "machine"), found):
+    for piece in found:
         # Plans are compared within an experiment, so another experiment may come from another machine.
-        first = next(one for one in found if key == "sizes" or one["experiment"] == piece["experiment"])
-        if piece[key] != first[key]:
-            raise RunError(f"{folder}: holds measurements of different {key}; keep those of one kind")
+        first = next(one for one in found if one["experiment"] == piece["experiment"])
+        for key, other in (("sizes", found[0]), ("machine", first)):
+            if piece[key] != other[key]:
+                raise RunError(f"{folder}: holds measurements of different {key}; keep those of one kind")
     rows: dict[tuple[str, str], Row] = {}
     for piece in found:
         times = {row["name"]: row["milliseconds"] for row in piece["rows"] if "failed" not in row}

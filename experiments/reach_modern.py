@@ -121,8 +121,7 @@ def collect(folder: Path, plans: Sequence[str] = tuple(PLANS)) -> Data:
 
 def _parts(variant: str, runs: Sequence[Outcome]) -> Row:
     model = GPTConfig.from_dict(runs[0].run.config["model"])
-    head_dim = model.head_dim or model.width // model.n_heads
-    spent = costs(model.layer_reaches, context=LONG, n_kv_heads=model.n_kv_heads, head_dim=head_dim)
+    spent = costs(model.layer_reaches, context=LONG, n_kv_heads=model.n_kv_heads, head_dim=model.head_features)
     return reach.parts(variant, runs) | {
         "n_heads": model.n_layers * model.n_heads,
         "cache_bytes": spent.cache_bytes * LONG,
@@ -200,8 +199,8 @@ EXPERIMENT = Experiment(
         "interleave-5-1 has five local layers before a global one, and the last layer global; -sinks has a learned "
         "sink in every head, -nope does not rotate global heads. Cache and visible keys are computed, in bf16. The "
         "plans, the claims and their rules were written before any of these runs, with these exceptions: ls1-w64-nope "
-        "and full-nope were added after the first seed, and the two claims on them after three seeds of the others, "
-        "before any run of those two plans or with YaRN. ls1-w2048-nope, full attention with one head of eight "
+        "and full-nope were added after the first seed, and the claims on them and on YaRN after three seeds of the "
+        "others, before any run of those two plans or with YaRN. ls1-w2048-nope, full attention with one head of eight "
         "unrotated, and its claim came after four seeds of the others, before any run of it."
     ),
     cost="H200: about 20 minutes per seed, nine at a time under MPS; CPU --quick: two minutes",

@@ -116,13 +116,13 @@ def against_each(data: Data, name: str, others: Sequence[str], words: str, *, lo
 
 
 def judged(pairs: Mapping[str, Difference], expected: int, words: str, *, lower: bool) -> Finding | None:
-    """In how many comparisons the first plan has the lower loss (or the higher one)."""
+    """In which comparisons the first has the lower value (or the higher one), whatever they are of."""
     if len(pairs) < expected:
         return None
     signs = {1: not lower, -1: lower, 0: None}
     cases = {name: signs[pair.sign()] for name, pair in pairs.items()}
-    good, against, open_ = ([n for n, case in cases.items() if case is value] for value in (True, False, None))
-    parts = {words: good, "the other way round": against, "undecided": open_}
+    good, bad, open_ = ([n for n, case in cases.items() if case is value] for value in (True, False, None))
+    parts = {words: good, "the other way round": bad, "undecided": open_}
     ours = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
     seeds = tuple(pair.seeds for pair in pairs.values())
     return Finding(ours=ours, verdict=verdict_of(list(cases.values())), seeds=seeds)

@@ -85,7 +85,7 @@ def _within(model: GPTConfig, context: int | None, *, share: float | None, cache
         n_layers=model.n_layers,
         n_heads=model.n_heads,
         n_kv_heads=model.n_kv_heads,
-        head_dim=model.head_dim or model.width // model.n_heads,
+        head_dim=model.head_features,
         context=model.context if context is None else context,
         share=share,
         cache_bytes=cache_bytes,

@@ -41,6 +41,10 @@ def _taking_aliases(cls: type[GPTConfig]) -> type[GPTConfig]:
     return cls
 
 
+WAYS_OF_REACH = {"n_global": ("n_global", "window"), "plan": ("plan",), "plans": ("plans",), "reach": ("reach",)}
+"""How heads are given their reach, with the fields that each way takes."""
+
+
 @_taking_aliases
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
@@ -167,8 +171,9 @@ class GPTConfig:
         if not isinstance(name, str) or name not in PRESETS:
             raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
         base = dict(PRESETS[name])
-        if any(overrides.get(way) is not None for way in ("plan", "plans", "reach")):
-            del base["n_global"], base["window"]
+        if any(overrides.get(way) is not None for way in WAYS_OF_REACH if way != "n_global"):
+            for key in WAYS_OF_REACH["n_global"]:
+                del base[key]
         return cls.from_dict(base | with_one_mlp(overrides))
 
     @property
@@ -200,6 +205,11 @@ class GPTConfig:
     def mlp_matrices(self) -> int:
         """Matrices of width x mlp_width in an MLP: three if it is gated."""
         return 3 if self.mlp in GATED else 2
+
+    @property
+    def head_features(self) -> int:
+        """Features of a head: `head_dim`, or its part of the width."""
+        return self.head_dim or self.width // self.n_heads
 
     @property
     def layer_plans(self) -> tuple[HeadPlan, ...]:
@@ -363,7 +373,7 @@ def _check_reach(config: GPTConfig) -> None:
     _check("n_kv_heads", kv_heads, f"a divisor of n_heads={heads}", heads % kv_heads == 0)
     if config.head_dim is None:
         _check("width", config.width, f"a multiple of n_heads={heads}, or head_dim set", config.width % heads == 0)
-    head_dim = config.head_dim or config.width // heads
+    head_dim = config.head_features
     if config.positions == "rotary":
         _check("head_dim", head_dim, "even with rotary positions", head_dim % 2 == 0)
     if config.positions == "sinusoidal":
@@ -391,7 +401,7 @@ def _check_reach(config: GPTConfig) -> None:
 
 
 def _check_one_way_of_reach(config: GPTConfig) -> None:
-    ways = [name for name in ("n_global", "plan", "plans", "reach") if getattr(config, name) is not None]
+    ways = [way for way in WAYS_OF_REACH if getattr(config, way) is not None]
     if len(ways) > 1:
         given = " and ".join(ways)
         raise ValueError(f"heads must have their reach by n_global and window, plan, plans, or reach, got {given}")

@@ -34,7 +34,7 @@ class Job:
 
     @property
     def head_dim(self) -> int:
-        return self.model.head_dim or self.model.width // self.model.n_heads
+        return self.model.head_features
 
     @property
     def kv_heads(self) -> int:

@@ -82,7 +82,7 @@ def model_costs(model: GPTConfig, context: int | None = None, *, causal: bool = 
         model.layer_reaches,
         context=model.context if context is None else context,
         n_kv_heads=model.n_kv_heads,
-        head_dim=model.head_dim or model.width // model.n_heads,
+        head_dim=model.head_features,
         causal=causal,
     )
 

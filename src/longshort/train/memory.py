@@ -92,7 +92,7 @@ def least_parameters(model: GPTConfig) -> int:
     >>> least_parameters(GPTConfig.preset("paper-6m"))
     6887424
     """
-    attention = 2 * (model.n_heads + (model.n_kv_heads or model.n_heads)) * _head_dim(model)
+    attention = 2 * (model.n_heads + (model.n_kv_heads or model.n_heads)) * model.head_features
     blocks = model.n_layers * model.width * (attention + model.mlp_matrices * model.mlp_width)
     return _table_parameters(model) + blocks
 
@@ -103,15 +103,11 @@ def _table_parameters(model: GPTConfig) -> int:
     return model.width * tables
 
 
-def _head_dim(model: GPTConfig) -> int:
-    return model.head_dim or model.width // model.n_heads
-
-
 def _kept_per_token(config: TrainConfig) -> int:
     """Numbers kept: each block's input, queries, keys, values, attention output and the MLP's hidden layer, or both of
     a gated one."""
     model = config.model
-    heads = (2 * model.n_heads + 2 * (model.n_kv_heads or model.n_heads)) * _head_dim(model)
+    heads = (2 * model.n_heads + 2 * (model.n_kv_heads or model.n_heads)) * model.head_features
     block = model.width + heads + (model.mlp_matrices - 1) * model.mlp_width
     if config.run.checkpoint_activations:
         return model.n_layers * model.width + block

@@ -17,10 +17,9 @@ def flops_per_token(model: GPT | SequenceClassifier, length: int) -> float:
     if model.position_embedding is not None:
         tables.append(model.position_embedding)
     weights = sum(p.numel() for p in model.parameters()) - sum(table.weight.numel() for table in tables)
-    head_dim = model.config.head_dim or model.config.width // model.config.n_heads
     causal = not isinstance(model, SequenceClassifier) or model.causal
     seen = sum(plan_visible(plan, length, causal=causal) for plan in model.config.layer_plans)
-    return 6.0 * weights + 12.0 * head_dim * seen
+    return 6.0 * weights + 12.0 * model.config.head_features * seen
 
 
 def peak_flops(device: torch.device) -> float | None:

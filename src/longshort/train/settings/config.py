@@ -17,7 +17,7 @@ from typing import Any
 from longshort.data.tasks import TASKS, TaskSettings, classes_of, task_length
 from longshort.losses import LossSettings
 from longshort.model import GPTConfig
-from longshort.model.config import LOSS_ALIASES, MLP_ALIAS, with_one_mlp
+from longshort.model.config import LOSS_ALIASES, MLP_ALIAS, WAYS_OF_REACH, with_one_mlp
 from longshort.train.settings.nearest import check_keys, check_sections, nearest
 from longshort.train.settings.parallel import ParallelConfig, check_parallel
 from longshort.train.settings.ranges import CHOICES, RANGES, check_value
@@ -301,10 +301,6 @@ def _names() -> dict[str, list[str]]:
     sections = typing.get_type_hints(TrainConfig)
     names = {name: list(typing.get_type_hints(kind)) for name, kind in sections.items()}
     return {**names, "model": [*names["model"], "preset"], "loss": list(typing.get_type_hints(LossSettings))}
-
-
-WAYS_OF_REACH = {"n_global": ("n_global", "window"), "plan": ("plan",), "plans": ("plans",), "reach": ("reach",)}
-"""How heads are given their reach, with the keys that each way takes."""
 
 
 def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
