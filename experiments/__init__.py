@@ -19,7 +19,7 @@ NAMES = (
     *("endurance", "endurance-others", "precision", "scale"),
     *("label-noise", "label-noise-images", "corrupted-tokens", "loss-landscape"),
     *("long-range", "las-sweep", "las-gain", "las-causal", "las-books", "recall"),
-    *("reach", "reach-modern", "reach-30m", "reach-125m", "reach-costs"),
+    *("reach", "reach-modern", "reach-30m", "reach-125m", "reach-once", "reach-costs"),
     *("retrieval", "retrieval-modern", "retrieval-30m", "gumbel-score", "soft-thinking"),
 )
 """Every experiment, in the order of the table of claims."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from experiments.engine import child, comparison, figures, measures, tables
+from experiments.engine import child, comparison, course, figures, measures, tables
 from experiments.engine.base import PAPER, QUICK
 from experiments.engine.evidence import paired
 from experiments.engine.measures import Outcome, Row
@@ -130,6 +130,7 @@ def parts(variant: str, runs: Sequence[Outcome]) -> Row:
     reach: Row = {
         "n_global": sum(layer.count(None) for layer in layers),
         "keys": sum(keys) / (len(keys) * _keys(None, context)),
+        "training_losses": [course.training_loss(outcome) for outcome in runs],
     }
     for name in ("beyond", "beyond_yarn"):
         if any(name in outcome.after for outcome in runs):
@@ -217,6 +218,12 @@ def more(data: Data) -> str:
         for row in ordered(data)
     ]
     within = f"Losses by position, seed by seed:\n\n{tables.markdown(header, lines)}"
+    apart = course.table(data, "full", [row["variant"] for row in ordered(data)])
+    return "\n\n".join(part for part in (within, apart, _past(data)) if part)
+
+
+def _past(data: Data) -> str:
+    """Losses past the context of the training; empty where none was measured."""
     longer = [
         (f"{row['variant']}{words}", row[name])
         for name, words in (("beyond", ""), ("beyond_yarn", ", YaRN"))
@@ -224,7 +231,7 @@ def more(data: Data) -> str:
         if name in row
     ]
     if not longer:
-        return within
+        return ""
     places = list(longer[0][1]["losses"])
     lines = [
         (
@@ -238,7 +245,7 @@ def more(data: Data) -> str:
         f"Losses by position in sequences longer than any in training, {WINDOWS} at most, from the beginning of the "
         "validation text; means over the seeds that are named"
     )
-    return f"{within}\n\n{words}:\n\n{tables.markdown(('plan', 'which seeds', *places), lines)}"
+    return f"{words}:\n\n{tables.markdown(('plan', 'which seeds', *places), lines)}"
 
 
 def mixed(data: Data) -> Finding | None:
@@ -316,7 +323,8 @@ def losses_and_curves(data: Data, strong: Sequence[str], but_for: Sequence[str] 
     ]
     axes: dict[str, Any] = {"x": "step", "x_title": "step", "y": "loss", "y_title": "validation loss, part of the text"}
     height = max(270, 19 * len(order))
-    over_steps = figures.lines(losses, names=[*strong, figures.OTHERS], width=340, height=height, **axes)
+    others = [figures.OTHERS] * any(row["series"] == figures.OTHERS for row in losses)
+    over_steps = figures.lines(losses, names=[*strong, *others], width=340, height=height, **axes)
     return alt.hconcat((ticks + dots).properties(width=300, height=height), over_steps).resolve_scale(
         color="independent", strokeDash="independent"
     )

@@ -34,7 +34,7 @@ EXPERIMENT = replace(
     ).replace(
         " and 4,096 tokens", " and 4,096 tokens, 256 at 8,192 and 128 at 16,384, past 2,048 also with YaRN, untrained"
     ),
-    cost=f"H200: about 5 minutes per seed beyond `{SOURCE}`, five at a time, by estimate; CPU --quick: two minutes",
+    cost=f"H200: about 10 minutes per seed beyond `{SOURCE}`; CPU --quick: two minutes",
     claims={
         "distance": Claim(
             text="with 30M parameters, plans that mix reaches recall within 2 points of full attention at any distance",

@@ -302,13 +302,15 @@ def figure(data: Data, lined: Sequence[str], far: Sequence[str] = ()) -> Any:
         if curve["variant"] in names
         for step, share in curve["kinds"].get(CHAINED, ())
     ]
-    shape: dict[str, Any] = {"y": "accuracy", "share": True, "height": height // 2 - 60}
+    lengthened = [name for name in far if _by_length(data, LENGTHENED, [name])] or names
+    together = list(dict.fromkeys([*names, *lengthened]))
+    shape: dict[str, Any] = {"y": "accuracy", "share": True, "height": height // 2 - 60, "together": together}
     panels = []
     if steps:
         axes = {"x": "step", "x_title": "step", "y_title": "right answers, validation", "width": 570}
         panels.append(figures.lines(steps, title=f"{CHAINED}, while they learn", names=names, **axes, **shape))
     shape |= {"log_x": True, "points": True, "x": "length", "x_title": "length, in tokens", "width": 265}
-    shape |= {"names": [name for name in far if _by_length(data, LENGTHENED, [name])] or names}
+    shape |= {"names": lengthened}
     by_length = [
         figures.lines(lengths, title=f"{kind}, by length", y_title="" if place else "right answers, test", **shape)
         for place, kind in enumerate((LENGTHENED, CHAINED))

@@ -33,6 +33,7 @@ def lines(
     ordered: bool = False,
     each_seed: bool = False,
     beside: Sequence[dict[str, Any]] = (),
+    together: Sequence[str] = (),
     title: str = "",
     width: int = SIZE,
     height: int = 200,
@@ -43,10 +44,12 @@ def lines(
     from the lowest to the highest, or from `low` to `high` where rows have them; otherwise, and with `each_seed`, each
     seed has a thin line. The axis of a `share` goes from 0 to 100 %. Names that are steps of one quantity are
     `ordered`, and coloured from light to dark. Panels that share a y axis are given each other's rows (`beside`), and
-    so get the same ticks.
+    so get the same ticks. Panels whose names differ are given the names of all (`together`), and so draw a name alike.
     """
     alt = drawing()
-    colors, dashes = _styles(names, ordered=ordered)
+    every = list(together or names)
+    styles = dict(zip(every, zip(*_styles(every, ordered=ordered), strict=True), strict=True))
+    colors, dashes = [styles[name][0] for name in names], [styles[name][1] for name in names]
     legend = alt.Legend(
         title=None,
         orient="bottom",

@@ -90,3 +90,21 @@ def test_the_code_runs():
     names = {}
     exec(code, names)
     assert names["longer"].config.rope_scaling.factor == 8 and len(names["tokens"]) == 5
+
+
+def test_what_is_said_of_the_largest_models_is_what_was_measured():
+    asked, rows = rows_of("retrieval-30m"), rows_of("reach-30m")
+    chains = [
+        asked[plan][key]["variables"]["16384"]
+        for plan, key in (
+            ("full", "shares_yarn"),
+            ("ladder-nope", "shares"),
+            ("ls1-w128-nope", "shares"),
+            ("ls1-w128", "shares_yarn"),
+        )
+    ]
+    assert {len(shares) for shares in chains} == {1}
+    *others, last = (f"{100 * share:.0f}" for (share,) in chains)
+    slowed, plain = (rows["full"][name]["losses"]["1 to 2,048"] for name in ("beyond_yarn", "beyond"))
+    said = f"answer {', '.join(others)} and {last} %, and YaRN costs full attention {slowed[0] - plain[0]:.2f} nats"
+    assert said in " ".join(PAGE.split())

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from experiments import reach_modern
 from experiments.engine import comparison
+from experiments.engine.evidence import paired
 from longshort import reach
 from longshort.report.plan import plan_text
 from longshort.train import TrainConfig
@@ -39,9 +41,17 @@ ROWS = {
     "full attention, not rotated": "full-nope",
 }
 """Rows of the page's table, as the experiments call them."""
-LOSSES, ANSWERS = (
+LARGER = {
+    "ladder: 1 global head, not rotated, in every layer": "ladder-nope",
+    "one full layer in six, not rotated": "interleave-5-1-nope",
+    "one global head per layer, not rotated": "ls1-w128-nope",
+    "one global head per layer": "ls1-w128",
+    "full attention": "full",
+}
+"""Rows of the second table."""
+LOSSES, ANSWERS, LARGER_LOSSES, LARGER_ANSWERS = (
     {row["variant"]: row for row in json.loads((RESULTS / f"{name}.json").read_text())["rows"]}
-    for name in ("reach-modern", "retrieval-modern")
+    for name in ("reach-modern", "retrieval-modern", "reach-30m", "retrieval-30m")
 )
 
 
@@ -66,6 +76,43 @@ def test_table_of_the_page_is_what_was_measured():
     means = [statistics.fmean(LOSSES[name]["final_losses"]) for name in ROWS.values()]
     assert means == sorted(means)
     assert {len(LOSSES[name]["seeds"]) for name in ROWS.values()} == {3, 4}
+
+
+def training_losses(row):
+    return dict(zip(row["seeds"], row["training_losses"], strict=True))
+
+
+def test_second_table_is_what_was_measured():
+    full = LARGER_LOSSES["full"]
+    lines = []
+    for words, name in LARGER.items():
+        row, asked = LARGER_LOSSES[name], LARGER_ANSWERS[name]
+        assert row["seeds"] == asked["seeds"] == [0]
+        against = (comparison.difference(row, full), paired(training_losses(row), training_losses(full)))
+        losses = [f"{found.mean:+.3f}" if row is not full else "0" for found in against]
+        near, far = (row["beyond"]["losses"][place] for place in ("1 to 2,048", "8,193 to 16,384"))
+        slowed = row.get("beyond_yarn", {}).get("losses", {}).get("8,193 to 16,384", ())
+        past = [f"{end[0] - near[0]:+.2f}" if end else "" for end in (far, slowed)]
+        shares = [
+            right(asked.get(key, {}).get("variables", {}).get(length, []))
+            for key, length in (("shares", "2048"), ("shares", "16384"), ("shares_yarn", "16384"))
+        ]
+        cells = [f"{100 * row['cache_bytes'] / full['cache_bytes']:.0f} %", *losses, *past, *shares]
+        lines.append(re.sub(" +", " ", f"| {words} | {' | '.join(cells)} |"))
+    assert [line for line in lines if line not in PAGE] == []
+    means = [LARGER_LOSSES[name]["final_loss"] for name in LARGER.values()]
+    assert means == sorted(means)
+
+
+def test_what_the_page_says_of_text_that_is_read_again_is_what_was_measured():
+    found = {
+        name: paired(training_losses(LOSSES[name]), training_losses(LOSSES["full"])) for name in reach_modern.MIXED
+    }
+    assert len(found) == 9 and all(pair.sign() < 0 for pair in found.values())
+    assert sum(comparison.difference(LOSSES[name], LOSSES["full"]).sign() < 0 for name in found) == 4
+    ls = found["ls1-w64"]
+    text = " ".join(PAGE.split())
+    assert f"LS by {-ls.mean:.3f} ({-ls.high:.3f} to {-ls.low:.3f}); on other books four of nine are." in text
 
 
 def test_seeds_of_the_answers_are_those_that_the_page_names():
