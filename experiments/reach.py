@@ -130,8 +130,7 @@ def parts(variant: str, runs: Sequence[Outcome]) -> Row:
     reach: Row = {
         "n_global": sum(layer.count(None) for layer in layers),
         "keys": sum(keys) / (len(keys) * _keys(None, context)),
-        "training_losses": [course.training_loss(outcome) for outcome in runs],
-    }
+    } | course.parts(variant, runs)
     for name in ("beyond", "beyond_yarn"):
         if any(name in outcome.after for outcome in runs):
             reach[name] = _beyond(runs, context, name)

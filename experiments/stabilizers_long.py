@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import stabilizers
-from experiments.engine import comparison, figures, measures, tables
+from experiments.engine import comparison, course, figures, measures, tables
 from experiments.engine.evidence import FEWEST_SEEDS, Difference, paired, verdict_of
 from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
 from longshort.heads import HeadPlan
@@ -35,7 +35,7 @@ def variants(base: TrainConfig) -> Variants:
 
 
 def collect(folder: Path) -> Data:
-    return measures.data_of(measures.outcomes(folder), folder, NAMES)
+    return measures.data_of(measures.outcomes(folder), folder, NAMES, parts=course.parts)
 
 
 def at(data: Data, step: int) -> dict[str, dict[int, float]]:
@@ -63,7 +63,10 @@ def more(data: Data) -> str:
         (name, *(cell for found in (early, late) for cell in _cells(found.get(name)))) for name in NAMES if name in late
     ]
     header = ("minus LS's", *(f"{what} {step:,}" for step in (EARLY, LATE) for what in ("nats at", "95 % interval at")))
-    return f"Validation loss less that of LS-attention with one global head:\n\n{tables.markdown(header, lines)}"
+    late_and_early = (
+        f"Validation loss less that of LS-attention with one global head:\n\n{tables.markdown(header, lines)}"
+    )
+    return "\n\n".join(filter(None, (late_and_early, course.table(data, "plain", NAMES, what="variant"))))
 
 
 def _cells(found: Difference | None) -> tuple[str, str]:

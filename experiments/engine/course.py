@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments.engine import comparison, measures, tables
-from experiments.engine.evidence import paired, verdict_of
+from experiments.engine.evidence import paired
 from experiments.engine.measures import Outcome, Row
-from experiments.engine.records import Data, Finding
+from experiments.engine.records import Data
 
 LAST = 0.1
 """The share of the steps, at the end, over which training losses are averaged."""
@@ -26,29 +26,38 @@ def training_loss(outcome: Outcome) -> float | None:
     return float(last.mean()) if len(last) and np.isfinite(last).all() else None
 
 
-def table(data: Data, other: str, order: Sequence[str]) -> str:
+def parts(variant: str, runs: Sequence[Outcome]) -> Row:
+    """What `table` needs of a variant's runs, seed by seed."""
+    return {"training_losses": [training_loss(outcome) for outcome in runs]}
+
+
+def table(data: Data, other: str, order: Sequence[str], what: str = "plan") -> str:
     """The differences to `other`, a line for each variant in this order; empty where there are none."""
     rows = measures.by_name(data)
     found = {name: gaps for name in order if name != other and (gaps := measures.gaps(data, other, name))}
     if not found:
         return ""
-    steps = _quarters(sorted(set.intersection(*map(set, found.values()))))
+    steps = _quarters(
+        [step for curve in data["curves"] if curve["variant"] == other for step, _ in curve["validation"]]
+    )
     seen = "training_losses" in rows[other]
     lines = [
         (
             name,
-            *(f"{gaps[step]:+.3f}" for step in steps),
+            *(f"{gaps[step]:+.3f}" if step in gaps else "" for step in steps),
             *(_on_the_training_text(rows[name], rows[other]) if seen else ()),
         )
         for name, gaps in found.items()
     ]
-    header = ("plan", *(f"validation, step {step:,}" for step in steps))
+    header = (what, *(f"validation, step {step:,}" for step in steps))
     last = ("training text", "95 % interval") if seen else ()
     words = (
         f"Losses minus those of {other} in the course of the training, means over the seeds of both; validation is of "
         "a part of the text"
     )
-    words += f", training losses are those of the last {100 * LAST:.0f} % of the steps" if seen else ""
+    words += (
+        f", training losses are of the last {100 * LAST:.0f} % of the steps, those that the log kept" if seen else ""
+    )
     return f"{words}:\n\n{tables.markdown((*header, *last), lines)}"
 
 
@@ -58,37 +67,17 @@ def _quarters(steps: Sequence[int]) -> list[int]:
     >>> _quarters([10, 20, 30, 40, 50, 60, 70, 80, 85])
     [20, 40, 60, 85]
     """
-    nearest = {min(steps, key=lambda step: abs(step - part * steps[-1] / 4)) for part in (1, 2, 3, 4)}
+    nearest = {min(steps, key=lambda step: abs(step - part * max(steps) / 4)) for part in (1, 2, 3, 4)}
     return sorted(nearest)
 
 
-def carried_over(data: Data, other: str, names: Sequence[str], bound: float) -> Finding | None:
-    """Is what each of these gains over `other` on the training text at most so much less on the validation text?"""
-    rows, pairs = measures.by_name(data), {}
-    for name in names:
-        if {name, other} <= rows.keys() and (pair := paired(_gap(rows[name]), _gap(rows[other]))) is not None:
-            pairs[name] = pair
-    if len(pairs) < len(names):
-        return None
-    return Finding(
-        ours="; ".join(f"{name}: {pair.mean:+.3f} nats" for name, pair in pairs.items()),
-        verdict=verdict_of([pair.is_at_most(bound) for pair in pairs.values()]),
-        seeds=tuple(pair.seeds for pair in pairs.values()),
-    )
-
-
-def _gap(row: Row) -> dict[int, float]:
-    """The final validation loss less the training loss, by seed."""
-    seen = _training_losses(row)
-    return {seed: loss - seen[seed] for seed, loss in comparison.losses_by_seed(row).items() if seed in seen}
+def _on_the_training_text(mine: Row, theirs: Row) -> tuple[str, str]:
+    """The difference and its interval; empty after other numbers of steps, or where a run has no loss."""
+    found = paired(_training_losses(mine), _training_losses(theirs)) if comparison.equal_steps(mine, theirs) else None
+    return ("", "") if found is None else (f"{found.mean:+.3f}", comparison.interval_of(found))
 
 
 def _training_losses(row: Row) -> dict[int, float]:
-    """By seed, where they are known."""
-    losses = zip(row["seeds"], row.get("training_losses", ()), strict=False)
-    return {seed: loss for seed, loss in losses if loss is not None}
-
-
-def _on_the_training_text(mine: Row, theirs: Row) -> tuple[str, str]:
-    found = paired(_training_losses(mine), _training_losses(theirs))
-    return ("", "") if found is None else (f"{found.mean:+.3f}", comparison.interval_of(found))
+    """By seed; empty if one of them is not known."""
+    losses = row.get("training_losses", [None])
+    return {} if None in losses else dict(zip(row["seeds"], losses, strict=True))

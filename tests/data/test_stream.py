@@ -145,6 +145,21 @@ def test_a_place_that_does_not_exist_is_refused(arguments, complaint):
         TokenStream(counting(100), batch_size=4, length=4, seed=0).batch(**arguments)
 
 
+@given(share=st.floats(0.1, 1.0), seed=st.integers())
+def test_of_a_share_of_the_file_only_its_beginning_is_read(share, seed):
+    stream = TokenStream(counting(257), batch_size=8, length=4, seed=seed, share=share)
+    count = int(257 * share)
+    last = max(int(stream.batch(step).targets.max()) for step in range(2 * count // 32 + 1))
+    assert count - 2 * 4 <= last < count
+    assert stream.windows_per_epoch == max(1, count // 4 - 1)
+
+
+@pytest.mark.parametrize("share", [0.0, -0.5, 1.01, float("nan")])
+def test_a_share_of_nothing_or_of_more_than_all_is_refused(share):
+    with pytest.raises(ValueError, match="share must be a number above 0 and at most 1, got"):
+        TokenStream(counting(257), batch_size=8, length=4, seed=0, share=share)
+
+
 @pytest.mark.parametrize("options", [{"batch_size": 0, "length": 4}, {"batch_size": 4, "length": 0}])
 def test_sizes_below_one_are_refused(options):
     with pytest.raises(ValueError, match="must be at least 1, got 0"):
@@ -159,6 +174,11 @@ def test_a_file_shorter_than_a_window_is_refused_by_name():
     ):
         with pytest.raises(DataError, match=r"train\.tokens: 10 tokens, but one window of length 10 needs 11"):
             make()
+    short = (
+        r"train\.tokens: a share of 10 tokens is 5 tokens, but one .* needs 7; give a longer text or a larger share or"
+    )
+    with pytest.raises(DataError, match=short):
+        TokenStream(counting(10), batch_size=1, length=6, seed=0, share=0.5)
 
 
 def test_an_empty_split_is_refused(tmp_path):

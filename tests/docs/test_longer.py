@@ -106,5 +106,7 @@ def test_what_is_said_of_the_largest_models_is_what_was_measured():
     assert {len(shares) for shares in chains} == {1}
     *others, last = (f"{100 * share:.0f}" for (share,) in chains)
     slowed, plain = (rows["full"][name]["losses"]["1 to 2,048"] for name in ("beyond_yarn", "beyond"))
-    said = f"answer {', '.join(others)} and {last} %, and YaRN costs full attention {slowed[0] - plain[0]:.2f} nats"
-    assert said in " ".join(PAGE.split())
+    (share,) = asked["interleave-5-1-nope"]["shares"]["variables"]["16384"]
+    layers = f"one full layer in six, not rotated, {100 * share:.0f} %"
+    cost = f"YaRN costs full attention {slowed[0] - plain[0]:.2f} nats"
+    assert f"answer {', '.join(others)} and {last} %, {layers}, and {cost}" in " ".join(PAGE.split())

@@ -38,7 +38,7 @@ def found(late, early=None, *, seeds=3, unsure=()):
             if math.isinf(above):
                 validation = [[EARLY, 4.5], [LATE // 2, None]]
             curves.append({"variant": name, "seed": seed, "validation": validation})
-    return {"curves": curves}
+    return {"rows": [{"variant": name} for name in late], "curves": curves}
 
 
 def verdicts(data):
@@ -79,6 +79,7 @@ def test_what_was_decided_early_keeps_its_sign_or_does_not():
 def test_both_steps_are_shown_with_intervals():
     text = EXPERIMENT.more(found(ABOVE | {"plain": 0.2}, ABOVE))
     assert "| plain | +0.100 | +0.100 to +0.100 | +0.200 | +0.200 to +0.200 |" in text
+    assert "| ls | -0.100 | -0.200 |" in text  # minus plain attention's
 
 
 def test_runs_are_collected_and_drawn(tmp_path):

@@ -9,7 +9,7 @@ from ..small import small_config
 
 KEPT = {
     "run": ("seed", "precision", "deterministic", "accumulate"),
-    "data": ("batch_size", "segments", "corruption"),
+    "data": ("batch_size", "segments", "corruption", "share"),
     "model": ("n_layers", "width", "n_global", "window", "dropout", "qk_norm"),
     "loss": ("exponent", "logit_softcap", "z_loss"),
     "optimizer": ("kind", "lr", "betas", "eps", "weight_decay"),

@@ -138,6 +138,7 @@ def test_a_task_is_given_by_its_name(given):
         (["task.pairs=3"], "listops has no setting 'pairs'"),
         (["data.length=16"], "data.length must not be set with a task"),
         (["data.corruption=0.2"], "data.corruption must not be set with a task"),
+        (["data.share=0.5"], "data.share must not be set with a task"),
         (["task.length=64"], "model.context must be at least 64, the length of the task listops"),
         (["task.name=null"], "task.length needs task.name, one of listops"),
     ],

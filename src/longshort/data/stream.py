@@ -73,6 +73,7 @@ class TokenStream:
         length: Inputs per sequence, T.
         segments: Also number the documents within each sequence.
         corruption: Share of tokens replaced by random ones; see `Corruption`.
+        share: Share of the file that is read, from its beginning.
     """
 
     def __init__(
@@ -84,10 +85,14 @@ class TokenStream:
         seed: int,
         segments: bool = False,
         corruption: float = 0.0,
+        share: float = 1.0,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        _check_length(token_file, length)
+        if not 0 < share <= 1:
+            raise ValueError(f"share must be a number above 0 and at most 1, got {share}")
+        count = int(share * len(token_file))
+        _check_length(token_file, length, count=count)
         self.token_file = token_file
         self._tokens = np.asarray(token_file.tokens)  # of the same memory: slicing a memmap is several times slower
         self.batch_size = batch_size
@@ -98,8 +103,8 @@ class TokenStream:
             corruption, vocab_size=token_file.vocab_size, kept=token_file.end_of_document, seed=seed
         )
         # Leave one window of room for the start to shift, if the file is long enough.
-        self.windows_per_epoch = max(1, len(token_file) // length - 1)
-        self._room = min(length - 1, len(token_file) - 1 - self.windows_per_epoch * length)
+        self.windows_per_epoch = max(1, count // length - 1)
+        self._room = min(length - 1, count - 1 - self.windows_per_epoch * length)
         self._order = functools.lru_cache(maxsize=4)(self._order_of)
 
     def batch(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
@@ -198,7 +203,8 @@ def _slide(tokens: NDArray[Any], length: int, starts: Iterable[int], beginning: 
         seen = start + len(targets)
 
 
-def _check_length(token_file: TokenFile, length: int, *, before: int = 0) -> None:
+def _check_length(token_file: TokenFile, length: int, *, before: int = 0, count: int | None = None) -> None:
+    """Raise unless the file, or the first `count` tokens of it, has a window of this length."""
     if length < max(1, before):
         raise ValueError(f"length must be at least {max(1, before)}, got {length}")
     if not len(token_file):
@@ -207,8 +213,9 @@ def _check_length(token_file: TokenFile, length: int, *, before: int = 0) -> Non
             f"{token_file.path}: empty, since this data has no {split} split; prepare the data with a share for it "
             "(longshort data --split 0.9 0.05 0.05) or with a source of its own"
         )
-    if len(token_file) < (needed := length + 1 - before):
+    if (count := len(token_file) if count is None else count) < (needed := length + 1 - before):
+        part = "" if count == len(token_file) else f"a share of {len(token_file):,} tokens is "
         raise DataError(
-            f"{token_file.path}: {len(token_file):,} tokens, but one window of length {length:,} needs "
-            f"{needed:,}; give a longer text or a smaller length"
+            f"{token_file.path}: {part}{count:,} tokens, but one window of length {length:,} needs "
+            f"{needed:,}; give a longer text{' or a larger share' if part else ''} or a smaller length"
         )

@@ -32,6 +32,7 @@ class TextData:
     batch_size: int
     segments: bool
     corruption: float
+    share: float
     fingerprint: str
     tokenizer_checksum: str | None
 
@@ -51,17 +52,19 @@ class TextData:
             )
         load_tokenizer(folder, fingerprint=tokens.fingerprint, checksum=tokens.tokenizer_checksum)
         data, names = config.data, (tokens.fingerprint, tokens.tokenizer_checksum)
-        return cls(folder, config.length, data.batch_size, data.segments, data.corruption, *names)
+        return cls(folder, config.length, data.batch_size, data.segments, data.corruption, data.share, *names)
 
     def stream(self, split: str, *, seed: int) -> TokenStream:
-        """Batches of one split, checked as in `open_tokens`; only training text is corrupted."""
+        """Batches of one split, checked as in `open_tokens`; only training text is corrupted or cut short."""
+        training = split == "train"
         return TokenStream(
             open_tokens(self.folder / f"{split}.tokens"),
             batch_size=self.batch_size,
             length=self.length,
             seed=seed,
             segments=self.segments,
-            corruption=self.corruption if split == "train" else 0.0,
+            corruption=self.corruption if training else 0.0,
+            share=self.share if training else 1.0,
         )
 
     def keep_tokenizer(self, out: Path) -> None:

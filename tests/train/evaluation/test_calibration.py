@@ -53,6 +53,13 @@ def test_only_training_text_is_corrupted(corpus, tmp_path):
         assert torch.equal(one, other) is equal
 
 
+def test_only_training_text_is_cut_short(corpus, tmp_path):
+    some, whole = (TextData.open(tiny_config(corpus, tmp_path, f"data.share={share}")) for share in (0.5, 1.0))
+    for split, part in (("train", 2), ("validation", 1), ("test", 1)):
+        one, other = (data.stream(split, seed=0).windows_per_epoch for data in (some, whole))
+        assert one == pytest.approx(other / part, abs=1)
+
+
 @pytest.mark.parametrize("temperature", [0.05, 1.0, 700.0])
 def test_a_fitted_temperature_is_the_one_the_labels_were_drawn_with(temperature):
     scores = temperature * torch.randn(20_000, 8, generator=torch.Generator().manual_seed(0))
@@ -127,6 +134,7 @@ def test_a_run_from_before_these_options_can_be_resumed(corpus, tmp_path):
         ("loss.exponent=1.5", "loss.exponent must be a number from 0 to 1, got 1.5"),
         ("loss.linear_below=0", "loss.linear_below must be a number from 1e-30 .* got 0"),
         ("data.corruption=-0.1", "data.corruption must be a number from 0 to 1, got -0.1"),
+        ("data.share=0", "data.share must be a number above 0 and at most 1, got 0"),
         ("loss.exponents=0.5", "loss has no key 'exponents'; did you mean loss.exponent\\?"),
     ],
 )

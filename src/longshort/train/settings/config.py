@@ -41,6 +41,8 @@ class DataConfig:
     """Keep attention within each document, so that documents packed into one sequence do not see each other."""
     corruption: float = 0.0
     """Share of the training tokens replaced by random ones, the same in every epoch; validation text stays clean."""
+    share: float = 1.0
+    """Share of the training text that is read, from its beginning; a small one is read more often in as many steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,7 +372,7 @@ def _check_task(config: TrainConfig) -> None:
         if given:
             raise ConfigError(f"task.{given[0]} needs task.name, one of {', '.join(TASKS)}")
         return
-    for name in ("path", "length", "segments", "corruption"):
+    for name in ("path", "length", "segments", "corruption", "share"):
         if getattr(data, name) != getattr(DataConfig(), name):
             raise ConfigError(f"data.{name} must not be set with a task; use the keys of the section task")
     if classes_of(task.name) is None and (task.causal or task.norm != "layer"):

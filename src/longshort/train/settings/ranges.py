@@ -38,6 +38,7 @@ RANGES: dict[str, Range] = {
     "data.length": _count(1),
     "data.batch_size": _count(1),
     "data.corruption": _SHARE,
+    "data.share": _ABOVE_0_TO_1,
     "optimizer.lr": _POSITIVE,
     "optimizer.betas": Range("two numbers from 0 to 1, 1 excluded", lambda both: all(0 <= b < 1 for b in both)),
     "optimizer.eps": _POSITIVE,

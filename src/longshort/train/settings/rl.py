@@ -100,7 +100,7 @@ def check_rl(config: Sections, untouched: Any) -> None:
         return
     if config.task.name is not None:
         raise ConfigError(f"task.name must not be set with rl.task={rl.task}, got {config.task.name!r}")
-    for name in ("path", "length", "segments", "corruption"):
+    for name in ("path", "length", "segments", "corruption", "share"):
         if getattr(config.data, name) != getattr(untouched, name):
             raise ConfigError(f"data.{name} must not be set with rl.task; use rl.task_options")
     if config.model.dropout:
