@@ -290,7 +290,8 @@ def figure(data: Data) -> Any:
 
 
 def losses_and_curves(data: Data, strong: Sequence[str], but_for: Sequence[str] = ()) -> Any:
-    """The final loss of every plan, and the losses over the steps (`but_for` some), some plans in colours."""
+    """The final loss of every plan, and how far they are from full attention over the steps (`but_for` some), some
+    plans in colours."""
     from longshort.report.charts import drawing
     from longshort.report.figures import frame
 
@@ -308,25 +309,19 @@ def losses_and_curves(data: Data, strong: Sequence[str], but_for: Sequence[str] 
     dots = frame(points).mark_point(filled=True, size=45).encode(x=x, y=y, color=alt.value("#5c6066"))
     ticks = frame(means).mark_tick(thickness=2, size=16).encode(x=x, y=y)
     losses = [
-        {
-            "series": curve["variant"] if curve["variant"] in strong else figures.OTHERS,
-            "detail": f"{curve['variant']} {curve['seed']}",
-            "step": step,
-            "loss": loss,
-        }
-        for curve in data["curves"]
-        if curve["variant"] in strong or curve["seed"] == min(data["provenance"]["seeds"])
-        if curve["variant"] not in but_for
-        for step, loss in curve["validation"]
-        if step > 400
+        {**lead, "series": name if name in strong else figures.OTHERS, "detail": f"{name} {lead['seed']}"}
+        for lead in course.leads(data, "full")
+        if (name := lead["variant"]) in strong or lead["seed"] == min(data["provenance"]["seeds"])
+        if name not in but_for and lead["step"] > 400
     ]
-    axes: dict[str, Any] = {"x": "step", "x_title": "step", "y": "loss", "y_title": "validation loss, part of the text"}
     height = max(270, 19 * len(order))
+    finals = (ticks + dots).properties(width=300, height=height)
+    if not losses:  # full attention has not run
+        return finals
+    axes: dict[str, Any] = {"x": "step", "x_title": "step", "y": "loss", "y_title": "validation loss minus full's"}
     others = [figures.OTHERS] * any(row["series"] == figures.OTHERS for row in losses)
     over_steps = figures.lines(losses, names=[*strong, *others], width=340, height=height, **axes)
-    return alt.hconcat((ticks + dots).properties(width=300, height=height), over_steps).resolve_scale(
-        color="independent", strokeDash="independent"
-    )
+    return alt.hconcat(finals, over_steps).resolve_scale(color="independent", strokeDash="independent")
 
 
 RULE = (
@@ -335,6 +330,10 @@ RULE = (
 PAST_RULE = (
     "how much the loss at positions 8,193 to 16,384 is above that at 1 to 2,048 of the same sequences: less if the "
     "paired 95 % interval of the difference over at least three seeds lies below 0, undecided if it contains 0"
+)
+CAPTION = (
+    "Final loss of each plan, with a dot for each seed and a bar at their mean (left); validation loss on part of the "
+    "text, minus that of full attention with the same seed, over steps (right)"
 )
 YARN = "arXiv 2309.00071 trains a little with YaRN; here it is untrained"
 EXPERIMENT = Experiment(
@@ -351,10 +350,7 @@ EXPERIMENT = Experiment(
         "three planned seeds decide nothing, were fixed after the first two seeds, which are among those shown."
     ),
     cost="H200: about 10 minutes per seed, nine at a time under MPS; CPU --quick: a minute",
-    caption=(
-        "Final loss of each plan, with a dot for each seed and a bar at their mean (left); validation loss over steps "
-        "(right): the mean and range over seeds for six plans, the first seed of the others in grey."
-    ),
+    caption=f"{CAPTION}: the mean and range over seeds for six plans, the first seed of the others in grey.",
     claims={
         "mixed": Claim(
             text="every plan that mixes reaches is ahead of full attention",

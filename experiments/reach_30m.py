@@ -50,10 +50,7 @@ EXPERIMENT = replace(
         "written before any of these runs."
     ),
     cost="H200: 22 minutes per seed, four plans at a time under MPS and then the fifth; CPU --quick: two minutes",
-    caption=(
-        "Final loss of each plan, with a dot for each seed and a bar at their mean (left); validation loss over steps "
-        "(right): means over seeds, with their range where there are several."
-    ),
+    caption=f"{reach.CAPTION}: means over seeds, with their range where there are several.",
     claims={
         "mixed": Claim(
             text="with 30M parameters too, every plan that mixes reaches is ahead of full attention",

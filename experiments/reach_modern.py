@@ -205,9 +205,8 @@ EXPERIMENT = Experiment(
     ),
     cost="H200: about 20 minutes per seed, nine at a time under MPS; CPU --quick: two minutes",
     caption=(
-        "Final loss of each plan, with a dot for each seed and a bar at their mean (left); validation loss over steps "
-        "(right): the mean and range over seeds for six plans, the first seed of the others in grey; full-nope, far "
-        "above them, is left out there."
+        f"{reach.CAPTION}: the mean and range over seeds for six plans, the first seed of the others in grey; "
+        "full-nope, far above them, is left out there."
     ),
     claims={
         "mixed": Claim(

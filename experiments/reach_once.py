@@ -83,11 +83,7 @@ EXPERIMENT = replace(
         "whose losses on training and validation text they come from."
     ),
     cost="H200: about 4 minutes per seed, seven at a time under MPS, by estimate; CPU --quick: two minutes",
-    caption=(
-        "Final loss of each plan, with a dot for each seed and a bar at their mean (left); validation loss over steps "
-        "(right): means over seeds, with their range where there are several, of the runs that read all books; the "
-        "first seed of the others in grey."
-    ),
+    caption=f"{reach.CAPTION}, where text is read once: means over seeds, with their range where there are several.",
     claims={
         "mixed": Claim(
             text="where no text is read twice, every plan that mixes reaches is ahead of full attention",
@@ -123,7 +119,7 @@ EXPERIMENT = replace(
     collect=partial(reach_modern.collect, plans=tuple(f"{name}{end}" for end in ("", AGAIN) for name in PLANS)),
     table=partial(apart, of=reach_modern.table),
     more=partial(apart, of=reach.more),
-    figure=partial(reach.losses_and_curves, strong=tuple(PLANS)),
+    figure=partial(reach.losses_and_curves, strong=tuple(PLANS), but_for=tuple(f"{name}{AGAIN}" for name in PLANS)),
     variants=variants,
     steps=730,
     process="experiments.reach_once",

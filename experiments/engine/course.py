@@ -31,6 +31,17 @@ def parts(variant: str, runs: Sequence[Outcome]) -> Row:
     return {"training_losses": [training_loss(outcome) for outcome in runs]}
 
 
+def leads(data: Data, other: str) -> list[Row]:
+    """Validation losses less those of `other` with the same seed, run by run, step by step, where both are finite."""
+    losses = {(run["variant"], run["seed"]): dict(run["validation"]) for run in data.get("curves", ())}
+    return [
+        {"variant": name, "seed": seed, "step": step, "loss": loss - theirs}
+        for (name, seed), own in losses.items()
+        for step, loss in own.items()
+        if loss is not None and (theirs := losses.get((other, seed), {}).get(step)) is not None
+    ]
+
+
 def table(data: Data, other: str, order: Sequence[str], what: str = "plan") -> str:
     """The differences to `other`, a line for each variant in this order; empty where there are none."""
     rows = measures.by_name(data)

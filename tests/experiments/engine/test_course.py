@@ -77,3 +77,14 @@ def test_older_data_have_no_column_of_the_training_text():
     assert (
         course.table(data, "full", ["full"]) == course.table({"rows": data["rows"], "curves": []}, "full", ["a"]) == ""
     )
+
+
+def test_a_lead_is_over_the_same_seed_at_the_same_step():
+    runs = {("full", 0): [[10, 4.0], [20, 3.0]], ("full", 1): [[10, 5.0], [20, None]], ("a", 0): [[10, 3.5], [15, 3.0]]}
+    runs |= {("a", 1): [[10, 4.75], [20, 3.0]], ("a", 2): [[10, 9.0]]}
+    data = {"curves": [{"variant": name, "seed": seed, "validation": line} for (name, seed), line in runs.items()]}
+    found = {
+        (lead["seed"], lead["step"]): lead["loss"] for lead in course.leads(data, "full") if lead["variant"] == "a"
+    }
+    assert found == {(0, 10): -0.5, (1, 10): -0.25}
+    assert course.leads(data, "plain") == []
