@@ -175,7 +175,7 @@ def test_a_file_shorter_than_a_window_is_refused_by_name():
         with pytest.raises(DataError, match=r"train\.tokens: 10 tokens, but one window of length 10 needs 11"):
             make()
     short = (
-        r"train\.tokens: a share of 10 tokens is 5 tokens, but one .* needs 7; give a longer text or a larger share or"
+        r"10 tokens, of which the share of 0\.5 is 5, but one .* needs 7; give a longer text, a larger data\.share or"
     )
     with pytest.raises(DataError, match=short):
         TokenStream(counting(10), batch_size=1, length=6, seed=0, share=0.5)

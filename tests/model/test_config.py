@@ -101,7 +101,7 @@ def test_config_is_frozen_hashable_and_keyword_only() -> None:
         ({"n_global": 1, "window": 3, "plan": HeadPlan.full(4)}, "plan, plans, or reach, got n_global and plan"),
         ({"plan": HeadPlan.full(4), "plans": (HeadPlan.full(4),) * 2}, "plan, plans, or reach, got plan and plans"),
         ({"plan": HeadPlan.full(3)}, "plan must be a HeadPlan of n_heads=4 heads, got HeadPlan"),
-        ({"plan": (None, 1, 1, 1)}, "plan must be None or a HeadPlan, got "),
+        ({"plan": (None, 1, 1, 1)}, r"plan must be None or a HeadPlan, \{windows: \[\.\.\.\]\} in a file, got "),
         ({"plans": (HeadPlan.full(4),)}, "plans must be one plan for each of n_layers=2, got 1"),
         ({"plans": (HeadPlan.full(4), HeadPlan.full(5))}, r"plans\[1\] must be a HeadPlan of n_heads=4 heads"),
         ({"plans": HeadPlan.full(4)}, "plans must be None or a tuple of HeadPlans, got HeadPlan"),

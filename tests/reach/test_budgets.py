@@ -125,6 +125,24 @@ def test_with_rotary_positions_global_heads_are_not_rotated():
         reach.budget(n_layers=8, n_heads=8, context=2048, share=0.24, rotary="yes")
 
 
+def test_a_single_layer_without_heads_to_share_out_is_full_attention_and_rotated():
+    choice = reach.budget(n_layers=1, n_heads=8, n_kv_heads=1, context=2048, share=1.0, rotary=True)
+    assert choice.reach == {"pattern": "full"} and choice.layers == reach.full(n_layers=1, n_heads=8, n_kv_heads=1)
+    assert "nats" not in choice.reason
+    with pytest.raises(ValueError, match=r"the cheapest plan that we know, which takes 31\.6%"):
+        reach.budget(n_layers=1, n_heads=8, context=256, share=0.3, rotary=True)
+
+
+def test_reasons_say_in_what_the_plan_of_the_evidence_differed():
+    sizes = {"n_layers": 8, "share": 1.0}
+    short = reach.budget(n_heads=2, context=8, **sizes)
+    assert short.reason.endswith("; that plan had windows of 64 and one head of eight global.")
+    grouped = reach.budget(n_heads=8, n_kv_heads=2, context=2048, **sizes)
+    assert grouped.layers[0].plan.n_global == 4 and grouped.reason.endswith("; that plan had one head of eight global.")
+    assert reach.budget(n_heads=8, context=256, **sizes).reason.endswith("; that plan had windows of 512 to 8.")
+    assert "that plan" not in reach.budget(n_heads=8, context=2048, **sizes).reason
+
+
 def test_budget_of_the_experiment_gives_its_plans():
     sizes = {"n_layers": 8, "n_heads": 8, "context": 2048}
     ladder = reach.budget(**sizes, share=0.24)
@@ -187,7 +205,7 @@ def test_choice_is_within_its_budget(n_layers, heads, context, share, by_cache):
     try:
         choice = reach.budget(**sizes, context=context, **limit)
     except ValueError as error:
-        assert "must allow one global layer" in str(error)
+        assert "must allow the cheapest plan that we know" in str(error)
         return
     assert (choice.costs.cache_share if by_cache else choice.costs.share) <= share * (1 + 1e-9)
     assert any(layer.plan.n_global for layer in choice.layers)
@@ -202,7 +220,7 @@ def test_choice_is_within_its_budget(n_layers, heads, context, share, by_cache):
         ({}, "a budget must have cache_bytes, share or both, got neither"),
         ({"share": 1.5}, "share must be a number above 0 and at most 1, got 1.5"),
         ({"cache_bytes": 0}, "cache_bytes must be a number above 0, got 0"),
-        ({"share": 0.01}, r"the budget must allow one global layer, which takes 13\.2%"),
+        ({"share": 0.01}, r"the budget must allow the cheapest plan that we know, which takes 13\.2%"),
         ({"share": 0.5, "n_kv_heads": 3}, "n_kv_heads must be a divisor"),
         ({"share": 0.5, "n_kv_heads": "2"}, "n_kv_heads must be an integer >= 1, got '2'"),
         ({"share": 0.5, "n_heads": 0}, "n_heads must be an integer >= 1, got 0"),

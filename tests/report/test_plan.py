@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 
 import pytest
 from PIL import Image
@@ -179,11 +180,36 @@ def test_show_within_a_budget_draws_the_plan_of_budget_and_says_how_to_write_it(
     assert shown.exit_code == 0, shown.output
     *text, written, _ = shown.output.rstrip().splitlines()
     assert choice.reason in " ".join(" ".join(text).split())
-    name, _, line = written.partition(": ")
-    taken = TrainConfig.load(arguments[0], [f"{name}={line}"]).model
+    (override,) = shlex.split(written)
+    taken = TrainConfig.load(arguments[0], [override]).model
     assert taken.layer_reaches == choice.layers != before.layer_reaches
     assert shown.output.startswith(plan_text(taken, sizes["context"]))
     assert f"{choice.costs.share:.1%} of full attention" in (tmp_path / "plan.svg").read_text()
+
+
+SHARED = ["model.n_heads=16", "model.n_kv_heads=4", "model.width=64", "model.positions=rotary"]
+SCALED = ["model.positions=rotary", "model.rope_scaling={kind: yarn, factor: 2, original_context: 256, heads: global}"]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        SHARED,
+        SCALED,
+        ["model.context=128", "model.reach=ladder"],
+        ["model.plan={windows: [4, 4, 4]}"],
+        ["model.window=9"],
+    ],
+    ids=["grouped", "scaled", "ladder", "plan", "window"],
+)
+def test_a_plan_is_chosen_whatever_the_one_that_it_replaces(overrides):
+    shown = run("show", "tiny", *overrides, "--share", "0.6")
+    assert shown.exit_code == 0, shown.output
+    (override,) = shlex.split(shown.output.rstrip().splitlines()[-1])
+    sizes = [item for item in overrides if not item.startswith(("model.reach", "model.plan", "model.window"))]
+    taken = TrainConfig.load("tiny", [*sizes, override]).model
+    assert any(layer.plan.n_global for layer in taken.layer_reaches)
+    assert ("nope" in override) is (overrides is SHARED)
 
 
 def test_budget_of_a_two_sided_model_is_refused():
@@ -195,7 +221,11 @@ def test_budget_of_a_two_sided_model_is_refused():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["tiny", "--share", "0.01"], "the budget must allow one global layer"),
+        (
+            ["tiny", "model.context=256", "--context", "4096", "--share", "0.5"],
+            "--context must be at most 256, which is model.context: the plan for 4096 tokens has windows of up to 512",
+        ),
+        (["tiny", "--share", "0.01"], "the budget must allow the cheapest plan that we know"),
         (["tiny", "--out", "plan.pdf"], "--out must be a file that ends in .png, .svg, .html, got 'plan.pdf'"),
         (["tiny", "model.reach={pattern: interleave, layers: LLXG, window: 8}"], "layers must be letters L (local)"),
         (["tiny", "model.reach=laddr"], "model.reach must be full, long_short"),

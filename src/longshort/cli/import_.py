@@ -30,8 +30,8 @@ def import_(
 ) -> None:
     """Make a run at step 0 of third-party weights. For generate, evaluate, train, export.
 
-    Dense models of transformers: Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3 (text), Olmo 2 and 3, GPT-2; and the
-    checkpoints of the paper's author.
+    Dense models of transformers: Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3 (text), Olmo 2 and 3, SmolLM3, EXAONE 4,
+    GPT-2; and the checkpoints of the paper's author.
 
     Example: longshort import qwen3/ --out runs/qwen3 && longshort generate runs/qwen3 --prompt "Once"
     """

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from longshort.reach import Choice
 
 
+_WAYS = tuple(f"model.{name}=" for name in ("reach", "plan", "plans", "n_global", "window"))
+"""Overrides that give the reach of a model, which a plan that is chosen takes the place of."""
+
+
 def show(
     config: Annotated[str, typer.Argument(help=CONFIG_HELP)],
     overrides: Annotated[list[str] | None, typer.Argument(help=OVERRIDES_HELP)] = None,
@@ -27,11 +31,11 @@ def show(
         typer.Option(
             min=0.0,
             max=1.0,
-            help="Choose a plan for this model instead: FLOPs of attention, as a share of full attention's.",
+            help="Choose a plan for this model instead: FLOPs of attention, as a share of full attention's, above 0.",
         ),
     ] = None,
     cache_bytes: Annotated[
-        float | None, typer.Option(min=0.0, help="Choose a plan instead: bytes of cache per token, in bf16.")
+        float | None, typer.Option(min=0.0, help="Choose a plan instead: bytes of cache per token, in bf16, above 0.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Draw it into a .png, .svg or .html file as well.")] = None,
 ) -> None:
@@ -58,20 +62,28 @@ def show(
         raise ValueError(f"--out must be a file that ends in {', '.join(FORMATS)}, got {str(out)!r}")
     if out is not None:
         check_replaceable(out, TITLE)
-    settings = TrainConfig.load(config, overrides or [], typer.echo)
+    choosing = share is not None or cache_bytes is not None
+    given = [item for item in overrides or [] if not (choosing and item.startswith(_WAYS))]
+    settings = TrainConfig.load(config, [*given, "model.reach=full"] if choosing else given, typer.echo)
     model, causal = settings.model, not is_two_sided(settings)
     chosen = None
-    if share is not None or cache_bytes is not None:
+    if choosing:
         if not causal:
             raise ValueError("--share and --cache-bytes choose causal plans, and this configuration is two-sided")
         chosen = _within(model, context, share=share, cache_bytes=cache_bytes)
-        model = replace(model, reach=chosen.reach, n_global=None, window=None, plan=None, plans=None)
+        widest = max((w for layer in chosen.layers for w in layer.plan.windows if w is not None), default=0)
+        if widest > model.context:
+            raise ValueError(
+                f"--context must be at most {model.context}, which is model.context: the plan for {context} tokens has "
+                f"windows of up to {widest}; or set model.context too"
+            )
+        model = replace(model, reach=chosen.reach)
     # echo drops colours in a file
     typer.echo(plan_text(model, context, color="NO_COLOR" not in os.environ, causal=causal))
     if chosen is not None:
         typer.echo("")
         say(chosen.reason)
-        typer.echo(f"\nmodel.reach: {_written(chosen.reach)}")
+        typer.echo(f"\n'model.reach={_written(chosen.reach)}'")
     if out is not None:
         title = f"{TITLE}: {Path(config).stem}"
         typer.echo(f"wrote {write_plan(model, out, title=title, context=context, causal=causal)}")
@@ -89,8 +101,13 @@ def _within(model: GPTConfig, context: int | None, *, share: float | None, cache
         context=model.context if context is None else context,
         share=share,
         cache_bytes=cache_bytes,
-        rotary=model.positions == "rotary",
+        rotary=model.positions == "rotary" and not _scales_global_heads(model),
     )
+
+
+def _scales_global_heads(model: GPTConfig) -> bool:
+    """Whether the rotary angles of global heads are scaled, for which they must be rotated."""
+    return model.rope_scaling is not None and model.rope_scaling.heads == "global"
 
 
 def _written(reach: Mapping[str, Any]) -> str:

@@ -91,8 +91,8 @@ class TokenStream:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if not 0 < share <= 1:
             raise ValueError(f"share must be a number above 0 and at most 1, got {share}")
+        _check_length(token_file, length, share=share)
         count = int(share * len(token_file))
-        _check_length(token_file, length, count=count)
         self.token_file = token_file
         self._tokens = np.asarray(token_file.tokens)  # of the same memory: slicing a memmap is several times slower
         self.batch_size = batch_size
@@ -203,8 +203,8 @@ def _slide(tokens: NDArray[Any], length: int, starts: Iterable[int], beginning: 
         seen = start + len(targets)
 
 
-def _check_length(token_file: TokenFile, length: int, *, before: int = 0, count: int | None = None) -> None:
-    """Raise unless the file, or the first `count` tokens of it, has a window of this length."""
+def _check_length(token_file: TokenFile, length: int, *, before: int = 0, share: float = 1.0) -> None:
+    """Raise unless the file, or this share of it, has a window of this length."""
     if length < max(1, before):
         raise ValueError(f"length must be at least {max(1, before)}, got {length}")
     if not len(token_file):
@@ -213,9 +213,10 @@ def _check_length(token_file: TokenFile, length: int, *, before: int = 0, count:
             f"{token_file.path}: empty, since this data has no {split} split; prepare the data with a share for it "
             "(longshort data --split 0.9 0.05 0.05) or with a source of its own"
         )
-    if (count := len(token_file) if count is None else count) < (needed := length + 1 - before):
-        part = "" if count == len(token_file) else f"a share of {len(token_file):,} tokens is "
+    count, needed = int(share * len(token_file)), length + 1 - before
+    if count < needed:
+        part = f", of which the share of {share:g} is {count:,}" if share < 1 else ""
         raise DataError(
-            f"{token_file.path}: {part}{count:,} tokens, but one window of length {length:,} needs "
-            f"{needed:,}; give a longer text{' or a larger share' if part else ''} or a smaller length"
+            f"{token_file.path}: {len(token_file):,} tokens{part}, but one window of length {length:,} needs "
+            f"{needed:,}; give a longer text{', a larger data.share' if part else ''} or a smaller length"
         )

@@ -412,7 +412,12 @@ def _check_one_way_of_reach(config: GPTConfig) -> None:
         in_range = isinstance(n_global, int) and not isinstance(n_global, bool) and 0 <= n_global <= config.n_heads
         _check("n_global", n_global, f"None or an integer from 0 to n_heads={config.n_heads}", in_range)
         _check("window", window, "an integer >= 1 where some heads are local", window or n_global == config.n_heads)
-    _check("plan", config.plan, "None or a HeadPlan", config.plan is None or isinstance(config.plan, HeadPlan))
+    _check(
+        "plan",
+        config.plan,
+        "None or a HeadPlan, {windows: [...]} in a file",
+        config.plan is None or isinstance(config.plan, HeadPlan),
+    )
     if plans is not None:
         right = isinstance(plans, tuple) and all(isinstance(plan, HeadPlan) for plan in plans)
         _check("plans", plans, "None or a tuple of HeadPlans", right)

@@ -10,7 +10,7 @@ head, had a higher loss than full attention. Other sizes are an extrapolation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from longshort.reach.costs import Costs, check_sizes, costs
@@ -39,21 +39,21 @@ def _both(name: str) -> str:
 
 _LADDER = (
     f"{_HERE}a ladder of windows beside an eighth of global heads in every layer had a lower loss than full attention "
-    f"in two experiments ({_both('ladder')}, three and four seeds)."
+    f"in two experiments ({_both('ladder')}, three and four seeds)"
 )
 _LADDER_UNTURNED = (
     f"{_HERE}a ladder of windows beside an eighth of global heads in every layer, which are not rotated, had the "
-    f"lowest mean loss of 19 plans ({_MODERN['ladder-nope']:+.4f} nats against full attention, four seeds)."
+    f"lowest mean loss of 19 plans ({_MODERN['ladder-nope']:+.4f} nats against full attention, four seeds)"
 )
 _LONG_SHORT = (
     f"{_HERE}one global head and windows of 64 in each layer found needles as full attention does; its loss "
     f"({_both('ls1-w64')} in two experiments) and its tracking of variables (+2 points in both) could not be told from "
-    "full attention's (three and four seeds)."
+    "full attention's (three and four seeds)"
 )
 _LONG_SHORT_UNTURNED = (
     f"{_HERE}one global head, which is not rotated, and windows of 64 in each layer had a lower loss than full "
     f"attention ({_MODERN['ls1-w64-nope']:+.4f} nats, four seeds), and found needles and tracked variables as well "
-    "(one seed)."
+    "(one seed)"
 )
 _FULL = (
     f"{_HERE}one full layer at the end had a loss of {_both('one-full-8')} against full attention's in two experiments "
@@ -129,7 +129,7 @@ def budget(
         cheapest = found if cheapest is None or found.share < cheapest.share else cheapest
     assert cheapest is not None
     raise ValueError(
-        f"the budget must allow one global layer, which takes {_in_words(cheapest)}; "
+        f"the budget must allow the cheapest plan that we know, which takes {_in_words(cheapest)}; "
         f"got {' and '.join(_given(cache_bytes, share))}. Without any global head the loss was 0.116 nats above "
         "full attention's"
     )
@@ -143,20 +143,31 @@ def _candidates(
     smallest = min(SMALLEST, largest)
     n_global = max(kv_heads // EIGHTH, 1) * (n_heads // kv_heads)
     nope = {"nope": True} if rotary else {}
+    heads = ["one head of eight global"] if n_global * EIGHTH > n_heads else []
     if kv_heads >= _LEAST_RUNGS + 1 and largest >= smallest * 2 ** (_LEAST_RUNGS - 1):
         windows = {"largest": largest, "smallest": smallest}
         reach = {"pattern": "ladder", **windows, "n_global": n_global, **nope}
-        yield reach, _LADDER_UNTURNED if rotary else _LADDER
+        there = ["windows of 512 to 8"] if (largest, smallest) != (LARGEST, SMALLEST) else []
+        yield reach, _sentence(_LADDER_UNTURNED if rotary else _LADDER, [*there, *heads])
     if kv_heads > 1:
         reach = {"pattern": "long_short", "n_global": n_global, "window": min(WINDOW, context), **nope}
-        yield reach, _LONG_SHORT_UNTURNED if rotary else _LONG_SHORT
+        there = ["windows of 64"] if context < WINDOW else []
+        yield reach, _sentence(_LONG_SHORT_UNTURNED if rotary else _LONG_SHORT, [*there, *heads])
+    if n_layers == 1:  # no layer is left to be local
+        yield {"pattern": "full"}, "With a single layer and no cheaper plan for its heads, all of them are global."
+        return
     for window in (WINDOW, WINDOW // 2, WINDOW // 4, WINDOW // 8):
         for period in _periods(n_layers):
             width = min(window, context)
-            other = "" if width == WINDOW else "; its windows were of 64"
             letters = "".join("L" if (n_layers - 1 - layer) % period else "G" for layer in range(n_layers))
             reach = {"pattern": "interleave", "layers": letters, "window": width, **nope}
-            yield reach, f"{_FULL_UNTURNED if rotary else _FULL}{other}."
+            there = ["windows of 64"] if width != WINDOW else []
+            yield reach, _sentence(_FULL_UNTURNED if rotary else _FULL, there)
+
+
+def _sentence(evidence: str, there: Sequence[str]) -> str:
+    """The evidence, and in what its plan differed from the one that is chosen."""
+    return f"{evidence}; that plan had {' and '.join(there)}." if there else f"{evidence}."
 
 
 def _periods(n_layers: int) -> list[int]:

@@ -17,11 +17,14 @@ from longshort.runs.log import Sink, TensorBoardSink, WandbSink, rewind_log
 from longshort.train.checkpoints.checkpoint import (
     CHECKPOINTS,
     Checkpoint,
+    CheckpointError,
     checkpoint_names,
     discard_after,
     prune_checkpoints,
+    state_of,
 )
 from longshort.train.compilation import Compilation
+from longshort.train.folder import check_is_a_run_folder
 from longshort.train.machine.distributed import World
 from longshort.train.machine.precision import matmul_precision
 from longshort.train.settings.config import ConfigError, TrainConfig
@@ -77,6 +80,33 @@ def different_setting(config: TrainConfig, recorded: Mapping[str, Any]) -> tuple
     return difference(config.to_dict(), TrainConfig.from_dict(recorded).to_dict())
 
 
+def check_same_settings(config: TrainConfig, state: Mapping[str, Any]) -> None:
+    """Raise if this is the state of another run; imported weights need only the same model."""
+    recorded = state["config"]
+    if "imported" in state:
+        recorded = config.to_dict() | {"model": recorded["model"]}
+    different = different_setting(config, recorded)
+    if different is not None:
+        key, found, value = different
+        raise ConfigError(
+            f"{config.run.out}: holds a run with {key}={found!r}, "
+            f"not {value!r}; set it back to resume, or choose another run.out"
+        )
+
+
+def check_folder_is_free(config: TrainConfig) -> None:
+    """Raise if the run's folder holds something else, or checkpoints of another run; a checkpoint that cannot be read
+    is for the run itself to judge."""
+    out = Path(config.run.out)
+    check_is_a_run_folder(out)
+    for name in checkpoint_names(out / CHECKPOINTS)[-1:]:
+        try:
+            state = state_of(out / CHECKPOINTS / name)
+        except (CheckpointError, PermissionError):
+            return
+        check_same_settings(config, state)
+
+
 def check_same_run(config: TrainConfig, checkpoint: Checkpoint, fingerprint: str, tokenizer: str | None = None) -> None:
     """Raise if the checkpoint in the run's folder belongs to another run; imported weights need only the same model.
 
@@ -84,15 +114,8 @@ def check_same_run(config: TrainConfig, checkpoint: Checkpoint, fingerprint: str
         fingerprint: Fingerprint of the vocabulary of the data.
         tokenizer: Checksum of its tokenizer, if known.
     """
-    imported = "imported" in checkpoint.state
-    recorded = checkpoint.state["config"]
-    different = different_setting(config, config.to_dict() | {"model": recorded["model"]} if imported else recorded)
-    if different is not None:
-        key, found, value = different
-        raise ConfigError(
-            f"{config.run.out}: holds a run with {key}={found!r}, "
-            f"not {value!r}; set it back to resume, or choose another run.out"
-        )
+    check_same_settings(config, checkpoint.state)
+    imported, recorded = "imported" in checkpoint.state, checkpoint.state["config"]
     vocabulary = checkpoint.state["vocabulary"]
     if tokenizer is not None and checkpoint.state.get("tokenizer") not in (None, tokenizer):
         vocabulary = None  # the same vocabulary, but another tokenizer

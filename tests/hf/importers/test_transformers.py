@@ -248,10 +248,22 @@ def test_half_precision_weights_become_fp32(tmp_path):
     torch.testing.assert_close(logits(ours), logits(theirs), **TIGHT)
 
 
-def test_a_window_beyond_the_context_sees_all_of_it():
-    theirs = build("olmo 3")
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["olmo 3", "gemma 3", "exaone 4"])  # of one base, of two, and with unrotated layers
+def test_a_window_beyond_the_context_sees_past_it_too(name):
+    theirs = build(name)
     config = theirs.config.to_dict() | {"sliding_window": 4096}
     ours = from_transformers(theirs.state_dict(), config)
+    assert ours.config.context == 128 and ours.config.layer_plans[0].n_global == 4
+    theirs.config.sliding_window = 4096
+    longer = torch.randint(97, (1, 300), generator=torch.Generator().manual_seed(4))
+    torch.testing.assert_close(logits(ours), logits(theirs), **TIGHT)
+    torch.testing.assert_close(ours(longer).logits, theirs(longer).logits, atol=1e-4, rtol=1e-3)
+
+
+def test_a_window_beyond_the_context_stays_one_beside_scaled_global_heads():
+    theirs = build("olmo 3, yarn")
+    ours = from_transformers(theirs.state_dict(), theirs.config.to_dict() | {"sliding_window": 4096})
     assert ours.config.layer_plans[0].windows == (128,) * 4
     theirs.config.sliding_window = 4096
     torch.testing.assert_close(logits(ours), logits(theirs), **TIGHT)

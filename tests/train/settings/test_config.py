@@ -110,7 +110,7 @@ def test_null_unsets_what_may_be_unset():
         ("run.out=3", "run.out must be str, got 3"),
         ("model.width=wide", "model.width must be int, got 'wide'"),
         ("model.width=65", "model.width must be a multiple of n_heads"),
-        ("model.plan=3", "model.plan must be None or a HeadPlan, got 3"),
+        ("model.plan=3", "model.plan must be None or a HeadPlan, {windows: [...]} in a file, got 3"),
         ("model.preset=huge", "model.preset must be one of"),
         ("run.steps=0", "run.steps must be an integer from 1 to 2^63 - 1, got 0"),
         ("run.accumulate=0", "run.accumulate must be an integer from 1 to"),

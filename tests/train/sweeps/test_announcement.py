@@ -3,6 +3,9 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pytest
+
+from longshort.data import DataError
 from longshort.data.tokens import TokenFile
 from longshort.train import TrainConfig
 from longshort.train.sweeps.announcement import Forecast, announce_data, announce_runs
@@ -18,6 +21,13 @@ def test_the_data_is_named_with_its_tokens(corpus):
     config = TINY.with_overrides([f"data.path={corpus}", "run.steps=10", "data.length=16"])
     tokens = len(TokenFile.open(corpus / "train.tokens"))
     assert announce_data(config) == f"training on {corpus} ({tokens:,} tokens); each run reads 1,280 tokens"
+
+
+def test_a_share_of_the_data_is_named_and_one_too_small_is_refused_before_any_run(corpus):
+    config = TINY.with_overrides([f"data.path={corpus}", "run.steps=10", "data.length=16"])
+    assert " tokens, a share of 0.25 of them); each" in announce_data(config.with_overrides(["data.share=0.25"]))
+    with pytest.raises(DataError, match=r"share of 1e-06 is 0, .* a larger data\.share"):
+        announce_data(config.with_overrides(["data.share=1e-6"]))
 
 
 def test_the_default_text_is_called_by_its_name(corpus, monkeypatch):

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from longshort.train import ConfigError, train
 from longshort.train.sweeps import processes as runner
 from longshort.train.sweeps.processes import RunFailed, run_all
 
@@ -16,6 +17,16 @@ def test_a_failing_run_is_reported_with_its_last_words(config, tmp_path):
     broken = config.with_overrides([f"run.out={tmp_path / 'run'}", f"data.path={tmp_path / 'nowhere'}"])
     with pytest.raises(RunFailed, match=rf"the run {tmp_path / 'run'} failed: .*nowhere"):
         run_all([broken], jobs=1, poll_seconds=0.1)
+
+
+def test_where_a_folder_holds_another_run_none_starts_and_nothing_is_written(config, tmp_path):
+    first, second = (config.with_overrides([f"run.out={tmp_path / name}", "run.steps=2"]) for name in "ab")
+    train(second)
+    held = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    others = [each.with_overrides(["data.share=0.5"]) for each in (first, second)]
+    with pytest.raises(ConfigError, match=r"b: holds a run with data\.share=1\.0, not 0\.5; set it back to resume"):
+        run_all(others, jobs=2, poll_seconds=0.1)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == held
 
 
 def test_a_run_that_a_signal_ended_is_not_reported_with_what_it_printed_before(config, tmp_path, monkeypatch):

@@ -224,7 +224,8 @@ def _rotated(family: Family, config: Any, named: str) -> list[bool]:
 def _reach(
     plans: list[HeadPlan], windows: list[int | None], rotated: list[bool], rope: Rope, context: int, named: str
 ) -> tuple[LayerReach, ...]:
-    """The layers' plans, cut to the window that the layer has; one beyond the context sees all of it."""
+    """The layers' plans, cut to the window that the layer has. Heads whose window is beyond the context are global, so
+    that they see past it what they see in transformers, unless the positions of global heads are scaled."""
     layers, scaled = [], rope.scaling is not None and rope.scaling.heads == "global"
     for number, (plan, window, turns) in enumerate(zip(plans, windows, rotated, strict=True)):
         if scaled and window is None and plan.n_global < plan.n_heads:
@@ -233,11 +234,13 @@ def _reach(
                 "positions are scaled, and a GPT does not scale those of local heads beside them"
             )
         most = context if window is None else min(window, context)
-        cut = tuple(None if w is None and window is None else min(w or most, most) for w in plan.windows)
+        wide = window is None or (window > context and not scaled)
+        cut = tuple(None if w is None and wide else min(w or most, most) for w in plan.windows)
         base = None if window is None else rope.local_theta
         share = 1.0 if turns else 0.0
         own = replace(plan, windows=cut)
-        layers.append(LayerReach(plan=own, local_base=base, local_share=share, global_share=share))
+        other = base if own.n_global else None
+        layers.append(LayerReach(plan=own, local_base=base, global_base=other, local_share=share, global_share=share))
     return tuple(layers)
 
 

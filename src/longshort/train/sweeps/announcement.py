@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from longshort.data.tokens import TokenFile
 from longshort.runs import Reader
 from longshort.train.settings.config import TrainConfig
 from longshort.train.text import TextData
@@ -18,12 +17,14 @@ def announce_data(config: TrainConfig) -> str:
     """What a run trains on. The default text is prepared first if it does not exist yet."""
     if config.task.name is not None:
         return f"training on examples of the task {config.task.name}"
-    tokens = len(TokenFile.open(TextData.open(config).folder / "train.tokens"))
+    stream = TextData.open(config).stream("train", seed=config.run.seed)
+    share = "" if config.data.share == 1 else f", a share of {config.data.share:g} of them"
+    tokens = f"{len(stream.token_file):,} tokens{share}"
     read = config.run.steps * config.data.batch_size * config.length
     if config.data.path is None:
-        what = f"the text of Python's standard library ({tokens:,} tokens), since no data.path is given"
+        what = f"the text of Python's standard library ({tokens}), since no data.path is given"
     else:
-        what = f"{config.data.path} ({tokens:,} tokens)"
+        what = f"{config.data.path} ({tokens})"
     return f"training on {what}; each run reads {read:,} tokens"
 
 

@@ -23,7 +23,8 @@ from typing import Any, Protocol
 from longshort.files import write_json
 from longshort.runs import Reader, finished
 from longshort.train.divergence import TrainingStopped
-from longshort.train.folder import CONFIG, OUTPUT, check_is_a_run_folder
+from longshort.train.folder import CONFIG, OUTPUT
+from longshort.train.identity import check_folder_is_free
 from longshort.train.machine.signals import told_to_stop
 from longshort.train.settings.config import TrainConfig
 from longshort.train.trainer import train
@@ -64,11 +65,12 @@ def run_all(
 
     More threads than cores make every run several times slower, so by default the cores are divided among the runs. At
     the time `until` (by time.monotonic), or when this process gets SIGTERM, the runs save and end. If `failed` is
-    given, a failing run is reported to it and does not stop the others. No run outlives the call, and none starts if
-    the folder of any of them holds something else. `start` starts runs elsewhere than in processes of this machine.
+    given, a failing run is reported to it and does not stop the others. No run outlives the call. If the folder
+    of any of them holds something else, another run included, none starts and nothing is written. `start` starts runs
+    elsewhere than in processes of this machine.
     """
     for config in configs:
-        check_is_a_run_folder(Path(config.run.out))
+        check_folder_is_free(config)
     threads = threads or max(1, (os.cpu_count() or 1) // jobs)
     waiting, running, stopped = list(configs), dict[str, Running](), False
     readers = {config.run.out: Reader(Path(config.run.out)) for config in configs}
