@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from longshort.reach import Choice
 
 
-_WAYS = tuple(f"model.{name}=" for name in ("reach", "plan", "plans", "n_global", "window"))
-"""Overrides that give the reach of a model, which a plan that is chosen takes the place of."""
-
-
 def show(
     config: Annotated[str, typer.Argument(help=CONFIG_HELP)],
     overrides: Annotated[list[str] | None, typer.Argument(help=OVERRIDES_HELP)] = None,
@@ -53,6 +49,7 @@ def show(
     from dataclasses import replace
 
     from longshort.files import check_replaceable
+    from longshort.model.config import WAYS_OF_REACH
     from longshort.report.plan import FORMATS, TITLE, plan_text, write_plan
     from longshort.train import TrainConfig
     from longshort.train.settings.values import is_text
@@ -62,9 +59,11 @@ def show(
         raise ValueError(f"--out must be a file that ends in {', '.join(FORMATS)}, got {str(out)!r}")
     if out is not None:
         check_replaceable(out, TITLE)
-    choosing = share is not None or cache_bytes is not None
-    given = [item for item in overrides or [] if not (choosing and item.startswith(_WAYS))]
-    settings = TrainConfig.load(config, [*given, "model.reach=full"] if choosing else given, typer.echo)
+    given, choosing = overrides or [], share is not None or cache_bytes is not None
+    if choosing:  # whatever plan there is, the chosen one takes its place
+        ways = tuple(f"model.{field}=" for fields in WAYS_OF_REACH.values() for field in fields)
+        given = [*(item for item in given if not item.startswith(ways)), "model.reach=full"]
+    settings = TrainConfig.load(config, given, typer.echo)
     model, causal = settings.model, not is_two_sided(settings)
     chosen = None
     if choosing:
