@@ -5,30 +5,20 @@ text that it has seen may not carry over to one that it has not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-
-import numpy as np
 
 from experiments.engine import comparison, measures, tables
 from experiments.engine.evidence import paired
 from experiments.engine.measures import Outcome, Row
 from experiments.engine.records import Data
-
-LAST = 0.1
-"""The share of the steps, at the end, over which training losses are averaged."""
-
-
-def training_loss(outcome: Outcome) -> float | None:
-    """The mean of the training losses of the last steps, as far as the log has them: a packed one is thinned. None if
-    it has none, or one is not finite."""
-    steps, losses = outcome.run.train["step"], outcome.run.train["loss"]
-    last = losses[steps > (1 - LAST) * outcome.run.last_step]
-    return float(last.mean()) if len(last) and np.isfinite(last).all() else None
+from longshort.runs.reading import TAIL
 
 
 def parts(variant: str, runs: Sequence[Outcome]) -> Row:
-    """What `table` needs of a variant's runs, seed by seed."""
-    return {"training_losses": [training_loss(outcome) for outcome in runs]}
+    """What `table` needs of a variant's runs, seed by seed; None where a run has no finite training loss at its end."""
+    losses = [outcome.run.training_loss for outcome in runs]
+    return {"training_losses": [loss if loss is not None and math.isfinite(loss) else None for loss in losses]}
 
 
 def leads(data: Data, other: str) -> list[Row]:
@@ -66,9 +56,7 @@ def table(data: Data, other: str, order: Sequence[str], what: str = "plan") -> s
         f"Losses minus those of {other} in the course of the training, means over the seeds of both; validation is of "
         "a part of the text"
     )
-    words += (
-        f", training losses are of the last {100 * LAST:.0f} % of the steps, those that the log kept" if seen else ""
-    )
+    words += f", training losses are means over the last {100 * TAIL:.0f} % of the steps in the log" if seen else ""
     return f"{words}:\n\n{tables.markdown((*header, *last), lines)}"
 
 

@@ -8,24 +8,16 @@ from experiments.engine.measures import outcomes
 from ...report.synthetic import eval_record, run_record, train_record, write_lines
 
 
-@pytest.mark.parametrize(
-    ("losses", "mean"),
-    [
-        ({1: 9.0, 36: 9.0, 37: 2.0, 39: 3.0, 40: 4.0}, 3.0),
-        ({1: 9.0, 20: 8.0}, None),
-        ({39: 2.0, 40: None}, None),
-    ],
-)
-def test_training_loss_is_the_mean_over_the_last_tenth_of_the_steps(tmp_path, losses, mean):
+@pytest.mark.parametrize(("losses", "mean"), [((9.0,) * 38 + (2.0, 4.0), 3.0), ((2.0, None), None), ((), None)])
+def test_training_losses_are_those_at_the_end_of_the_runs(tmp_path, losses, mean):
     records = [
         run_record("a-0", variant="a"),
-        *(train_record(step, loss) for step, loss in losses.items()),
+        *(train_record(step, loss) for step, loss in enumerate(losses, 1)),
         eval_record(40, 2.5),
         {"kind": "end", "step": 40, "status": "finished"},
     ]
     write_lines(tmp_path / "a-0", records)
-    (outcome,) = outcomes(tmp_path)
-    assert course.training_loss(outcome) == mean
+    assert course.parts("a", outcomes(tmp_path)) == {"training_losses": [mean]}
 
 
 def made(**training):
@@ -53,7 +45,7 @@ def test_table_has_the_quarters_of_the_training_and_its_text():
     assert f"| plan | {QUARTERS} | training text | 95 % interval |" in text
     assert "| a | -0.125 | -0.125 | -0.125 | -0.125 | -0.250 | -0.250 to -0.250 |" in text
     assert "| b | -0.125 | -0.125 | -0.125 | -0.125 | -0.083 | -0.442 to +0.275 |" in text
-    assert text.index("| b |") < text.index("| a |") and "last 10 % of the steps" in text
+    assert text.index("| b |") < text.index("| a |") and "last 5 % of the steps" in text
 
 
 def test_what_was_not_measured_is_left_empty():
