@@ -43,7 +43,7 @@ def main(
         list[Path] | None, typer.Option(help="Add the results of a pack to the folder; may be repeated; train nothing.")
     ] = None,
     publish: Annotated[bool, typer.Option("--publish", help="Save the folder's data and build the page.")] = False,
-    add: Annotated[bool, typer.Option("--add", help="With --publish: add to the published data of a task.")] = False,
+    add: Annotated[bool, typer.Option("--add", help="With --publish: add to the published data.")] = False,
     build: Annotated[bool, typer.Option("--build", help="Build the page, or all pages, from saved data.")] = False,
 ) -> None:
     """Run an experiment. Finished runs are not repeated: run the same command again to resume, or add variants or seeds

@@ -47,7 +47,8 @@ EXPERIMENT = replace(
         "rotate global heads. Past the context, losses are also measured with YaRN, without training, where global "
         "heads are rotated. Cache and visible keys are computed, in bf16. The plans were chosen by four seeds of "
         "`reach-modern` and one of `retrieval-modern` past its training; they, the claims and their rules were "
-        "written before any of these runs."
+        "written before any of these runs. From seed 1 on, the text is tokenized anew ([how](../howto/experiments.md"
+        "#the-books)), with a slightly different vocabulary; plans are compared within a seed."
     ),
     cost="H200: 22 minutes per seed, four plans at a time under MPS and then the fifth; CPU --quick: two minutes",
     caption=f"{reach.CAPTION}: means over seeds, with their range where there are several.",

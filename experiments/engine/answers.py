@@ -214,7 +214,9 @@ def holds_out(data: Data, judged: Sequence[str]) -> Finding | None:
     cases, seeds = {}, []
     for name in judged:
         row = rows.get(name)
-        if row is None or any(len(_at_length(row, kind, times)) != len(row["seeds"]) for kind in NEEDLES):
+        if row is None or not row["seeds"]:  # its runs were not asked yet
+            return None
+        if any(len(_at_length(row, kind, times)) != len(row["seeds"]) for kind in NEEDLES):
             return None
         pairs = {kind: _drop(row, kind, times) for kind in NEEDLES}
         cases[name] = _all_within(pairs, NEARLY)

@@ -103,10 +103,11 @@ def test_what_is_said_of_the_largest_models_is_what_was_measured():
             ("ls1-w128", "shares_yarn"),
         )
     ]
-    assert {len(shares) for shares in chains} == {1}
-    *others, last = (f"{100 * share:.0f}" for (share,) in chains)
-    slowed, plain = (rows["full"][name]["losses"]["1 to 2,048"] for name in ("beyond_yarn", "beyond"))
+    assert {len(shares) for shares in chains} == {2}
+    answered = ", ".join(f"{100 * first:.0f} and {100 * second:.0f} %" for first, second in chains)
     (share,) = asked["interleave-5-1-nope"]["shares"]["variables"]["16384"]
-    layers = f"one full layer in six, not rotated, {100 * share:.0f} %"
-    cost = f"YaRN costs full attention {slowed[0] - plain[0]:.2f} nats"
-    assert f"answer {', '.join(others)} and {last} %, {layers}, and {cost}" in " ".join(PAGE.split())
+    layers = f"one full layer in six, not rotated, {100 * share:.0f} % (one seed)"
+    slowed, plain = (rows["full"][name]["losses"]["1 to 2,048"] for name in ("beyond_yarn", "beyond"))
+    cost = " and ".join(f"{mine - theirs:.2f}" for mine, theirs in zip(slowed, plain, strict=True))
+    text = " ".join(PAGE.split())
+    assert f"they answer {answered}, and {layers}" in text and f"YaRN costs full attention {cost} nats" in text

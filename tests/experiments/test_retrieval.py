@@ -75,6 +75,8 @@ def test_needles_far_past_the_training_are_compared_with_those_at_its_length():
     assert found(0.1, 0.1, 0.1).verdict == UNDECIDED
     assert "ladder-nope: -4.9 points at needle-noise" in found(0.05, 0.05, 0.05).ours
     assert found(0.05, 0.05, 0.05, seeds=1) is None  # not all seeds were asked there
+    unasked = [{"variant": name, "seeds": [], "length": 2048, "shares": {}} for name in reach_30m.UNTURNED]
+    assert answers.holds_out({"rows": unasked}, reach_30m.UNTURNED) is None  # stopped before that
 
 
 def test_a_pretrained_model_is_fine_tuned_asked_and_shown(corpus, tmp_path):

@@ -70,6 +70,63 @@ def test_what_was_made_first_says_when_it_started():
     assert joined(one, other)["provenance"] == joined(other, one)["provenance"] == {"started": "2026-01-01"}
 
 
-def test_results_that_are_losses_are_refused():
-    with pytest.raises(RunError, match="--add works only where results are accuracies"):
-        joined({"provenance": {}, "rows": [{"variant": "a", "seeds": [0], "final_loss": 1.0}]}, data([1]))
+def test_losses_seed_by_seed_join_too_with_what_is_derived_from_them(tmp_path):
+    experiment = load("reach-30m")
+    folder = made_up_sweep(experiment, tmp_path / "all", seeds=(0, 1, 2), variants=("full", "ls1-w128"), steps=20)
+    for number, path in enumerate(sorted(folder.glob("*/after.json"))):
+        losses = [3.0 + 0.01 * number + 0.1 * place for place in range(8)]
+        found = {"validation": {"loss": losses[0], "tokens": 9, "by_position": losses}, "beyond": losses}
+        found |= {} if number % 2 else {"beyond_yarn": losses}  # not every run has it
+        path.write_text(json.dumps(json.loads(path.read_text()) | found))
+    expected = experiment.collect(folder)
+    (tmp_path / "first").mkdir()
+    for path in list(folder.glob("*-seed0")):
+        path.rename(tmp_path / "first" / path.name)
+    published = json.loads(json.dumps(experiment.collect(tmp_path / "first")))
+    found = joined(published, experiment.collect(folder))
+    for mine, theirs in zip(found["rows"], expected["rows"], strict=True):
+        rounded = ("final_loss", "final_perplexity", "best_perplexity")
+        assert mine == theirs | {key: pytest.approx(theirs[key]) for key in rounded}
+    assert experiment.table(found) == experiment.table(expected) and experiment.more(found) == experiment.more(expected)
+
+
+def asked(*seeds, **changes):
+    """Answers at the length, and at twice it with YaRN."""
+    shares = [0.5 + 0.1 * seed for seed in seeds]
+    row = {
+        "variant": "full",
+        "seeds": list(seeds),
+        "steps": [100] * len(seeds),
+        "length": 64,
+        "shares": {"recall": {"64": shares}},
+        "seeds_of_shares": {"64": list(seeds)},
+        "distances": {"4-7": shares},
+    }
+    return {"provenance": {}, "rows": [row | changes]}
+
+
+def test_answers_join_by_kind_and_length():
+    far = {"shares_yarn": {"recall": {"128": [0.9]}}, "seeds_of_shares_yarn": {"128": [2]}}
+    (row,) = joined(asked(0, 1), asked(2, **far))["rows"]
+    assert row["shares"] == {"recall": {"64": [0.5, 0.6, 0.7]}} and row["distances"] == {"4-7": [0.5, 0.6, 0.7]}
+    assert row["seeds_of_shares"] == {"64": [0, 1, 2]} and row["length"] == 64
+    assert row["seeds_of_shares_yarn"] == {"128": [2]} and row["shares_yarn"] == {"recall": {"128": [0.9]}}
+
+
+def test_what_is_not_known_of_all_seeds_goes_and_other_settings_are_refused():
+    assert "half_at" not in joined(asked(0), asked(1, half_at={"recall": [50]}))["rows"][0]
+    with pytest.raises(RunError, match="full: length must be the same in the folder as published, got 128 and 64"):
+        joined(asked(0), asked(1, length=128))
+
+
+def test_a_run_without_a_finite_loss_leaves_no_mean():
+    losses = {"final_losses": [3.0], "final_loss": 3.0, "best_perplexity": 20.0, "diverged": 0, "max_logit": 4.0}
+    lost = losses | {"final_losses": [None], "final_loss": None, "best_perplexity": None, "diverged": 1}
+    (row,) = joined(data([0], **losses), data([1], **lost))["rows"]
+    assert row["final_losses"] == [3.0, None] and row["diverged"] == 1 and row["max_logit"] == 4.0
+    assert row["final_loss"] is row["spread"] is row["final_perplexity"] is row["best_perplexity"] is None
+
+
+def test_results_that_are_no_runs_are_refused():
+    with pytest.raises(RunError, match="--add works only where rows hold losses, accuracies or answers seed by seed"):
+        joined({"provenance": {}, "rows": [{"variant": "a", "seeds": [0], "milliseconds": 1.0}]}, data([1]))
