@@ -33,7 +33,8 @@ EXPERIMENT = replace(
         f"The models of `{SOURCE}` (modern-30m, 300M tokens of books)",
     ).replace(
         " and 4,096 tokens", " and 4,096 tokens, 256 at 8,192 and 128 at 16,384, past 2,048 also with YaRN, untrained"
-    ),
+    )
+    + " From seed 1 on, models and books are of newly tokenized text, as in `reach-30m`.",
     cost=f"H200: about 10 minutes per seed beyond `{SOURCE}`; CPU --quick: two minutes",
     claims={
         "distance": Claim(

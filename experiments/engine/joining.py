@@ -27,24 +27,52 @@ def joined(published: Data, new: Data) -> Data:
             )
         name = row["variant"]
         rows[name] = _one_row(rows[name], row) if name in rows else row
-    made = {
+    for key in new.keys() - {"name", "provenance", "rows", "curves"}:
+        if new[key] != published.get(key):
+            raise RunError(
+                f"--add cannot join {key}, which is not kept seed by seed; publish all runs together instead"
+            )
+    made = published["provenance"] | {
         key: _JOINS[type(value)](published["provenance"].get(key, value), value)
         for key, value in new["provenance"].items()
     }
-    curves = {"curves": [*published["curves"], *new["curves"]]} if "curves" in new else {}
-    return new | {"provenance": made, "rows": list(rows.values())} | curves
+    return new | {"provenance": made, "rows": list(rows.values())} | _curves(published, new)
 
 
-def _one_row(theirs: Row, own: Row) -> Row:
-    if both := sorted(set(own["seeds"]) & set(theirs["seeds"])):
-        raise RunError(f"{own['variant']}: seeds {both} are both published and in the folder; remove them from one")
-    if {*own["steps"]} != {*theirs["steps"]}:
+def _curves(published: Data, new: Data) -> Data:
+    """Run by run; a run that is in both was trained, but not known by its seed in a row: it was not asked."""
+    if "curves" not in new:
+        return {}
+    theirs, own = ({(c["variant"], c["seed"]) for c in data.get("curves", ())} for data in (published, new))
+    if both := sorted(theirs & own):
+        raise RunError(f"{both[0][0]}: seed {both[0][1]} is both published and in the folder; remove it from one")
+    return {"curves": [*published.get("curves", ()), *new["curves"]]}
+
+
+def _one_row(published: Row, new: Row) -> Row:
+    variant = new["variant"]
+    if both := sorted(set(new["seeds"]) & set(published["seeds"])):
+        raise RunError(f"{variant}: seeds {both} are both published and in the folder; remove them from one")
+    if {*new["steps"]} != {*published["steps"]}:
         raise RunError(
-            f"{own['variant']}: runs must have equally many steps, got {sorted(set(own['steps']))} in the folder and "
-            f"{sorted(set(theirs['steps']))} published"
+            f"{variant}: runs must have equally many steps, got {sorted(set(new['steps']))} in the folder and "
+            f"{sorted(set(published['steps']))} published"
         )
-    keys = [key for key in {**theirs, **own} if _is_whole(key, theirs, own)]
-    whole: Row = {key: None if key in _DERIVED else _both(own["variant"], key, theirs, own) for key in keys}
+    if (_WHOLE_TEXT in published) != (_WHOLE_TEXT in new):
+        raise RunError(
+            f"{variant}: losses must be of the whole validation text in all runs or in none; run the same command "
+            "again to measure what is missing"
+        )
+    first, second = sorted((published, new), key=lambda row: row["seeds"])
+    if first["seeds"] and first["seeds"][-1] > second["seeds"][0]:
+        raise RunError(
+            f"{variant}: seeds in the folder must be all below or all above those published, got {new['seeds']} and "
+            f"{published['seeds']}; publish all runs together instead"
+        )
+    keys = [key for key in {**published, **new} if _is_whole(key, first, second)]
+    whole: Row = {key: None if key in _DERIVED else _both(variant, key, first, second) for key in keys}
+    if "accuracies" in whole:
+        whole["accuracy"] = statistics.fmean(whole["accuracies"]) if whole["accuracies"] else None
     if "final_losses" in whole:
         losses = whole["final_losses"]
         whole["spread"] = None if None in losses else max(losses) - min(losses)
@@ -52,23 +80,23 @@ def _one_row(theirs: Row, own: Row) -> Row:
     return whole
 
 
-def _is_whole(key: str, theirs: Row, own: Row) -> bool:
+def _is_whole(key: str, first: Row, second: Row) -> bool:
     """Is this known of all seeds, or does it say itself of which?"""
-    of_seeds = isinstance((theirs | own)[key], list | dict)
-    return not of_seeds or key in _HAVE_SEEDS or (key in theirs and key in own)
+    of_seeds = isinstance((first | second)[key], list | dict)
+    return not of_seeds or key in _HAVE_SEEDS or (key in first and key in second)
 
 
-def _both(variant: str, key: str, theirs: Row, own: Row) -> Any:
+def _both(variant: str, key: str, first: Row, second: Row) -> Any:
     """What the row of both has under this key."""
     if key in _MEANS:
-        return _mean((theirs, own), key)
-    values = [row[key] for row in (theirs, own) if key in row]
+        return _mean((first, second), key)
+    values = [row[key] for row in (first, second) if key in row]
     if key in _SUMS:
         return sum(values)
     if key == "max_logit":
         return max((value for value in values if value is not None), default=None)
     if key == "best_perplexity":  # of the mean of the losses
-        logs = [{"seeds": row["seeds"], key: row.get(key) and math.log(row[key])} for row in (theirs, own)]
+        logs = [{"seeds": row["seeds"], key: row.get(key) and math.log(row[key])} for row in (first, second)]
         return perplexity(_mean(logs, key))
     if key in _OF_THE_FIRST:
         return values[0]
@@ -76,16 +104,16 @@ def _both(variant: str, key: str, theirs: Row, own: Row) -> Any:
         return _all_seeds(*values) if len(values) == 2 else values[0]
     if len(values) == 1 or values[0] == values[1]:
         return values[0]
-    raise RunError(f"{variant}: {key} must be the same in the folder as published, got {values[1]} and {values[0]}")
+    raise RunError(f"{variant}: {key} must be the same in all runs, got {values[0]} and {values[1]}")
 
 
-def _all_seeds(theirs: Any, own: Any) -> Any:
+def _all_seeds(first: Any, second: Any) -> Any:
     """Lists one after the other; dictionaries key by key, those of only one as they are."""
-    if isinstance(theirs, list):
-        return [*theirs, *own]
+    if isinstance(first, list):
+        return [*first, *second]
     return {
-        key: _all_seeds(theirs[key], own[key]) if key in theirs and key in own else (theirs | own)[key]
-        for key in {**theirs, **own}
+        key: _all_seeds(first[key], second[key]) if key in first and key in second else (first | second)[key]
+        for key in {**first, **second}
     }
 
 
@@ -98,12 +126,14 @@ def _mean(rows: Sequence[Row], key: str) -> float | None:
     return statistics.fmean([row[key] for row in measured], weights) if measured else None
 
 
-_MEANS = {"accuracy", "exact", "validation_loss", "final_loss"}
+_MEANS = {"exact", "validation_loss", "final_loss"}
 _LOST_WITH_ONE = {"final_loss", "best_perplexity"}
 """Means that are None where a single run has no finite value."""
 _SUMS = {"diverged", "spikes", "logits_lost"}
-_DERIVED = {"spread", "final_perplexity"}
-"""From the losses of all seeds."""
+_DERIVED = {"accuracy", "spread", "final_perplexity"}
+"""From the values of all seeds."""
+_WHOLE_TEXT = "first_positions"
+"""Known only where losses are of the whole validation text."""
 _OF_THE_FIRST = {"shared_tokens_per_second"}
 """Of the first run, as when all are collected together."""
 _HAVE_SEEDS = {"beyond", "beyond_yarn", "shares_yarn", "seeds_of_shares_yarn"}

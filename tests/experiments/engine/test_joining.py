@@ -68,9 +68,12 @@ def test_what_was_made_first_says_when_it_started():
         data([1]) | {"provenance": {"started": "2026-01-01"}},
     )
     assert joined(one, other)["provenance"] == joined(other, one)["provenance"] == {"started": "2026-01-01"}
+    noted = one | {"provenance": {"started": "2026-01-02", "note": "by hand"}}
+    assert joined(noted, other)["provenance"] == {"started": "2026-01-01", "note": "by hand"}
 
 
-def test_losses_seed_by_seed_join_too_with_what_is_derived_from_them(tmp_path):
+@pytest.mark.parametrize("earlier", [0, 2])
+def test_losses_seed_by_seed_join_too_with_what_is_derived_from_them(tmp_path, earlier):
     experiment = load("reach-30m")
     folder = made_up_sweep(experiment, tmp_path / "all", seeds=(0, 1, 2), variants=("full", "ls1-w128"), steps=20)
     for number, path in enumerate(sorted(folder.glob("*/after.json"))):
@@ -80,7 +83,7 @@ def test_losses_seed_by_seed_join_too_with_what_is_derived_from_them(tmp_path):
         path.write_text(json.dumps(json.loads(path.read_text()) | found))
     expected = experiment.collect(folder)
     (tmp_path / "first").mkdir()
-    for path in list(folder.glob("*-seed0")):
+    for path in list(folder.glob(f"*-seed{earlier}")):
         path.rename(tmp_path / "first" / path.name)
     published = json.loads(json.dumps(experiment.collect(tmp_path / "first")))
     found = joined(published, experiment.collect(folder))
@@ -106,6 +109,8 @@ def asked(*seeds, **changes):
 
 
 def test_answers_join_by_kind_and_length():
+    (row,) = joined(asked(2), asked(0, 1))["rows"]
+    assert row["seeds"] == [0, 1, 2] and row["distances"] == {"4-7": [0.5, 0.6, 0.7]}
     far = {"shares_yarn": {"recall": {"128": [0.9]}}, "seeds_of_shares_yarn": {"128": [2]}}
     (row,) = joined(asked(0, 1), asked(2, **far))["rows"]
     assert row["shares"] == {"recall": {"64": [0.5, 0.6, 0.7]}} and row["distances"] == {"4-7": [0.5, 0.6, 0.7]}
@@ -115,8 +120,29 @@ def test_answers_join_by_kind_and_length():
 
 def test_what_is_not_known_of_all_seeds_goes_and_other_settings_are_refused():
     assert "half_at" not in joined(asked(0), asked(1, half_at={"recall": [50]}))["rows"][0]
-    with pytest.raises(RunError, match="full: length must be the same in the folder as published, got 128 and 64"):
+    with pytest.raises(RunError, match="full: length must be the same in all runs, got 64 and 128"):
         joined(asked(0), asked(1, length=128))
+    with pytest.raises(
+        RunError, match=r"full: seeds .* all below or all above those published, got \[1\] and \[0, 2\]"
+    ):
+        joined(asked(0, 2), asked(1))
+
+
+def test_losses_of_the_whole_text_are_not_mixed_with_those_of_a_part():
+    whole = data([0], final_losses=[3.0], final_loss=3.0, first_positions=[3.5])
+    with pytest.raises(RunError, match="a: losses must be of the whole validation text in all runs or in none"):
+        joined(whole, data([1], final_losses=[3.0], final_loss=3.0))
+
+
+def test_a_run_that_was_trained_and_not_asked_is_not_there_twice():
+    curve = {"curves": [{"variant": "full", "seed": 1}]}
+    with pytest.raises(RunError, match="full: seed 1 is both published and in the folder"):
+        joined(asked(0) | curve, asked(1) | curve)
+
+
+def test_a_run_without_an_accuracy_does_not_count_in_the_mean():
+    (row,) = joined(data([0, 1], accuracies=[0.5]), data([2], accuracies=[0.9]))["rows"]
+    assert row["accuracy"] == pytest.approx(0.7)
 
 
 def test_a_run_without_a_finite_loss_leaves_no_mean():
@@ -125,6 +151,13 @@ def test_a_run_without_a_finite_loss_leaves_no_mean():
     (row,) = joined(data([0], **losses), data([1], **lost))["rows"]
     assert row["final_losses"] == [3.0, None] and row["diverged"] == 1 and row["max_logit"] == 4.0
     assert row["final_loss"] is row["spread"] is row["final_perplexity"] is row["best_perplexity"] is None
+
+
+def test_what_is_not_kept_seed_by_seed_is_not_overwritten_by_that_of_the_new_runs():
+    one, other = data([0]) | {"sight": {"a": 1}}, data([1]) | {"sight": {"a": 2}}
+    assert joined(one, data([1]) | {"sight": {"a": 1}})["rows"][0]["seeds"] == [0, 1]
+    with pytest.raises(RunError, match="--add cannot join sight, which is not kept seed by seed"):
+        joined(one, other)
 
 
 def test_results_that_are_no_runs_are_refused():
