@@ -72,6 +72,7 @@ def test_a_run_is_also_judged_by_the_whole_validation_text(corpus, tmp_path):
     child.train_and_look(trial.config, also=reach.whole_validation)
     found = json.loads((trial.out / "after.json").read_text())["validation"]
     assert len(found["by_position"]) == 128 // reach.BUCKET
+    assert found["tokens"] == 8 * 128  # in a quick run, no more than the longer sequences need
     longer, slowed = (json.loads((trial.out / "after.json").read_text())[key] for key in ("beyond", "beyond_yarn"))
     assert len(slowed) == 8 and slowed != longer
     data = load("reach").collect(tmp_path)
@@ -91,3 +92,18 @@ def test_a_run_is_also_judged_by_the_whole_validation_text(corpus, tmp_path):
     assert "longer" not in load("reach").more(data | {"rows": [within]})
     assert "| ladder | 1 | 8 |" in load("reach").table(data) and "| ladder |" in load("reach").more(data)
     load("reach").figure(data).to_dict()
+
+
+@pytest.mark.parametrize(("quick", "limit"), [(True, 8), (False, None)])
+def test_only_a_quick_run_is_judged_by_a_part_of_the_validation_text(corpus, tmp_path, monkeypatch, quick, limit):
+    options = Options(out=tmp_path, variants=("full",), quick=quick, device="cpu")
+    (trial,) = plan_sweep(load("reach"), options, data=corpus)
+    asked = []
+
+    def evaluated(out, **options):
+        asked.append(options["limit"])
+        return {"loss": 1.0, "tokens": 1 << 20, "buckets": []}
+
+    monkeypatch.setattr(reach, "evaluate_checkpoint", evaluated)
+    reach.whole_validation(trial.config, tmp_path)
+    assert asked[0] == limit and len(asked) == 3
