@@ -350,7 +350,7 @@ EXPERIMENT = Experiment(
         "but the sixth. What counts as ahead was fixed before the runs. The list of claims, and that fewer than the "
         "three planned seeds decide nothing, were fixed after the first two seeds, which are among those shown."
     ),
-    cost="H200: about 10 minutes per seed, nine at a time under MPS; CPU --quick: half a minute per run",
+    cost="H200: about 10 minutes per seed, nine at a time under MPS; CPU --quick: 12 seconds per run",
     caption=f"{CAPTION}: the mean and range over seeds for six plans, the first seed of the others in grey.",
     claims={
         "mixed": Claim(

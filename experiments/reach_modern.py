@@ -203,7 +203,7 @@ EXPERIMENT = Experiment(
         "others, before any run of those two plans or with YaRN. ls1-w2048-nope, full attention with one head of eight "
         "unrotated, and its claim came after four seeds of the others, before any run of it."
     ),
-    cost="H200: about 20 minutes per seed, nine at a time under MPS; CPU --quick: half a minute per run",
+    cost="H200: about 20 minutes per seed, nine at a time under MPS; CPU --quick: 12 seconds per run",
     caption=(
         f"{reach.CAPTION}: the mean and range over seeds for six plans, the first seed of the others in grey; "
         "full-nope, far above them, is left out there."

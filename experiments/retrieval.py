@@ -14,7 +14,7 @@ Weights are not packed, so both experiments run in one place, one after the othe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,8 @@ from experiments.engine.evidence import FEWEST_SEEDS
 from experiments.engine.measures import Outcome, Row
 from experiments.engine.records import Claim, Data, Experiment, Variants
 from longshort.data.tasks.retrieval import KINDS
-from longshort.model import lengthened, meets_new_angles
+from longshort.files import write_json
+from longshort.model import GPT, lengthened, meets_new_angles
 from longshort.runs import read_log
 from longshort.train import ConfigError, TrainConfig, load_model
 from longshort.train.checkpoints.checkpoint import CHECKPOINTS
@@ -38,6 +39,8 @@ from longshort.train.machine.distributed import choose_device
 
 JUDGED = ("ls1-w64", "one-full-8", "ladder")
 """Plans with 8 global heads of 64, which are compared with full attention."""
+ANSWERS = "answers.json"
+"""Of a model that is being asked, as far as it came."""
 USUAL = ("full", *JUDGED, "ls2-w64", "all-local-w64")
 """Run unless others are named."""
 BASE: dict[str, Any] = {
@@ -90,7 +93,7 @@ def start_of(config: TrainConfig, source: str = "reach") -> Path:
 def asked(config: TrainConfig, out: Path) -> dict[str, Any]:
     """The retrieval suite from half the length of the fine-tuning to eight times, past the context also with YaRN if
     global heads are rotated; and recall as the pretrained model has it. Beyond twice the length there are fewer
-    examples: as many tokens as there."""
+    examples: as many tokens as there. What was answered before an interruption is not asked again."""
     length, device = config.length, choose_device(config.run.device)
     model, loaded = load_model(out, device)
     options: dict[str, Any] = {
@@ -100,22 +103,34 @@ def asked(config: TrainConfig, out: Path) -> dict[str, Any]:
         "past_context": True,
     }
     tokenizer, most = checkpoint_tokenizer(loaded), config.task.test or 1
+    known = _answered_before(out, config.run.steps)
 
-    def answered(times: float, *, yarn: bool = False) -> dict[str, Any]:
-        tokens = int(times * length)
-        asked = lengthened(model, tokens) if yarn else model
-        return evaluate_retrieval(asked, tokenizer, lengths=(tokens,), examples=_examples(most, times), **options)
+    def answered(name: str, model: Callable[[], GPT], times: float = 1, **kinds: Any) -> dict[str, Any]:
+        if name not in known:
+            sizes: dict[str, Any] = {"lengths": (int(times * length),), "examples": _examples(most, times)}
+            known[name] = evaluate_retrieval(model(), tokenizer, **sizes, **kinds, **options)
+            write_json(out / ANSWERS, {"step": config.run.steps, "answers": known})
+        return known[name]
 
-    found = [answered(times) for times in (1, *OTHER_LENGTHS)]
+    def slowed(times: float) -> dict[str, Any]:
+        return answered(f"{times:g} yarn", lambda: lengthened(model, int(times * length)), times)
+
+    found = [answered(f"{times:g}", lambda: model, times) for times in (1, *OTHER_LENGTHS)]
     longer = [times for times in OTHER_LENGTHS if times * length > model.config.context]
-    slowed = [answered(times, yarn=True) for times in longer] if meets_new_angles(model.config) else []
-    first, _ = load_model(Path(config.task.start or ""), device)
-    before = evaluate_retrieval(first, tokenizer, kinds=(RECALL,), lengths=(length,), examples=most, **options)
+    with_yarn = [slowed(times) for times in longer] if meets_new_angles(model.config) else []
+    before = answered("before", lambda: load_model(Path(config.task.start or ""), device)[0], kinds=(RECALL,))
     return {
         "retrieval": {key: [one for part in found for one in part[key]] for key in ("rows", "skipped")},
         "before": before,
-        "yarn": {"rows": [one for part in slowed for one in part["rows"]]},
+        "yarn": {"rows": [one for part in with_yarn for one in part["rows"]]},
     }
+
+
+def _answered_before(out: Path, step: int) -> dict[str, Any]:
+    """Answers of the same model that an interrupted process left; none of a model with fewer steps."""
+    left = measures.read_json(out / ANSWERS) if (out / ANSWERS).is_file() else {}
+    found: dict[str, Any] = left.get("answers", {}) if left.get("step") == step else {}
+    return found
 
 
 def _examples(most: int, times: float) -> int:

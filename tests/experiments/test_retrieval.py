@@ -102,6 +102,15 @@ def test_a_pretrained_model_is_fine_tuned_asked_and_shown(corpus, tmp_path):
     ]  # too long for 128 tokens
     slowed = json.loads((trial.out / "after.json").read_text())["yarn"]["rows"]
     assert {row["length"] for row in slowed} == {512, 1024, 2048} and len(slowed) == 12
+    with pytest.MonkeyPatch.context() as patch:  # interrupted before the last of it was written, and run again
+        left = json.loads((trial.out / retrieval.ANSWERS).read_text())
+        (trial.out / retrieval.ANSWERS).write_text(json.dumps(left | {"answers": left["answers"] | {"8": found}}))
+        patch.setattr(retrieval, "evaluate_retrieval", None)  # nothing is asked again
+        again = retrieval.asked(replace(trial.config, task=started), trial.out)
+        assert len(again["retrieval"]["rows"]) > len(found["rows"]) and again["yarn"]["rows"] == slowed
+        (trial.out / retrieval.ANSWERS).write_text(json.dumps(left | {"step": 0}))
+        with pytest.raises(TypeError):  # answers of a model with other steps do not count
+            retrieval.asked(replace(trial.config, task=started), trial.out)
     data = load("retrieval").collect(tmp_path / "out")
     (row,) = data["rows"]
     assert row["seeds_of_shares"] == {str(length): [0] for length in (256, 128, 512, 1024, 2048)}

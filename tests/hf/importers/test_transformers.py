@@ -16,7 +16,7 @@ from longshort.train import load_model
 
 transformers = pytest.importorskip("transformers")
 
-TIGHT = {"atol": 1e-5, "rtol": 1e-5}
+TIGHT = {"atol": 3e-5, "rtol": 1e-4}  # ARM processors round differently from x86
 LENGTH, WINDOW = 90, 20
 SIZES = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 4}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
