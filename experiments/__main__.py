@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments import NAMES, load
+from experiments import NAMES, load, topics
 from longshort.cli import one_line_errors
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _build(names: tuple[str, ...]) -> None:
         if len(experiments) == 1 or pages.load(experiment) is not None:
             for path in pages.build(experiment):
                 say(f"wrote {path}")
-    say(f"wrote {pages.write_index(map(load, NAMES))}")
+    say(f"wrote {pages.write_index(topics())}")
 
 
 def _plan(experiment: Experiment, options: Options) -> None:

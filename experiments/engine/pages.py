@@ -7,12 +7,12 @@ numbers mean is written by a person, in `experiments/results/NAME.reading.md`, a
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.engine import choice
-from experiments.engine.evidence import NOT_RUN
+from experiments.engine.evidence import FAILS, HOLDS, NOT_RUN, ONCE, PARTLY, TWICE, UNDECIDED
 from experiments.engine.measures import completed, read_json, renamed
 from experiments.engine.records import Data, Experiment, Finding
 from experiments.engine.tables import cells, span
@@ -25,6 +25,13 @@ PAGES = Path(__file__).parents[2] / "docs" / "results"
 START, END = "<!-- claims: written by python -m experiments --build -->", "<!-- end of claims -->"
 INDEX = "README.md"
 CLAIMS_HEADER = "| claim | paper | ours | seeds | verdict | rule |"
+INDEX_HEADER = "| claim | paper | ours | seeds | verdict | experiment |"
+STANDINGS: dict[str, Collection[str]] = {
+    **{verdict: (verdict,) for verdict in (HOLDS, PARTLY, FAILS, UNDECIDED)},
+    "one or two seeds": (*ONCE.values(), *TWICE.values()),
+    NOT_RUN: (NOT_RUN,),
+}
+"""Columns of the table that counts verdicts."""
 _OF_THE_DAY = ("--minutes", "--out", "--pack")
 """Options of a recorded command that say nothing about what was run."""
 
@@ -119,14 +126,16 @@ def _code(lines: Iterable[str]) -> str:
 def _claims(experiment: Experiment, findings: Mapping[str, Any]) -> list[str]:
     rows = []
     for key, claim in experiment.claims.items():
-        found = findings.get(key)
-        ours, seeds, verdict = ("", "", NOT_RUN) if found is None else (found.ours, _seeds(found), found.verdict)
+        ours, seeds, verdict = _found(findings.get(key))
         rows.append(cells(claim.text, claim.paper, ours, seeds, f"**{verdict}**", claim.rule))
     return rows
 
 
-def _seeds(found: Finding) -> str:
-    return span(found.seeds) if found.seeds else "none"
+def _found(found: Finding | None) -> tuple[str, str, str]:
+    """What came out, the seeds and the verdict, as cells."""
+    if found is None:
+        return "", "", NOT_RUN
+    return found.ours, span(found.seeds) if found.seeds else "none", found.verdict
 
 
 def _fact(value: Any) -> str:
@@ -137,27 +146,53 @@ def _fact(value: Any) -> str:
     return str(value)
 
 
-def claims_table(experiments: Iterable[Experiment]) -> str:
-    """One row per claim, from the data in the folder: the paper's number, ours and the verdict."""
-    lines = ["| claim | paper | ours | seeds | verdict | figure | command |", "|---|---|---|---:|---|---|---|"]
+def claims_tables(topics: Mapping[str, Iterable[Experiment]]) -> str:
+    """How the claims of each topic stand, then a table per topic: the paper's number, ours and the verdict."""
+    counts, tables = [], []
+    for topic, experiments in topics.items():
+        rows, verdicts = _rows(experiments)
+        if not rows:
+            continue
+        counts.append(cells(f"[{topic}](#{slug(topic)})", *(_count(verdicts, kinds) for kinds in STANDINGS.values())))
+        tables += [f"## {topic}", "\n".join([INDEX_HEADER, "|---|---|---|---:|---|---|", *rows])]
+    header = f"| topic | {' | '.join(STANDINGS)} |\n|---|{'---:|' * len(STANDINGS)}"
+    return "\n\n".join(["\n".join([header, *counts]), *tables])
+
+
+def slug(heading: str) -> str:
+    """The anchor that the site and GitHub give a heading.
+
+    >>> slug("Heads, windows and positions")
+    'heads-windows-and-positions'
+    """
+    return heading.lower().replace(",", "").replace(" ", "-")
+
+
+def _rows(experiments: Iterable[Experiment]) -> tuple[list[str], list[str]]:
+    """One row per claim, and the verdicts, from the data in the folder."""
+    rows, verdicts = [], []
     for experiment in experiments:
         data = load(experiment)
         findings = {} if data is None else experiment.findings(data)
-        link = "" if data is None else f"[{experiment.name}]({experiment.name}.md)"
-        command = f"`python -m experiments {experiment.name}`"
+        link = f"`{experiment.name}`" if data is None else f"[{experiment.name}]({experiment.name}.md)"
         for key, claim in experiment.claims.items():
-            found = findings.get(key)
-            ours, seeds, verdict = ("", "", NOT_RUN) if found is None else (found.ours, _seeds(found), found.verdict)
-            lines.append(cells(claim.text, claim.paper, ours, seeds, verdict, link, command))
-    return "\n".join(lines)
+            ours, seeds, verdict = _found(findings.get(key))
+            rows.append(cells(claim.text, claim.paper, ours, seeds, verdict, link))
+            verdicts.append(verdict)
+    return rows, verdicts
 
 
-def write_index(experiments: Iterable[Experiment]) -> Path:
-    """Replace the table of claims between the two marks in the folder's README.md; refuse a page without them."""
+def _count(verdicts: Sequence[str], kinds: Collection[str]) -> str:
+    count = sum(verdict in kinds for verdict in verdicts)
+    return str(count) if count else ""
+
+
+def write_index(topics: Mapping[str, Iterable[Experiment]]) -> Path:
+    """Replace the tables of claims between the two marks in the folder's README.md; refuse a page without them."""
     path = PAGES / INDEX
     text = path.read_text(encoding="utf-8") if path.is_file() else f"# Results\n\n{START}\n{END}\n"
     before, found, rest = text.partition(START)
     _, ended, after = rest.partition(END)
     if not found or not ended:
         raise RunError(f"{path}: has no place for the claims; put the lines {START} and {END} where they belong")
-    return write_atomically(path, f"{before}{START}\n\n{claims_table(experiments)}\n\n{END}{after}")
+    return write_atomically(path, f"{before}{START}\n\n{claims_tables(topics)}\n\n{END}{after}")

@@ -1,15 +1,16 @@
 """Pages are built from the committed data, and from nothing else."""
 
 import json
+import re
 import sys
 
 import pytest
 from typer.testing import CliRunner
 
-from experiments import NAMES, load
+from experiments import NAMES, TOPICS, load, topics
 from experiments.__main__ import app
 from experiments.engine import pages
-from experiments.engine.evidence import FAILS, HOLDS, NOT_RUN, ONCE, PARTLY
+from experiments.engine.evidence import FAILS, HOLDS, NOT_RUN, ONCE, PARTLY, TWICE, UNDECIDED
 from longshort.report import ReportError
 from longshort.report.figures import drawn_from, fingerprint, picture, specification
 from longshort.runs import RunError
@@ -49,9 +50,17 @@ def test_a_caption_that_says_one_seed_has_data_of_one(name):
     assert {seeds for found in findings for seeds in found.seeds} == {1}
 
 
-def test_the_committed_table_of_claims_is_what_the_data_give():
+def test_the_committed_tables_of_claims_are_what_the_data_give():
     text = (pages.PAGES / pages.INDEX).read_text(encoding="utf-8")
-    assert f"{pages.START}\n\n{pages.claims_table(map(load, NAMES))}\n\n{pages.END}" in text
+    assert f"{pages.START}\n\n{pages.claims_tables(topics())}\n\n{pages.END}" in text
+
+
+def test_contents_name_each_published_experiment_under_its_topic():
+    text = (pages.PAGES / "index.md").read_text(encoding="utf-8")
+    trees = re.findall(r"```{toctree}\n:caption: (.*)\n:maxdepth: 1\n\n([^`]*)```", text)
+    contents = {topic: names.splitlines() for topic, names in trees}
+    expected = {topic: [f"{name} <{name}>" for name in names if name in PUBLISHED] for topic, names in TOPICS.items()}
+    assert dict(list(contents.items())[: len(TOPICS)]) == expected
 
 
 def test_seeds_that_a_folder_does_not_hold_are_named_when_it_is_published_over_them(folders, tmp_path):
@@ -93,22 +102,29 @@ def test_a_picture_is_drawn_anew_where_its_chart_has_changed(tmp_path):
 
 
 def test_claims_without_data_are_not_run_yet(folders):
-    table = pages.claims_table(map(load, NAMES))
-    rows = table.splitlines()[2:]
-    assert len(rows) == sum(len(load(name).claims) for name in NAMES) and all(NOT_RUN in row for row in rows)
-    assert {row.replace("\\|", "").count("|") for row in rows} == {8}  # the bars of |logit| end no cell
+    counts, *tables = pages.claims_tables(topics()).split("\n\n## ")
+    rows = [row for table in tables for row in table.splitlines()[4:]]
+    n_claims = sum(len(load(name).claims) for name in NAMES)
+    assert len(rows) == n_claims and all(f"| {NOT_RUN} | `" in row for row in rows)
+    assert {row.replace("\\|", "").count("|") for row in rows} == {7}  # the bars of |logit| end no cell
+    assert sum(int(row.split("|")[-2]) for row in counts.splitlines()[2:]) == n_claims
 
 
-def test_the_table_of_claims_goes_between_its_marks_and_nowhere_else(folders):
+def test_every_verdict_is_counted_once(folders):
+    verdicts = [HOLDS, PARTLY, FAILS, UNDECIDED, NOT_RUN, *ONCE.values(), *TWICE.values()]
+    assert sorted(verdict for kinds in pages.STANDINGS.values() for verdict in kinds) == sorted(verdicts)
+
+
+def test_the_tables_of_claims_go_between_its_marks_and_nowhere_else(folders):
     page = folders[1] / "README.md"
     page.parent.mkdir()
     page.write_text(f"before\n{pages.START}\noutdated\n{pages.END}\nafter\n")
-    pages.write_index([load("recall")])
+    pages.write_index({"Retrieval": [load("recall")]})
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "outdated" not in text and NOT_RUN in text
     page.write_text("no place")
     with pytest.raises(RunError, match="no place for the claims"):
-        pages.write_index([load("recall")])
+        pages.write_index({"Retrieval": [load("recall")]})
 
 
 def test_numbers_need_no_drawing_packages(tmp_path, monkeypatch, folders):
