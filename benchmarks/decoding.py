@@ -119,7 +119,7 @@ def decode_speed(
 
 def _row(setting: Setting, entrant: Entrant, ours: Entrant) -> dict[str, Any]:
     row: dict[str, Any] = {"batch": setting.batch, "context": setting.context, "window": setting.window}
-    row |= {"arm": entrant.name, "heads": entrant.work, **entrant.row()}
+    row |= {"variant": entrant.name, "heads": entrant.work, **entrant.row()}
     if entrant.failed is None:
         row["tokens_per_second"] = 1e3 * setting.batch / entrant.median
         if ours.failed is None:

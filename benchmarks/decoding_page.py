@@ -50,7 +50,9 @@ def goals(results: Results) -> list[dict[str, Any]]:
 
 
 def _speedup(rows: Rows, name: str, batch: int) -> float | None:
-    return next((r["ls_speedup"] for r in rows if (r["arm"], r["heads"], r["batch"]) == (name, "plain", batch)), None)
+    return next(
+        (r["ls_speedup"] for r in rows if (r["variant"], r["heads"], r["batch"]) == (name, "plain", batch)), None
+    )
 
 
 def prefill_savings(rows: Rows) -> dict[int, dict[str, float]]:
@@ -88,7 +90,7 @@ def _speed(rows: Rows, results: Results) -> list[str]:
         (
             f"{row['batch']}, {row['context']:,}",
             row["heads"],
-            row["arm"],
+            row["variant"],
             row["mode"],
             f"{statistics.median(row['milliseconds']):.2f}",
             f"{row['tokens_per_second']:,.1f}",
@@ -128,10 +130,10 @@ def _compiled(rows: Rows, results: Results) -> list[str]:
 
 
 def _savings(rows: Rows) -> str:
-    variants = list(dict.fromkeys(row["arm"] for row in rows))
+    variants = list(dict.fromkeys(row["variant"] for row in rows))
     lines = []
     for n, shares in prefill_savings(rows).items():
-        of = {row["arm"]: row for row in rows if row["n"] == n}
+        of = {row["variant"]: row for row in rows if row["n"] == n}
         times = (f"{statistics.median(of[variant]['milliseconds']):.2f}" for variant in variants)
         lines.append((f"{n:,}", str(of["ls"]["rows"]), *times, f"{min(shares.values()):.1%}"))
     return markdown(("n", "batch", *(f"{variant}, ms" for variant in variants), "saved against the faster"), lines)

@@ -85,11 +85,12 @@ def measure(
             entrants.append(Entrant(variant, required=True, sample=sample))
     take_turns(entrants, rounds)
     return [
-        {"model": preset, "n": length, "rows": batch, "arm": e.name, "milliseconds": e.milliseconds} for e in entrants
+        {"model": preset, "n": length, "rows": batch, "variant": e.name, "milliseconds": e.milliseconds}
+        for e in entrants
     ]
 
 
 def saved(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """The share of each plain variant's time that LS saves, at one length."""
-    times = {row["arm"]: statistics.median(row["milliseconds"]) for row in rows}
+    times = {row["variant"]: statistics.median(row["milliseconds"]) for row in rows}
     return {variant: 1 - times["ls"] / ms for variant, ms in times.items() if variant != "ls"}

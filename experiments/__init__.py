@@ -17,7 +17,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
     "Stability": ("explosion", "endurance", "endurance-others", "precision", "scale", "degrees-of-freedom"),
     "Other stabilizers": ("stabilizers", "stabilizers-long", "lr-sensitivity"),
     "Heads, windows and positions": ("heads-and-window", "windows-long", "positions", "positions-long"),
-    "Where reach should go": ("reach", "reach-modern", "reach-30m", "reach-125m", "reach-once"),
+    "Where reach should go": ("reach", "reach-modern", "reach-30m", "reach-125m", "reach-once", "reach-rates"),
     "Retrieval": ("retrieval", "retrieval-modern", "retrieval-30m", "recall"),
     "Cost": ("latency", "reach-costs"),
     "LaS attention": ("long-range", "las-sweep", "las-gain", "las-causal", "las-books"),

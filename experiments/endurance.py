@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.engine import comparison, figures, measures, tables
-from experiments.engine.evidence import FAILS, HOLDS, NOT_RUN, PARTLY
+from experiments.engine.evidence import CHANCE, FAILS, FEWEST_SEEDS, HOLDS, NOT_RUN, PARTLY, UNDECIDED, by_chance
 from experiments.engine.measures import Outcome, Row
 from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
 from experiments.engine.tables import shown
@@ -108,9 +108,12 @@ def diverges(data: Data) -> Finding | None:
     plain, ls = both
     (lost, of), (ls_lost, ls_of) = ((row["diverged"], len(row["seeds"])) for row in both)
     came_far = min(ls["steps"]) >= min(max(plain["steps"]), PAPER_DIVERGES)
+    few = min(of, ls_of) < FEWEST_SEEDS  # the verdict says so
     verdict = NOT_RUN
     if lost and lost / of <= ls_lost / ls_of:
         verdict = FAILS
+    elif lost and came_far and not few and by_chance(lost, of, ls_lost, ls_of) > CHANCE:
+        verdict = UNDECIDED
     elif lost and came_far:
         verdict = HOLDS if lost == of and not ls_lost else PARTLY
     elif not lost and min(plain["steps"]) >= PAPER_DIVERGES:
@@ -157,8 +160,9 @@ EXPERIMENT = Experiment(
             text="plain attention diverges and LS does not",
             paper="after 20-30k steps",
             rule="holds if plain attention diverges in every seed and LS in none, partly if plain attention diverges "
-            f"in a larger share of its seeds; decided after {PAPER_DIVERGES:,} steps, or as soon as plain attention "
-            "diverges and LS has taken as many steps",
+            "in a larger share of its seeds, undecided if three seeds or more may differ so by chance (Fisher's exact "
+            f"test, 5 %); decided after {PAPER_DIVERGES:,} steps, or as soon as plain attention diverges and LS has "
+            "taken as many steps",
             judge=diverges,
         ),
     },

@@ -16,7 +16,7 @@ from benchmarks import prefill
 from experiments.engine import figures, measures, tables
 from experiments.engine.evidence import HOLDS, PARTLY, interval, verdict_of
 from experiments.engine.measurement import machine
-from experiments.engine.measures import Row, renamed
+from experiments.engine.measures import Row
 from experiments.engine.records import Claim, Data, Experiment, Finding, Message, Options
 from experiments.engine.sweep import remember_command
 from experiments.engine.tables import shown
@@ -51,7 +51,7 @@ def measure(options: Options, message: Message) -> None:
             tokens = length if options.quick else prefill.TOKENS
             for timing in TIMINGS:
                 how: dict[str, Any] = {"device": device.type, "rounds": ROUNDS, "graph": timing == GRAPH}
-                measured = renamed(prefill.measure(preset, length, tokens=tokens, **how))
+                measured = prefill.measure(preset, length, tokens=tokens, **how)
                 rows += [row | {"timing": timing} for row in measured]
                 times = [f"{row['variant']} {statistics.median(row['milliseconds']):.2f} ms" for row in measured]
                 message(f"{preset}, n {length}, {timing}: {', '.join(times)}")

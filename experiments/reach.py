@@ -205,7 +205,7 @@ def table(data: Data) -> str:
     return tables.markdown((*header, "mean minus full's", "95 % interval"), lines)
 
 
-def more(data: Data) -> str:
+def more(data: Data, against: str = "full") -> str:
     header = ("plan", "seeds", f"first {BUCKET} positions", "second half of the positions", "max abs logit", "diverged")
     lines = [
         (
@@ -218,7 +218,7 @@ def more(data: Data) -> str:
         for row in ordered(data)
     ]
     within = f"Losses by position, seed by seed:\n\n{tables.markdown(header, lines)}"
-    apart = course.table(data, "full", [row["variant"] for row in ordered(data)])
+    apart = course.table(data, against, [row["variant"] for row in ordered(data)])
     return "\n\n".join(part for part in (within, apart, _past(data)) if part)
 
 
@@ -290,7 +290,7 @@ def figure(data: Data) -> Any:
     return losses_and_curves(data, STRONG)
 
 
-def losses_and_curves(data: Data, strong: Sequence[str], but_for: Sequence[str] = ()) -> Any:
+def losses_and_curves(data: Data, strong: Sequence[str], but_for: Sequence[str] = (), against: str = "full") -> Any:
     """The final loss of every plan, and how far they are from full attention over the steps (`but_for` some), some
     plans in colours."""
     from longshort.report.charts import drawing
@@ -311,7 +311,7 @@ def losses_and_curves(data: Data, strong: Sequence[str], but_for: Sequence[str] 
     ticks = frame(means).mark_tick(thickness=2, size=16).encode(x=x, y=y)
     losses = [
         {**lead, "series": name if name in strong else figures.OTHERS, "detail": f"{name} {lead['seed']}"}
-        for lead in course.leads(data, "full")
+        for lead in course.leads(data, against)
         if (name := lead["variant"]) in strong or lead["seed"] == min(data["provenance"]["seeds"])
         if name not in but_for and lead["step"] > 400
     ]

@@ -129,11 +129,12 @@ def _parts(variant: str, runs: Sequence[Outcome]) -> Row:
     }
 
 
-def table(data: Data) -> str:
+def table(data: Data, against: str = "full") -> str:
     rows = measures.by_name(data)
     lines = []
     for row in reach.ordered(data):
-        found = comparison.difference(row, rows["full"]) if "full" in rows and row["variant"] != "full" else None
+        is_other = against in rows and row["variant"] != against
+        found = comparison.difference(row, rows[against]) if is_other else None
         lines.append(
             (
                 row["variant"],

@@ -51,7 +51,7 @@ def mean_and_deviation(values, digits):
 def endurance():
     """Lines of the table about long runs: how many diverged, and the perplexity of each at its end."""
     found = data("experiments/results/endurance.json")
-    rows = {row.get("variant", row.get("arm")): row for row in found["rows"]}
+    rows = {row["variant"]: row for row in found["rows"]}
     ends = {name: [] for name in rows}
     for curve in found["curves"]:
         ends[curve["variant"]].append(f"{math.exp(curve['validation'][-1][1]):.3g}")
@@ -159,7 +159,7 @@ def decoding():
     ratio = {
         row["batch"]: row["ls_speedup"]
         for row in found["speed"]
-        if (row["arm"], row["heads"]) == ("longshort", "plain")
+        if (row["variant"], row["heads"]) == ("longshort", "plain")
     }
     yield f"| decoding, GPT-2 small, batch 1; 32 | 32,768 | plain heads: {ratio[1]:.1f}; {ratio[32]:.1f} |"
     batch = found["batch"][0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 from experiments.engine import comparison, figures, measures, tables
@@ -43,8 +43,8 @@ RULE = (
 )
 SOONER = (
     f"steps to {LEARNED:.0%} right, twice the last step if never: sooner if the paired 95 % interval over at least "
-    f"{FEWEST_SEEDS} seeds lies below 0, undecided if it contains 0: holds if for all of these plans, partly if for "
-    "some"
+    f"{FEWEST_SEEDS} seeds lies below 0, undecided if it contains 0 or the mean is not more than the steps between two "
+    "evaluations: holds if for all of these plans, partly if for some"
 )
 FAR_RULE = (
     f"more if the paired 95 % interval of the difference over at least {FEWEST_SEEDS} seeds lies above 0, undecided if "
@@ -122,8 +122,8 @@ def _differences(rows: Sequence[Row]) -> str:
     full = next(row for row in rows if row["variant"] == "full")
     lines = [(row["variant"], *(_points(row, full, kind) for kind in KINDS)) for row in rows if row is not full]
     words = (
-        "Points above full attention, and the paired 95 % interval over seeds; the seeds themselves where they are "
-        f"more than {100 * PARTED:.0f} points apart"
+        "Points above full attention, and the paired 95 % interval over seeds; the seeds themselves where there are "
+        f"fewer than {FEWEST_SEEDS} or they are more than {100 * PARTED:.0f} points apart"
     )
     return f"{words}:\n\n{tables.markdown(('plan', *KINDS), lines)}"
 
@@ -137,7 +137,9 @@ def _points(mine: Row, full: Row, kind: str) -> str:
     seeds = sorted({*own} & {*others})
     if any(max(shares.values()) - min(shares.values()) > PARTED for shares in (own, others)):
         return f"{mean} ({', '.join(f'{100 * (own[seed] - others[seed]):+.0f}' for seed in seeds)})"
-    return mean + (f" ({100 * pair.low:+.1f} to {100 * pair.high:+.1f})" if pair.seeds > 1 else "")
+    if pair.seeds < FEWEST_SEEDS:
+        return ", ".join(f"{100 * value:+.1f}" for value in pair.values)
+    return f"{mean} ({100 * pair.low:+.1f} to {100 * pair.high:+.1f})"
 
 
 def _near(distance: str) -> int:
@@ -236,7 +238,18 @@ def farther(
             mine, theirs = _far(rows[name], kinds), _far(rows[other], kinds, yarn=slowed)
             if (pair := paired(mine, theirs)) is not None:
                 pairs[f"{name} and {other}"] = pair
-    return comparison.judged(pairs, len(names) * len(others), "the first has more", lower=False)
+    more = "the first has more"
+    return comparison.judged(pairs, len(names) * len(others), more, lower=False, shown_as=_in_points)
+
+
+def _in_points(pair: Difference) -> str:
+    """
+    >>> _in_points(Difference(-0.02, -0.051, 0.011, (-0.02,) * 3)), _in_points(Difference(0.1, 0.1, 0.1, (0.1,)))
+    ('-2.0, -5.1 to +1.1 points', '+10.0 points')
+    """
+    if pair.seeds < FEWEST_SEEDS:
+        return f"{', '.join(f'{100 * value:+.1f}' for value in pair.values)} points"
+    return f"{100 * pair.mean:+.1f}, {100 * pair.low:+.1f} to {100 * pair.high:+.1f} points"
 
 
 def _far(row: Row, kinds: Sequence[str], *, yarn: bool = False) -> dict[int, float]:
@@ -278,7 +291,15 @@ def sooner(data: Data, judged: Sequence[str]) -> Finding | None:
     ours = "; ".join(f"{name}: {pair.mean:+.0f} steps" for name, pair in found.items())
     seeds = comparison.seeds_of(*(rows[name] for name in (*judged, "full")))
     seeds = (*seeds, *(pair.seeds for pair in found.values()))
-    return Finding(ours=ours, verdict=verdict_of([pair.is_below() for pair in found.values()]), seeds=seeds)
+    between = _between_evaluations(data)
+    cases = [pair.is_below() if abs(pair.mean) > between else None for pair in found.values()]
+    return Finding(ours=ours, verdict=verdict_of(cases), seeds=seeds)
+
+
+def _between_evaluations(data: Data) -> int:
+    """Steps from one evaluation to the next, at most."""
+    evaluated = [[step for step, _ in curve["kinds"].get(RECALL, ())] for curve in data.get("curves", ())]
+    return max((b - a for steps in evaluated for a, b in pairwise(steps)), default=0)
 
 
 def figure(data: Data, lined: Sequence[str], far: Sequence[str] = ()) -> Any:

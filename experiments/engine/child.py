@@ -55,11 +55,12 @@ def look(config: TrainConfig, out: Path) -> dict[str, Any]:
     if config.task.name is not None:
         return found | {"test": evaluate_task(out, split="test", device=device)}
     model, _ = load_model(out, device)
+    text = TextData.open(config)
+    found["vocabulary"] = text.fingerprint
     if any(layer.sink != "none" for layer in model.config.layer_reaches):
         return found  # their weight is neither near nor far
-    stream = TextData.open(config).stream("validation", seed=0)
     with autocast(config.run.precision, device):
-        found["anatomy"] = anatomy(model, stream.batch(0).tokens[:ROWS].to(device))
+        found["anatomy"] = anatomy(model, text.stream("validation", seed=0).batch(0).tokens[:ROWS].to(device))
     return found
 
 

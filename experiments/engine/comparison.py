@@ -5,9 +5,9 @@ the differences show), and largest logits with two fixed bounds.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from experiments.engine.evidence import Difference, paired, verdict_of
+from experiments.engine.evidence import FEWEST_SEEDS, Difference, paired, verdict_of
 from experiments.engine.measures import Row, by_name
 from experiments.engine.records import Data, Finding
 from experiments.engine.tables import shown
@@ -15,6 +15,10 @@ from experiments.engine.tables import shown
 CALM, EXPLODED = 50.0, 200.0
 """The paper's own numbers: LS-attention's largest |logit| stays below the first, plain attention's passes the second.
 Every claim about logits is judged by these, over all steps of a run: a longer run may lose what a shorter one has."""
+
+
+WHOLE_TEXT = "first_positions"
+"""Known of a variant only where its losses are of the whole validation text, in all runs."""
 
 
 def equal_steps(*rows: Row) -> bool:
@@ -34,19 +38,16 @@ def is_calm(row: Row) -> bool:
 
 def has_exploded(row: Row) -> bool:
     """Did the logits of every seed pass the bound for plain attention? Logits that are not finite count as passing."""
-    return min(math.inf if value is None else value for value in row.get("max_logits", [peak(row)])) > EXPLODED
+    return min(math.inf if value is None else value for value in row["max_logits"]) > EXPLODED
 
 
 def losses_by_seed(row: Row) -> dict[int, float]:
-    """Finite final losses by seed; data of earlier versions have them only for variants with a single seed.
+    """Finite final losses by seed.
 
     >>> losses_by_seed({"seeds": [0, 1], "final_losses": [4.0, None]})
     {0: 4.0}
-    >>> losses_by_seed({"seeds": [3], "final_loss": 5.0})
-    {3: 5.0}
     """
-    finals = row["final_losses"] if "final_losses" in row else [row["final_loss"]] * (len(row["seeds"]) == 1)
-    return {seed: loss for seed, loss in zip(row["seeds"], finals, strict=False) if loss is not None}
+    return {seed: loss for seed, loss in zip(row["seeds"], row["final_losses"], strict=True) if loss is not None}
 
 
 def accuracies_by_seed(row: Row) -> dict[int, float]:
@@ -61,16 +62,14 @@ def accuracies_by_seed(row: Row) -> dict[int, float]:
 
 def peaks_by_seed(row: Row) -> dict[int, float]:
     """The logarithm of the largest |logit| by seed; one that is not finite counts as infinite."""
-    peaks = row.get("max_logits", [])
-    if len(row["seeds"]) == 1:
-        peaks = [peak(row)]
-    return {s: math.inf if p is None else math.log(max(p, 1e-9)) for s, p in zip(row["seeds"], peaks, strict=False)}
+    peaks = zip(row["seeds"], row["max_logits"], strict=True)
+    return {seed: math.inf if value is None else math.log(max(value, 1e-9)) for seed, value in peaks}
 
 
 def difference(mine: Row, theirs: Row) -> Difference | None:
     """Of final losses, in nats; a loss that is not finite is larger than any other.
 
-    >>> difference({"seeds": [0], "final_loss": 3.5}, {"seeds": [0], "final_loss": None}).mean
+    >>> difference({"seeds": [0], "final_losses": [3.5]}, {"seeds": [0], "final_losses": [None]}).mean
     -inf
     """
     own, others = (_every_loss(row) for row in (mine, theirs))
@@ -78,17 +77,16 @@ def difference(mine: Row, theirs: Row) -> Difference | None:
 
 
 def interval_of(found: Difference) -> str:
-    """The ends of an interval for a table; of one seed there is none.
+    """The ends of an interval for a table; fewer than three seeds have none.
 
-    >>> interval_of(Difference(-0.02, -0.051, 0.011, (-0.03, -0.01))), interval_of(Difference(1.0, 1.0, 1.0, (1.0,)))
-    ('-0.051 to +0.011', '')
+    >>> [interval_of(Difference(-0.02, -0.051, 0.011, (-0.02,) * seeds)) for seeds in (3, 2)]
+    ['-0.051 to +0.011', '']
     """
-    return f"{found.low:+.3f} to {found.high:+.3f}" if found.seeds > 1 else ""
+    return f"{found.low:+.3f} to {found.high:+.3f}" if found.seeds >= FEWEST_SEEDS else ""
 
 
 def _every_loss(row: Row) -> dict[int, float]:
-    known = "final_losses" in row or len(row["seeds"]) == 1
-    return {**dict.fromkeys(row["seeds"], math.inf), **losses_by_seed(row)} if known else {}
+    return {**dict.fromkeys(row["seeds"], math.inf), **losses_by_seed(row)}
 
 
 def is_lower(mine: Row, theirs: Row) -> bool | None:
@@ -104,10 +102,16 @@ def has_lower_peak(mine: Row, theirs: Row) -> bool | None:
 
 
 def against(data: Data, name: str, others: Sequence[str]) -> dict[str, Difference]:
-    """The difference of `name` to each of the others, where both have run with the same seeds."""
+    """The difference of `name` to each of the others, where both have run with the same seeds and as far."""
     rows = by_name(data)
-    found = {other: difference(rows[name], rows[other]) for other in others if {name, other} <= rows.keys()}
+    alike = [other for other in others if {name, other} <= rows.keys() and are_alike(rows[name], rows[other])]
+    found = {other: difference(rows[name], rows[other]) for other in alike}
     return {other: pair for other, pair in found.items() if pair is not None}
+
+
+def are_alike(mine: Row, theirs: Row) -> bool:
+    """Were both trained equally long, and are the losses of both of the whole validation text, or of a part?"""
+    return equal_steps(mine, theirs) and (WHOLE_TEXT in mine) == (WHOLE_TEXT in theirs)
 
 
 def against_each(data: Data, name: str, others: Sequence[str], words: str, *, lower: bool) -> Finding | None:
@@ -115,15 +119,36 @@ def against_each(data: Data, name: str, others: Sequence[str], words: str, *, lo
     return judged(against(data, name, others), len(others), words, lower=lower)
 
 
-def judged(pairs: Mapping[str, Difference], expected: int, words: str, *, lower: bool) -> Finding | None:
+def nats(found: Difference) -> str:
+    """
+    >>> nats(Difference(-0.02, -0.051, 0.011, (-0.02,) * 3)), nats(Difference(1.0, 0.5, 1.5, (0.5, 1.5)))
+    ('-0.020, -0.051 to +0.011', '+0.500, +1.500')
+    """
+    if found.seeds < FEWEST_SEEDS:
+        return ", ".join(f"{value:+.3f}" for value in found.values)
+    return f"{found.mean:+.3f}, {interval_of(found)}"
+
+
+def judged(
+    pairs: Mapping[str, Difference],
+    expected: int,
+    words: str,
+    *,
+    lower: bool,
+    shown_as: Callable[[Difference], str] = nats,
+) -> Finding | None:
     """In which comparisons the first has the lower value (or the higher one), whatever they are of."""
     if len(pairs) < expected:
         return None
     signs = {1: not lower, -1: lower, 0: None}
     cases = {name: signs[pair.sign()] for name, pair in pairs.items()}
-    good, bad, open_ = ([n for n, case in cases.items() if case is value] for value in (True, False, None))
-    parts = {words: good, "the other way round": bad, "undecided": open_}
-    ours = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
+    kinds = {words: True, "the other way round": False, "undecided": None}
+    parts = {what: [name for name, case in cases.items() if case is value] for what, value in kinds.items()}
+    ours = "; ".join(
+        f"{what}: {', '.join(f'{name} ({shown_as(pairs[name])})' for name in names)}"
+        for what, names in parts.items()
+        if names
+    )
     seeds = tuple(pair.seeds for pair in pairs.values())
     return Finding(ours=ours, verdict=verdict_of(list(cases.values())), seeds=seeds)
 

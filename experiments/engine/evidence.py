@@ -1,8 +1,8 @@
 """From seeds to a verdict: paired differences, their 95 % interval, and what may be said of a claim.
 
 With three seeds or more, a case is true if the whole interval satisfies it, false if no part of it does, and None
-(undecided) otherwise. Two seeds have an interval too, 12.7 times as wide as they are apart, but the verdict only says
-"seen twice". One seed has none: its difference decides, and the verdict says "seen once".
+(undecided) otherwise. Of two seeds the same is asked of both differences, and the verdict only says "seen twice"; of
+one seed the difference decides, and the verdict says "seen once".
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ ONCE = {HOLDS: "seen once", PARTLY: "seen once, in part", FAILS: "not seen, one 
 TWICE = {HOLDS: "seen twice", PARTLY: "seen twice, in part", FAILS: "not seen, two seeds"}
 """What a verdict becomes where one side of a comparison has one seed or two."""
 LEVEL = 0.95
+CHANCE = 0.05
+"""Counts differ if that has at most this probability by chance."""
 FEWEST_SEEDS = 3
-"""Fewer decide nothing: the interval of two mostly shows whether two differences happen to be alike."""
+"""Fewer decide nothing: the t-interval of two mostly shows whether two differences happen to be alike."""
 
 Seed = TypeVar("Seed", bound=Hashable)
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and the ends of its 95 % interval."""
+    """A mean and the ends of its 95 % interval, or of the range of two values."""
 
     mean: float
     low: float
@@ -72,15 +74,15 @@ def _decided(all_of_it: bool, any_of_it: bool) -> bool | None:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """The mean and its t-interval; of one value, or of equal values, that value alone.
+    """The mean and its t-interval; of two values their range, of one that value alone.
 
     An infinite value among others makes the interval infinite to both sides.
 
     >>> found = interval([1.0, 2.0, 3.0])
     >>> found.mean, round(found.low, 3), round(found.high, 3)
     (2.0, -0.484, 4.484)
-    >>> interval([0.5])
-    Interval(mean=0.5, low=0.5, high=0.5)
+    >>> interval([0.5, 1.5])
+    Interval(mean=1.0, low=0.5, high=1.5)
     """
     if not values or any(math.isnan(value) for value in values):
         raise ValueError(f"values must be numbers, at least one, got {list(values)}")
@@ -88,7 +90,10 @@ def interval(values: Sequence[float]) -> Interval:
         return Interval(values[0], values[0], values[0])
     if not all(map(math.isfinite, values)):
         return Interval(sum(values), -math.inf, math.inf)
-    mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
+    mean = statistics.fmean(values)
+    if len(values) < FEWEST_SEEDS:
+        return Interval(mean, min(values), max(values))
+    error = statistics.stdev(values) / math.sqrt(len(values))
     half = quantile(len(values) - 1) * error
     return Interval(mean, mean - half, mean + half)
 
@@ -168,6 +173,18 @@ def majority(signs: Sequence[int]) -> str:
     if better > worse:
         return HOLDS if better == len(signs) else PARTLY
     return FAILS if len(signs) - worse <= worse else UNDECIDED
+
+
+def by_chance(some: int, of: int, others: int, of_others: int) -> float:
+    """The probability that at least so many of the first runs are among those with an event, if it strikes all runs
+    alike (Fisher's exact test, one-sided).
+
+    >>> by_chance(3, 3, 0, 3), round(by_chance(2, 3, 0, 3), 3), by_chance(0, 3, 0, 3)
+    (0.05, 0.2, 1.0)
+    """
+    struck, runs = some + others, of + of_others
+    ways = (math.comb(of, k) * math.comb(of_others, struck - k) for k in range(some, min(of, struck) + 1))
+    return sum(ways) / math.comb(runs, struck)
 
 
 def by_bounds(difference: Interval, *, holds: float, partly: float) -> str:

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from experiments.engine.comparison import WHOLE_TEXT
 from experiments.engine.measures import Row, perplexity
 from experiments.engine.records import Data
 from longshort.runs import RunError
@@ -32,11 +33,26 @@ def joined(published: Data, new: Data) -> Data:
             raise RunError(
                 f"--add cannot join {key}, which is not kept seed by seed; publish all runs together instead"
             )
+    _check_texts(published, new)
     made = published["provenance"] | {
         key: _JOINS[type(value)](published["provenance"].get(key, value), value)
         for key, value in new["provenance"].items()
     }
     return new | {"provenance": made, "rows": list(rows.values())} | _curves(published, new)
+
+
+def _check_texts(published: Data, new: Data) -> None:
+    """Variants are paired by the seed, so a seed must not stand for two texts."""
+    theirs, own = (data["provenance"].get("vocabularies", []) for data in (published, new))
+    both = sorted(
+        {seed for row in new["rows"] for seed in row["seeds"]} & set(published["provenance"].get("seeds", []))
+    )
+    if own and own != theirs and both:
+        raise RunError(
+            f"seeds {both} are published of another text (vocabulary {', '.join(theirs) or 'unknown'}, got "
+            f"{', '.join(own)}), and variants are compared seed by seed; train with seeds that are not published, "
+            "with what these variants are compared with among them"
+        )
 
 
 def _curves(published: Data, new: Data) -> Data:
@@ -58,7 +74,7 @@ def _one_row(published: Row, new: Row) -> Row:
             f"{variant}: runs must have equally many steps, got {sorted(set(new['steps']))} in the folder and "
             f"{sorted(set(published['steps']))} published"
         )
-    if (_WHOLE_TEXT in published) != (_WHOLE_TEXT in new):
+    if (WHOLE_TEXT in published) != (WHOLE_TEXT in new):
         raise RunError(
             f"{variant}: losses must be of the whole validation text in all runs or in none; run the same command "
             "again to measure what is missing"
@@ -132,8 +148,6 @@ _LOST_WITH_ONE = {"final_loss", "best_perplexity"}
 _SUMS = {"diverged", "spikes", "logits_lost"}
 _DERIVED = {"accuracy", "spread", "final_perplexity"}
 """From the values of all seeds."""
-_WHOLE_TEXT = "first_positions"
-"""Known only where losses are of the whole validation text."""
 _OF_THE_FIRST = {"shared_tokens_per_second"}
 """Of the first run, as when all are collected together."""
 _HAVE_SEEDS = {"beyond", "beyond_yarn", "shares_yarn", "seeds_of_shares_yarn"}

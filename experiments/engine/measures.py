@@ -200,7 +200,14 @@ def provenance(found: Sequence[Outcome], folder: Path) -> dict[str, Any]:
         "unfinished": [run.name for run in runs if run.status not in ("finished", "diverged")],
         "batch_sizes": sorted({config["data"]["batch_size"] for config in configs}),
         "backends": sorted({config["model"]["backend"] for config in configs}),
+        **_vocabularies(found),
     }
+
+
+def _vocabularies(found: Sequence[Outcome]) -> dict[str, list[str]]:
+    """Of the texts that were read, where that is known."""
+    known = sorted({outcome.after["vocabulary"] for outcome in found if "vocabulary" in outcome.after})
+    return {"vocabularies": known} if known else {}
 
 
 def commands(folder: Path) -> list[dict[str, str]]:
@@ -213,7 +220,7 @@ def results_in(folder: Path, file: str, name: str) -> Any:
     """What the measurement `name` wrote into its folder."""
     if not (folder / file).is_file():
         raise RunError(f"{folder}: holds no {file}; run `python -m experiments {name}` first")
-    return renamed(read_json(folder / file))
+    return read_json(folder / file)
 
 
 def step_seconds(folder: Path) -> dict[str, float]:
@@ -258,21 +265,6 @@ def gaps(data: Data, mine: str, theirs: str) -> dict[int, float]:
     return {step: statistics.fmean(losses[theirs][s][step] - losses[mine][s][step] for s in seeds) for step in steps}
 
 
-def completed(data: Data) -> Data:
-    """The data with losses and logits seed by seed, which data of earlier versions hold only in their curves."""
-    runs: dict[str, dict[int, Row]] = {}
-    for run in data.get("curves", ()):
-        runs.setdefault(run["variant"], {})[run["seed"]] = run
-    for row in data["rows"]:
-        found = runs.get(row.get("variant", ""), {})
-        own = [found[seed] for seed in row.get("seeds", ()) if seed in found]
-        if len(own) < 2 or len(own) < len(row["seeds"]) or "final_loss" not in row:
-            continue
-        row.setdefault("final_losses", [run["validation"][-1][1] for run in own])
-        row.setdefault("max_logits", [_largest([value for _, value in run["logits"]]) for run in own])
-    return data
-
-
 def by_name(data: Data) -> dict[str, Row]:
     """The rows of the data by the name of the variant."""
     return {row["variant"]: row for row in data["rows"]}
@@ -280,25 +272,6 @@ def by_name(data: Data) -> dict[str, Row]:
 
 def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-_OLD_KEYS = {"arm": "variant", "arms": "variants"}
-
-
-def renamed(value: Any) -> Any:
-    """The same with today's keys: data of earlier versions call a variant an arm.
-
-    >>> renamed({"rows": [{"arm": "ls"}]})
-    {'rows': [{'variant': 'ls'}]}
-    """
-    if isinstance(value, dict):
-        return {_OLD_KEYS.get(key, key): renamed(inner) for key, inner in value.items()}
-    return [renamed(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _largest(values: Sequence[float | None]) -> float | None:
-    """None if there are none, or one is not finite."""
-    return max((v for v in values if v is not None), default=None) if None not in values else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

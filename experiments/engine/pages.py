@@ -13,7 +13,7 @@ from typing import Any
 
 from experiments.engine import choice
 from experiments.engine.evidence import FAILS, HOLDS, NOT_RUN, ONCE, PARTLY, TWICE, UNDECIDED
-from experiments.engine.measures import completed, read_json, renamed
+from experiments.engine.measures import read_json
 from experiments.engine.records import Data, Experiment, Finding
 from experiments.engine.tables import cells, span
 from longshort.files import write_atomically, write_json
@@ -53,7 +53,7 @@ def load(experiment: Experiment) -> Data | None:
     path = _data_file(experiment)
     if not path.is_file():
         return None
-    found: Data = completed(renamed(read_json(path)))
+    found: Data = read_json(path)
     return found | choice.published(experiment.name, RESULTS)
 
 

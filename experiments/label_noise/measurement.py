@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.engine.measurement import keep_seeds, machine, on_one_thread
-from experiments.engine.measures import read_json, renamed
+from experiments.engine.measures import read_json
 from experiments.engine.records import Message, Options
 from experiments.engine.sweep import chosen
 from experiments.label_noise.data import Condition, Dataset, digits, fingerprint, images, mixture
@@ -79,7 +79,7 @@ def is_there(path: Path, settings: Settings, seeds: Sequence[int], pictures: str
 def read_all(folder: Path) -> list[dict[str, Any]]:
     """The results of every pair in the folder, in the order of the experiment."""
     paths = [folder / f"{dataset}-{model}.json" for dataset in DATASETS for model in ARCHITECTURES]
-    return [renamed(read_json(path)) for path in paths if path.is_file()]
+    return [read_json(path) for path in paths if path.is_file()]
 
 
 def _draw(dataset: str, data: Path | None, seeds: Sequence[int], sizes: Sequence[int]) -> Dataset:

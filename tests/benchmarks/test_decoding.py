@@ -32,7 +32,7 @@ def measure(*kinds, **options):
 
 def test_every_decoder_is_checked_and_timed_and_ls_compared_with_each():
     rows = measure(LS, PLAIN, DYNAMIC, STATIC)
-    assert [(row["arm"], row["heads"]) for row in rows] == [(a.name, a.heads) for a in (LS, PLAIN, DYNAMIC, STATIC)]
+    assert [(row["variant"], row["heads"]) for row in rows] == [(a.name, a.heads) for a in (LS, PLAIN, DYNAMIC, STATIC)]
     assert all(len(row["milliseconds"]) == 2 and row["error"] < 1e-4 for row in rows)
     assert rows[0]["ls_speedup"] == 1.0 and all(row["ls_speedup"] > 0 for row in rows)
 
@@ -84,9 +84,9 @@ SCARCE = {"length": 64, "window": 8, "sizes": NARROW, "memory": 1_000_000}
 
 def test_prefill_measures_each_variant_and_what_ls_saves():
     rows = prefill.measure("tiny", 64, device="cpu", tokens=128, loss=False, rounds=2)
-    assert [row["arm"] for row in rows] == ["ls", "plain", "plain-flash"]  # cuDNN is for GPUs
+    assert [row["variant"] for row in rows] == ["ls", "plain", "plain-flash"]  # cuDNN is for GPUs
     assert all(row["rows"] == 2 and len(row["milliseconds"]) == 2 for row in rows)
-    made_up = [{"arm": "ls", "milliseconds": [5.0]}, {"arm": "plain-flash", "milliseconds": [9.0, 10.0, 11.0]}]
+    made_up = [{"variant": "ls", "milliseconds": [5.0]}, {"variant": "plain-flash", "milliseconds": [9.0, 10.0, 11.0]}]
     assert prefill.saved(made_up) == {"plain-flash": 0.5}
 
 
@@ -137,10 +137,10 @@ def test_an_unknown_part_is_refused():
 
 def test_goals_are_judged_by_the_right_rows():
     def speed(name, heads, batch, ratio):
-        return {"arm": name, "heads": heads, "batch": batch, "ls_speedup": ratio}
+        return {"variant": name, "heads": heads, "batch": batch, "ls_speedup": ratio}
 
     def prefilled(n, variant, ms):
-        return {"n": n, "arm": variant, "milliseconds": [ms]}
+        return {"n": n, "variant": variant, "milliseconds": [ms]}
 
     results = {
         "device": "cuda",

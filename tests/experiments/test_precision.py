@@ -1,9 +1,9 @@
-"""Precision: plain attention in bf16, TF32 and fp32, judged by the seeds with which bf16 diverges."""
+"""Precision: plain attention in bf16, TF32 and fp32, judged by the shares of runs that diverge."""
 
 import pytest
 
 from experiments import load
-from experiments.engine.evidence import FAILS, HOLDS, PARTLY
+from experiments.engine.evidence import FAILS, HOLDS, ONCE, PARTLY, UNDECIDED
 
 from .made_up import made_up_sweep, planned
 
@@ -22,24 +22,37 @@ def test_only_the_precision_differs(tmp_path):
     assert set(planned(load("precision"), tmp_path)) == {"plain", "plain-tf32"}
 
 
-def row(variant, seeds, diverged, steps=100):
-    return {"variant": variant, "seeds": seeds, "diverged_seeds": diverged, "steps": [steps] * len(seeds)}
+def row(variant, runs, diverged, steps=100):
+    seeds = list(range(runs))
+    return {"variant": variant, "seeds": seeds, "diverged_seeds": seeds[:diverged], "steps": [steps] * runs}
 
 
 @pytest.mark.parametrize(
     ("bf16", "tf32", "verdict"),
-    [([1, 2], [1, 2, 3], HOLDS), ([1, 2], [2], PARTLY), ([1, 2], [3], FAILS), ([1, 2], [], FAILS)],
+    [
+        ((3, 2), (3, 2), HOLDS),
+        ((3, 2), (3, 1), PARTLY),
+        ((3, 2), (3, 0), UNDECIDED),  # by chance in one of five
+        ((3, 3), (3, 0), FAILS),
+        ((1, 1), (1, 0), ONCE[FAILS]),
+        ((3, 3), (1, 1), ONCE[HOLDS]),
+    ],
 )
-def test_the_seeds_with_which_bf16_diverges_decide(bf16, tf32, verdict):
-    found = JUDGE({"rows": [row("plain", [1, 2, 3], bf16), row("plain-tf32", [1, 2, 3], tf32)]})
-    assert found.verdict == verdict and found.seeds == (3, 3)
+def test_shares_of_all_runs_are_compared(bf16, tf32, verdict):
+    found = JUDGE({"rows": [row("plain", *bf16), row("plain-tf32", *tf32)]})
+    assert found.by_seeds().verdict == verdict and found.seeds == (bf16[0], tf32[0])
+
+
+def test_seeds_that_ran_in_both_precisions_count_once():
+    found = JUDGE({"rows": [row("plain", 3, 3), row("plain-tf32", 2, 0), row("plain-fp32", 2, 0)]})
+    assert found.seeds == (3, 2) and found.ours == "diverged: plain 3 of 3, plain-tf32 0 of 2, plain-fp32 0 of 2"
 
 
 def test_without_divergence_or_with_fewer_steps_nothing_is_decided():
-    assert JUDGE({"rows": [row("plain", [1], []), row("plain-tf32", [1], [1])]}) is None
-    assert JUDGE({"rows": [row("plain", [1], [1]), row("plain-tf32", [1], [], steps=50)]}) is None
-    assert JUDGE({"rows": [row("plain", [1], [1]), row("plain-tf32", [1], [1], steps=50)]}).verdict == HOLDS
-    assert JUDGE({"rows": [row("plain", [1], [1])]}) is None
+    assert JUDGE({"rows": [row("plain", 1, 0), row("plain-tf32", 1, 1)]}) is None
+    assert JUDGE({"rows": [row("plain", 1, 1), row("plain-tf32", 1, 0, steps=50)]}) is None
+    assert JUDGE({"rows": [row("plain", 1, 1), row("plain-tf32", 1, 1, steps=50)]}).verdict == HOLDS
+    assert JUDGE({"rows": [row("plain", 1, 1)]}) is None
 
 
 def test_runs_are_collected_and_shown(tmp_path):

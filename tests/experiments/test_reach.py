@@ -35,7 +35,7 @@ def decided(seeds=3, **gains):
     for name in reach.PLANS:
         gain = gains.get(name.replace("-", "_"), 0.0)
         losses = [3.6 - gain + w * (1 if name == "full" else 2) for w in wiggle]
-        rows.append({"variant": name, "seeds": list(range(seeds)), "final_losses": losses})
+        rows.append({"variant": name, "seeds": list(range(seeds)), "steps": [9] * seeds, "final_losses": losses})
     return load("reach").findings({"rows": rows})
 
 
@@ -46,7 +46,7 @@ def test_a_plan_is_ahead_where_the_interval_of_its_differences_excludes_zero():
     findings = decided(ladder=0.05)
     verdicts = {key: found.verdict for key, found in findings.items()}
     assert verdicts == {"mixed": PARTLY, "head-wise": UNDECIDED, "ladder": HOLDS, "local": UNDECIDED}
-    assert findings["mixed"].ours.startswith("full is behind: ladder; undecided: ls1-w64, ls2-w64")
+    assert findings["mixed"].ours.startswith("full is behind: ladder (+0.049, +0.047 to +0.051); undecided: ls1-w64 (-")
     assert decided(ls1_w64=-0.05)["head-wise"].verdict == FAILS
 
 
@@ -55,6 +55,25 @@ def test_fewer_than_three_seeds_show_something_and_decide_nothing(seeds, names):
     findings = decided(seeds=seeds, ladder=0.05)
     assert findings["ladder"].verdict == names[HOLDS] and findings["mixed"].verdict == names[PARTLY]
     assert findings["head-wise"].verdict == UNDECIDED
+
+
+def test_runs_of_other_lengths_or_parts_of_the_text_are_not_compared():
+    rows = [
+        {
+            "variant": name,
+            "seeds": [0, 1, 2],
+            "steps": [9] * 3,
+            "final_losses": [loss] * 3,
+            "first_positions": [4.0] * 3,
+        }
+        for name, loss in (("full", 3.6), ("ls1-w64", 3.5))
+    ]
+    judge = load("reach").claims["head-wise"].judge
+    assert judge({"rows": rows}).verdict == HOLDS
+    del rows[1]["first_positions"]  # one of its runs was not measured on the whole text
+    assert judge({"rows": rows}) is None
+    rows[1] |= {"first_positions": [4.0] * 3, "steps": [9, 9, 8]}
+    assert judge({"rows": rows}) is None
 
 
 def test_an_interval_is_students():

@@ -42,7 +42,7 @@ def decided(**gains):
     for name in modern.PLANS:
         gain = gains.get(name.replace("-", "_"), 0.0)
         losses = [3.6 - gain + 0.001 * seed * (1 if name == "full" else 2) for seed in range(3)]
-        rows.append({"variant": name, "seeds": [0, 1, 2], "final_losses": losses})
+        rows.append({"variant": name, "seeds": [0, 1, 2], "steps": [9] * 3, "final_losses": losses})
     found = load("reach-modern").findings({"rows": rows})
     return {key: found[key].verdict for key in ("mixed", "ladder", "sinks", "nope")}
 
@@ -82,7 +82,11 @@ def test_finalists_have_a_larger_model_and_as_many_global_heads(corpus, tmp_path
     assert {config.model.width for config in configs.values()} == {384}
     ladder = configs["ladder-nope"].model.layer_plans[0]
     assert ladder.windows == (None, 512, 256, 128, 64, 32)
-    data = {"rows": [{"variant": name, "seeds": [0], "final_losses": [3.5 - (name != "full")]} for name in configs]}
+    data = {
+        "rows": [
+            {"variant": name, "seeds": [0], "steps": [9], "final_losses": [3.5 - (name != "full")]} for name in configs
+        ]
+    }
     assert load("reach-30m").findings(data)["mixed"].ours.startswith("full is behind: ls1-w128")
     unturned = {name: {layer.global_share for layer in config.model.layer_reaches} for name, config in configs.items()}
     assert {name for name, shares in unturned.items() if shares == {0}} == set(reach_30m.UNTURNED)
@@ -103,7 +107,7 @@ def test_a_plan_goes_on_where_its_loss_changes_less_than_that_of_the_others(clai
         ):
             last = [first + change + 0.001 * seed * (name == "full") for seed in seeds]
             losses = {"1 to 2,048": [first] * len(seeds), "8,193 to 16,384": last}
-            row = {"variant": name, "seeds": [0, 1, 2], "final_losses": [3.4] * 3}
+            row = {"variant": name, "seeds": [0, 1, 2], "steps": [9] * 3, "final_losses": [3.4] * 3}
             changed = {"beyond": {"seeds": list(seeds), "losses": losses}}
             if far != "beyond" and name in ("full", "ls1-w128"):
                 changed["beyond_yarn"] = changed["beyond"]
@@ -112,7 +116,7 @@ def test_a_plan_goes_on_where_its_loss_changes_less_than_that_of_the_others(clai
         return load("reach-30m").findings({"rows": rows})[claim]
 
     assert [found(*pair).verdict for pair in ((0.2, 0.2), (0.2, 0.0), (0.0, 0.0))] == [HOLDS, PARTLY, FAILS]
-    assert found(0.2, 0.2).ours.startswith("less of the first: ls1-w128-nope and full, ls1-w128-nope and ls1-")
+    assert found(0.2, 0.2).ours.startswith("less of the first: ls1-w128-nope and full (-0.101, ")
     assert found(0.1, 0.2).verdict == PARTLY and "undecided: ls1-w128-nope and full" in found(0.1, 0.2).ours
     assert found(0.2, 0.2, seeds=(2,)).verdict == ONCE[HOLDS]
 
@@ -122,13 +126,13 @@ def test_plans_without_rotation_are_compared_with_full_attention_without_it():
         names = (*modern.UNTURNED, "ls1-w64-nope")
         ours = {name: losses.get(name.replace("-", "_"), 3.4) for name in names} | {"full-nope": 3.5, "full": 3.0}
         rows = [
-            {"variant": name, "seeds": [0, 1, 2], "final_losses": [loss, loss, loss + 0.001 * (name == "full-nope")]}
+            {"variant": name, "seeds": [0, 1, 2], "steps": [9] * 3, "final_losses": [loss] * 3}
             for name, loss in ours.items()
         ]
         return load("reach-modern").findings({"rows": rows})["nope-mixed"]
 
     assert found().verdict == HOLDS and found(ladder_nope=3.6).verdict == PARTLY
-    assert found(ladder_nope=3.6).ours.endswith("the other way round: ladder-nope")
+    assert found(ladder_nope=3.6).ours.endswith("the other way round: ladder-nope (-0.100, -0.100 to -0.100)")
 
 
 def test_plans_that_are_rotated_and_global_are_those_whose_angles_can_be_slowed(tmp_path):
@@ -152,7 +156,11 @@ def test_the_largest_finalists_are_seen_once_at_most(corpus, tmp_path):
     }
     with torch.device("meta"):
         assert round(GPT(configs["full"].model).n_parameters() / 1e6) == 88
-    data = {"rows": [{"variant": name, "seeds": [0], "final_losses": [3.5 - (name != "full")]} for name in configs]}
+    data = {
+        "rows": [
+            {"variant": name, "seeds": [0], "steps": [9], "final_losses": [3.5 - (name != "full")]} for name in configs
+        ]
+    }
     assert experiment.findings(data)["mixed"].verdict == ONCE[HOLDS]
     options = Options(out=tmp_path, variants=("ladder-nope",), quick=True, steps=1, device="cpu")
     (trial,) = plan_sweep(experiment, options, data=corpus)

@@ -41,7 +41,7 @@ def made_up_noise(folder, pairs=(("mixture", "mlp"), ("mnist", "mlp")), seeds=5,
         }
         conditions = [{"name": c.name, "kind": c.kind, "share": c.share} for c in CONDITIONS]
         about = {"seeds": list(range(seeds)), "settings": {"epochs": 1}, "seconds": 1.0, "machine": {"threads": 1}}
-        document = {"dataset": dataset, "model": model, "arms": losses, "conditions": conditions, **about, **values}
+        document = {"dataset": dataset, "model": model, "variants": losses, "conditions": conditions, **about, **values}
         (folder / f"{dataset}-{model}.json").write_text(json.dumps(document))
     (folder / "commands.json").write_text(json.dumps([{"command": "longshort reproduce label-noise"}]))
     return folder

@@ -74,15 +74,6 @@ def test_accuracies_that_are_not_all_there_are_nobodys():
     assert comparison.accuracies_by_seed({"seeds": [0, 4], "accuracies": [0.5]}) == {}
 
 
-def test_losses_and_logits_of_earlier_data_are_read_from_their_curves():
-    def curve(seed, loss, logit):
-        return {"variant": "a", "seed": seed, "validation": [[1, 9.0], [2, loss]], "logits": [[1, logit], [2, 1.0]]}
-
-    old = {"variant": "a", "seeds": [0, 1], "final_loss": 4.5}
-    data = measures.completed({"rows": [old], "curves": [curve(1, 5.0, None), curve(0, 4.0, 7.0)]})
-    assert data["rows"][0]["final_losses"] == [4.0, 5.0] and data["rows"][0]["max_logits"] == [7.0, None]
-
-
 def test_a_gap_is_the_mean_over_common_seeds_at_common_steps():
     def curve(variant, seed, *losses):
         return {"variant": variant, "seed": seed, "validation": [[step, loss] for step, loss in enumerate(losses)]}

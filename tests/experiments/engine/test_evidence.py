@@ -33,7 +33,7 @@ def made(draw, seeds, *, ahead=0.0, spread=0.02, shared=0.5):
     return ({s: x - less + draw.gauss(0.0, spread) for s, x in enumerate(both)} for less in (ahead, 0.0))
 
 
-@pytest.mark.parametrize("seeds", [2, 3, 5, 12])
+@pytest.mark.parametrize("seeds", [3, 5, 12])
 def test_the_interval_covers_the_true_difference_in_95_percent_of_cases(seeds):
     draw = random.Random(seeds)
     found = [paired(*made(draw, seeds, ahead=0.03)) for _ in range(TRIALS)]
@@ -70,9 +70,8 @@ def test_quantiles_are_those_of_published_tables(freedom, t):
     assert quantile(freedom) == pytest.approx(t, abs=6e-5)
 
 
-def test_two_seeds_have_an_interval_of_twelve_times_their_distance():
-    found = interval([1.0, 3.0])
-    assert (found.low, found.high) == pytest.approx((2 - 12.7062, 2 + 12.7062), abs=1e-4)
+def test_of_two_seeds_both_must_lie_on_one_side():
+    assert [interval(values).is_below(2.0) for values in ((1.0, 1.9), (1.0, 3.0), (2.5, 3.0))] == [True, None, False]
 
 
 @given(numbers)

@@ -56,6 +56,19 @@ def test_a_run_that_is_in_both_or_took_other_steps_is_refused():
         joined(data([0]), data([2], steps=50))
 
 
+def test_a_seed_does_not_stand_for_two_texts():
+    def of(text, seeds, variant):
+        found = data(seeds, variant=variant)
+        return found | {"provenance": {"seeds": seeds} | ({} if text is None else {"vocabularies": [text]})}
+
+    for published, new in (("a", "b"), (None, "b")):
+        with pytest.raises(RunError, match=r"seeds \[0\] are published of another text"):
+            joined(of(published, [0, 1], "full"), of(new, [0], "ladder"))
+        found = joined(of(published, [0, 1], "full"), of(new, [2], "full"))
+        assert found["provenance"]["vocabularies"] == sorted({published or new, new})
+    assert joined(of("a", [0], "full"), of("a", [0], "ladder"))["rows"][1]["variant"] == "ladder"
+
+
 def test_means_weigh_every_seed_alike():
     published, new = data([0, 1, 2], validation_loss=1.0, max_logit=9.0), data([3], validation_loss=3.0, exact=0.25)
     row = joined(published, new)["rows"][0]
