@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments import reach_modern
-from experiments.engine import comparison
+from experiments import load, reach_modern
+from experiments import reach as experiment
+from experiments.engine import comparison, measures, pages
 from experiments.engine.evidence import paired
 from longshort import reach
 from longshort.report.plan import plan_text
@@ -25,30 +26,30 @@ def test_code_of_the_page_runs(block):
 
 
 ROWS = {
-    "ladder: 1 global head, not rotated, and windows 512, 256 ... 8 in every layer": "ladder-nope",
-    "one full layer, the last of eight, not rotated": "one-full-8-nope",
-    "one global head per layer, not rotated, windows of 64": "ls1-w64-nope",
-    "one full layer in four, not rotated": "interleave-3-1-nope",
+    "ladder, unrotated": "ladder-nope",
+    "the last layer full, unrotated": "one-full-8-nope",
+    "LS, unrotated": "ls1-w64-nope",
+    "one full layer in four, unrotated": "interleave-3-1-nope",
     "one full layer in six, and the last": "interleave-5-1",
-    "one full layer, the sixth": "one-full-6",
+    "the sixth layer full": "one-full-6",
     "every second layer full": "interleave-1-1",
     "one full layer in four": "interleave-3-1",
     "ladder": "ladder",
-    "one full layer, the last": "one-full-8",
-    "two global heads per layer, windows of 64": "ls2-w64",
-    "one global head per layer, windows of 64": "ls1-w64",
+    "the last layer full": "one-full-8",
+    "LS with two global heads": "ls2-w64",
+    "LS": "ls1-w64",
     "full attention": "full",
-    "full attention, not rotated": "full-nope",
+    "full attention, unrotated": "full-nope",
 }
-"""Rows of the page's table, as the experiments call them."""
+"""Rows of the page's tables, as the experiments call them."""
 LARGER = {
-    "ladder: 1 global head, not rotated, in every layer": "ladder-nope",
-    "one global head per layer, not rotated": "ls1-w128-nope",
-    "one full layer in six, not rotated": "interleave-5-1-nope",
+    "ladder, unrotated": "ladder-nope",
+    "LS, unrotated": "ls1-w128-nope",
+    "one full layer in six, unrotated": "interleave-5-1-nope",
     "full attention": "full",
-    "one global head per layer": "ls1-w128",
+    "LS": "ls1-w128",
 }
-"""Rows of the second table."""
+"""Rows of the table of a larger model."""
 LOSSES, ANSWERS, LARGER_LOSSES, LARGER_ANSWERS = (
     {row["variant"]: row for row in json.loads((RESULTS / f"{name}.json").read_text())["rows"]}
     for name in ("reach-modern", "retrieval-modern", "reach-30m", "retrieval-30m")
@@ -59,23 +60,91 @@ def right(shares):
     return f"{100 * statistics.fmean(shares):.0f} %" if shares else ""
 
 
-def test_table_of_the_page_is_what_was_measured():
+def line_of(cells):
+    """A line of a table, without cells of spaces."""
+    return re.sub(" +", " ", f"| {' | '.join(cells)} |")
+
+
+def test_losses_of_the_page_are_what_was_measured():
     full = LOSSES["full"]
     lines = []
     for words, name in ROWS.items():
-        row, asked = LOSSES[name], ANSWERS.get(name, {})
+        row = LOSSES[name]
         against = comparison.difference(row, full)
         loss = f"{against.mean:+.3f} ({against.low:+.3f} to {against.high:+.3f})" if row is not full else "0"
         first, *_, last = (statistics.fmean(losses) for losses in row["beyond"]["losses"].values())
-        cells = [str(row["n_global"]), f"{100 * row['cache_bytes'] / full['cache_bytes']:.0f} %", loss]
-        cells += [f"{last - first:+.2f}", ", ".join(map(str, asked.get("seeds", ())))]
-        for key, length in (("shares", "2048"), ("shares", "16384"), ("shares_yarn", "16384")):
-            cells.append(right(asked.get(key, {}).get("variables", {}).get(length, [])))
-        lines.append(re.sub(" +", " ", f"| {words} | {' | '.join(cells)} |"))
+        cache = f"{100 * row['cache_bytes'] / full['cache_bytes']:.0f} %"
+        lines.append(line_of([words, str(row["n_global"]), cache, loss, f"{last - first:+.2f}"]))
     assert [line for line in lines if line not in PAGE] == []
     means = [statistics.fmean(LOSSES[name]["final_losses"]) for name in ROWS.values()]
     assert means == sorted(means)
     assert {len(LOSSES[name]["seeds"]) for name in ROWS.values()} == {3, 4}
+
+
+def test_answers_of_the_page_are_what_was_measured():
+    lines = []
+    for words, name in ROWS.items():
+        if (asked := ANSWERS.get(name)) is None:
+            continue
+        cells = [words, ", ".join(map(str, asked["seeds"]))]
+        for key, length in (("shares", "2048"), ("shares", "16384"), ("shares_yarn", "16384")):
+            cells.append(right(asked.get(key, {}).get("variables", {}).get(length, [])))
+        lines.append(line_of(cells))
+    assert len(lines) == 10 and [line for line in lines if line not in PAGE] == []
+
+
+def test_leads_in_the_course_of_the_training_are_what_was_measured():
+    data = pages.load(load("reach-modern"))
+    for words, name in (
+        ("ladder, unrotated", "ladder-nope"),
+        ("ladder", "ladder"),
+        ("LS, unrotated", "ls1-w64-nope"),
+        ("LS", "ls1-w64"),
+    ):
+        gaps = measures.gaps(data, "full", name)
+        assert line_of([words, *(f"{gaps[step]:+.3f}" for step in (760, 1520, 3050))]) in PAGE
+        assert len(LOSSES[name]["seeds"]) == 4
+
+
+def test_leads_in_the_first_positions_are_what_was_measured():
+    def leads(rows, names):
+        full = rows["full"]
+        pairs = [zip(rows[name]["first_positions"], full["first_positions"], strict=True) for name in names]
+        return [[mine - theirs for mine, theirs in pair] for pair in pairs]
+
+    found = [-statistics.fmean(lead) for lead in leads(LOSSES, ("ls1-w64", "ls1-w64-nope", "ladder", "ladder-nope"))]
+    text = " ".join(PAGE.split())
+    assert f"{min(found):.3f} to {max(found):.3f} nats above LS and the ladder, rotated or not" in text
+    mixed = [name for name in LARGER_LOSSES if name != "full"]
+    assert f"that part is {-min(map(min, leads(LARGER_LOSSES, mixed))):.3f} nats at most" in text
+
+
+def test_larger_models_answer_fewer_chains_than_full_attention():
+    asked = LARGER_ANSWERS["full"]
+    full = dict(zip(asked["seeds"], asked["shares"]["variables"]["2048"], strict=True))
+    behind = [
+        100 * (full[seed] - share)
+        for name, row in LARGER_ANSWERS.items()
+        if name != "full"
+        for seed, share in zip(row["seeds"], row["shares"]["variables"]["2048"], strict=True)
+    ]
+    words = f"all seven mixed models that were asked answered fewer, by {min(behind):.0f} to {max(behind):.0f} points"
+    assert len(behind) == 7 and words in " ".join(PAGE.split())
+
+
+COSTS = {64: "1", 16: "2.8 times as fast", 8: "3.9 to 4.0 times as fast"}
+
+
+def test_costs_of_the_page_are_what_was_measured():
+    rows = json.loads((RESULTS / "reach-costs.json").read_text())["rows"]
+    rows = {row["variant"]: row for row in rows if row["experiment"] == "reach"}
+    full, by_count = rows["full"], {}
+    for name, row in rows.items():
+        by_count.setdefault(sum(layer.count(None) for layer in experiment.PLANS[name]), []).append(row)
+    for count, words in COSTS.items():
+        faster = [f"{row['training']['32768'] / full['training']['32768']:.1f}" for row in by_count[count]]
+        ends = dict.fromkeys([min(faster), max(faster)])
+        assert words.startswith(" to ".join(ends).replace("1.0", "1")) and f"| {words} |" in PAGE
 
 
 def training_losses(row):
@@ -87,7 +156,7 @@ def each(values, mark="+.3f"):
     return ", ".join(f"{value:{mark}}" for value in values)
 
 
-def test_second_table_is_what_was_measured():
+def test_table_of_a_larger_model_is_what_was_measured():
     full = LARGER_LOSSES["full"]
     lines = []
     for words, name in LARGER.items():

@@ -13,13 +13,13 @@ def rl(
     config: Annotated[str, typer.Argument(help=CONFIG_HELP.replace("tiny", "rl-tiny"))],
     overrides: Annotated[list[str] | None, typer.Argument(help=OVERRIDES_HELP)] = None,
 ) -> None:
-    """Learn a task from the verdicts of its verifier: GRPO, SofT-GRPO.
+    """Train on the rewards of a verifier: GRPO, SofT-GRPO.
 
-    A run found in run.out is resumed.
+    If run.out holds a run, it is resumed.
 
     Example: longshort rl rl-tiny
 
-    Another algorithm: longshort rl rl-tiny rl.algorithm=grpo run.out=runs/grpo
+    Another algorithm: longshort rl rl-tiny rl.algorithm=soft-grpo run.steps=250 run.out=runs/soft-grpo
     """
     from longshort.rl import reinforce
     from longshort.train import TrainConfig
