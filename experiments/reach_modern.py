@@ -208,9 +208,9 @@ EXPERIMENT = Experiment(
     caption=(
         f"{reach.CAPTION}: the mean and range over seeds for six plans, the first seed of the others in grey; "
         "full-nope, far above them, is left out there. ls1-w64 has one global head per layer and windows of 64; "
-        "one-full-8 has all global heads in layer 8; interleave-3-1 has three local layers before each full one; ladder "
-        "has one global head per layer and windows of 512 to 8; -nope leaves global heads unrotated, -sinks adds "
-        "learned sinks."
+        "one-full-8 has all global heads in layer 8; interleave-3-1 has three local layers before each full one; "
+        "ladder has one global head per layer and windows of 512 to 8; -nope leaves global heads unrotated, -sinks "
+        "adds learned sinks."
     ),
     claims={
         "mixed": Claim(
