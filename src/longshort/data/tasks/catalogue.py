@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from longshort.data.corpus import SPLITS
 from longshort.data.errors import DataError
 from longshort.data.tasks import listops, loaders, passkey, pathfinder, recall, retrieval
-from longshort.data.tasks.examples import SPLITS, Examples, Task
+from longshort.data.tasks.examples import Examples, Task
 from longshort.data.tasks.generated import Draw, DrawProgress, generated
 from longshort.data.tokenizer import load_tokenizer, tokenizer_checksum
 

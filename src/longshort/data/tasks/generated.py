@@ -22,10 +22,11 @@ from typing import Any
 
 import numpy as np
 
+from longshort.data.corpus import SPLITS
 from longshort.data.default import cache_root
 from longshort.data.errors import DataError
 from longshort.data.parallel import follow_the_parent
-from longshort.data.tasks.examples import SPLITS, Examples
+from longshort.data.tasks.examples import Examples
 from longshort.files import new_folder, write_json
 
 FORMAT = 1
