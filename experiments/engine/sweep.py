@@ -22,13 +22,13 @@ from experiments.engine.base import base_config, on_cuda, token_folder
 from experiments.engine.measures import AFTER, COMMANDS, STEP_TIMES, read_json
 from experiments.engine.records import Experiment, Message, Options
 from longshort.files import alone_in, write_json
-from longshort.report.compare import Trial, trials_of
 from longshort.runs import Reader, read_log
 from longshort.train import ConfigError, TrainConfig
 from longshort.train.evaluation.answers import draw_tasks
 from longshort.train.machine.flops import flops_per_token
 from longshort.train.models import build_model
 from longshort.train.sweeps.processes import RunFailed, run_all
+from longshort.train.sweeps.trials import Trial, trials_of
 
 TIMING = "experiments.engine.timing"
 _FLOPS = {True: 1.4e14, False: 3e10}

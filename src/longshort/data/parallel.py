@@ -1,25 +1,18 @@
-"""Tokenizes on several processes; results come in the order of the text, whatever the number of processes.
-
-Processes are spawned, not forked: the caller may have threads (torch does), and forking then can deadlock.
-"""
+"""Tokenizes on several processes; results come in the order of the text, whatever the number of processes."""
 
 from __future__ import annotations
 
 import os
-import signal
-import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context, parent_process
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from longshort.data.corpus import HubDataset, TextFile
-from longshort.data.errors import DataError
+from longshort.data.pools import spawned
 from longshort.data.split import Assigned
 from longshort.data.tokenizer import Tokenizer, tokenizer_from_dict
 
@@ -27,11 +20,6 @@ _TASK_CHARACTERS = 1 << 18
 _TASK_PIECES = 1024
 _AHEAD = 3
 """Tasks in flight for each process: enough to keep it busy, few enough to bound the memory."""
-
-_DIED = (
-    "a tokenizing process died (out of memory, or the calling script does not keep its work under "
-    'if __name__ == "__main__"); try workers=1'
-)
 
 _of_this_process: Tokenizer | None = None
 
@@ -52,18 +40,13 @@ def encode_in_order(pieces: Iterable[Assigned], tokenizer: Tokenizer, workers: i
             yield from _encode(task, tokenizer)
         return
     in_flight: deque[Future[list[Encoded]]] = deque()
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start, (tokenizer.to_dict(),))
-    try:
+    with spawned(workers, "tokenizing", _start, tokenizer.to_dict()) as pool:
         for task in tasks:
             in_flight.append(pool.submit(_encode_here, task))
             if len(in_flight) >= workers * _AHEAD:
                 yield from in_flight.popleft().result()
         while in_flight:
             yield from in_flight.popleft().result()
-    except BrokenProcessPool:
-        raise DataError(_DIED) from None
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def count_documents(parts: Sequence[TextFile | HubDataset], workers: int) -> Generator[int, None, None]:
@@ -71,14 +54,9 @@ def count_documents(parts: Sequence[TextFile | HubDataset], workers: int) -> Gen
     if workers == 1 or len(parts) == 1:
         yield from map(_documents_of, parts)
         return
-    pool = ProcessPoolExecutor(min(workers, len(parts)), get_context("spawn"), follow_the_parent)
-    try:
+    with spawned(min(workers, len(parts)), "tokenizing") as pool:
         # Single files unless there are very many: files differ in size.
         yield from pool.map(_documents_of, parts, chunksize=1 + len(parts) // (64 * workers))
-    except BrokenProcessPool:
-        raise DataError(_DIED) from None
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _documents_of(part: TextFile | HubDataset) -> int:
@@ -115,22 +93,6 @@ def _encode_here(task: list[Assigned]) -> list[Encoded]:
 
 def _start(tokenizer: dict[str, Any]) -> None:
     global _of_this_process
-    follow_the_parent()
     # The processes already run in parallel.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _of_this_process = tokenizer_from_dict(tokenizer)
-
-
-def follow_the_parent() -> None:
-    """First call of a pool's process: leave Ctrl-C to the parent, and end when the parent does."""
-    # Ctrl-C reaches the whole group; the parent decides what to do about it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A pool's processes wait forever if their parent is killed: each holds both ends of its own queue.
-    threading.Thread(target=_leave_with_the_parent, daemon=True).start()
-
-
-def _leave_with_the_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)

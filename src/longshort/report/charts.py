@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from longshort.report.datasets import MEASURES, Datasets, rows
-from longshort.report.theme import DASHES, LIGHT, MOST_STRONG, NOT_FINITE, method_styles, vega_config
+from longshort.report.theme import DASHES, LIGHT, MOST_STRONG, NOT_FINITE, method_styles, picture_config
 from longshort.runs import Run
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class Charts:
         )
         chart = alt.layer(grid, lost).resolve_axis(y="independent")
         chart = chart.properties(width=WIDTH, height=round(rows.pixels * rows.end))
-        return _plain(chart)
+        return without_theme(chart)
 
     def heat_maps(self) -> dict[str, Any]:
         """The heat maps of the first run of each variant, for a picture."""
@@ -319,7 +319,7 @@ class Charts:
         chart = self.alt.layer(*layers).properties(width=WIDTH, height=HEIGHT)
         if self.legend:
             chart = chart.properties(title=self.alt.TitleParams(title, anchor="start", offset=10))
-        return _plain(chart)
+        return without_theme(chart)
 
     def _heat_cells(self, index: int, run: Run, rows: _Rows) -> altair.Chart:
         """One row per cell, unpacked from one row per stretch of steps, so that the page holds few bytes per cell."""
@@ -386,21 +386,21 @@ def _reach(sees: int | tuple[int, int] | None) -> str:
     return "all" if sees is None else str(sees) if isinstance(sees, int) else f"{sees[0]} + {sees[1]}"
 
 
-def _plain(chart: Any) -> dict[str, Any]:
+def without_theme(chart: Any) -> dict[str, Any]:
+    """The specification of a chart."""
     spec: dict[str, Any] = chart.to_dict()
     spec.pop("config", None)
     return spec
 
 
-def with_data(spec: dict[str, Any], datasets: Datasets, colors: dict[str, Any] = LIGHT) -> dict[str, Any]:
-    """A specification that stands alone: data and theme included."""
+def with_data(spec: dict[str, Any], datasets: Datasets) -> dict[str, Any]:
+    """A specification that stands alone: data and light theme included."""
     names = list(dict.fromkeys(table["constants"]["variant"] for table in datasets.tables["curve"]))
-    category = [style.color for style in method_styles(names, colors, strong=MOST_STRONG)]
-    behind = {name for name, color in zip(names, category, strict=True) if color == colors["aside"]}
+    category = [style.color for style in method_styles(names, LIGHT, strong=MOST_STRONG)]
+    behind = {name for name, color in zip(names, category, strict=True) if color == LIGHT["aside"]}
     named: dict[str, Any] = {
         name: rows(sorted(tables, key=lambda table: table["constants"]["variant"] not in behind))
         for name, tables in datasets.tables.items()
     }
     named |= {f"heat-{index}": heat for index, heat in enumerate(datasets.heat)}
-    config = vega_config(colors, category) | {"background": colors["card"], "padding": 20}
-    return {**spec, "datasets": named, "config": config}
+    return {**spec, "datasets": named, "config": picture_config(category)}

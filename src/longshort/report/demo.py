@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 from longshort.data import default_data
 from longshort.generation.sample import text_stream
-from longshort.report.compare import PAGE, Trial, check_results, plan_trials, save_summary
 from longshort.report.live import Watch
+from longshort.report.page import PAGE
+from longshort.report.summary import check_results, save_summary
 from longshort.runs import RunLog, load_run
 from longshort.train import TrainConfig
 from longshort.train.sweeps.processes import run_all
+from longshort.train.sweeps.trials import Trial, plan_trials
 
 VARIANTS = ("plain", "ls")
 PROMPT = "def "

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from longshort.files import write_atomically
 from longshort.report.charts import drawing
-from longshort.report.pictures import drawn
-from longshort.report.theme import LIGHT, vega_config
+from longshort.report.pictures import drawn, with_text
+from longshort.report.theme import picture_config
 
-_KEY = b"Chart SHA-256\0"
-_AFTER_HEADER = 33
-"""Bytes of a PNG's signature and of its first chunk, IHDR."""
+_KEY = "Chart SHA-256"
 
 
 def frame(rows: Iterable[dict[str, Any]]) -> Any:
@@ -34,7 +30,7 @@ def specification(chart: Any, *, title: str | None = None) -> dict[str, Any]:
     if title is not None:
         chart = chart.properties(title=drawing().TitleParams(title, anchor="start", offset=14))
     spec: dict[str, Any] = chart.to_dict()
-    spec["config"] = vega_config(LIGHT) | {"background": LIGHT["card"], "padding": 20}
+    spec["config"] = picture_config()
     return spec
 
 
@@ -46,7 +42,7 @@ def fingerprint(spec: dict[str, Any]) -> str:
 
 def drawn_from(path: Path) -> str | None:
     """The fingerprint of the chart that a picture shows; None where it has none."""
-    _, found, rest = (path.read_bytes() if path.is_file() else b"").partition(b"tEXt" + _KEY)
+    _, found, rest = (path.read_bytes() if path.is_file() else b"").partition(f"tEXt{_KEY}\0".encode())
     return rest[:64].decode() if found else None
 
 
@@ -56,7 +52,4 @@ def picture(chart: Any, path: Path, *, title: str | None = None) -> Path:
     mark = fingerprint(spec)
     if drawn_from(path) == mark:
         return path
-    png = drawn(spec)
-    note = b"tEXt" + _KEY + mark.encode()
-    chunk = struct.pack(">I", len(note) - 4) + note + struct.pack(">I", zlib.crc32(note))
-    return write_atomically(path, png[:_AFTER_HEADER] + chunk + png[_AFTER_HEADER:])
+    return write_atomically(path, with_text(drawn(spec), _KEY, mark))

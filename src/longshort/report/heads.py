@@ -8,7 +8,7 @@ from typing import Any
 from longshort.files import check_replaceable, write_atomically
 from longshort.heads import HeadPlan
 from longshort.report import theme
-from longshort.report.charts import HEIGHT, WIDTH, drawing, log_axis
+from longshort.report.charts import HEIGHT, WIDTH, drawing, log_axis, without_theme
 from longshort.report.page import page_environment, script_json, vega_script
 from longshort.report.plan import plan_chart, seen_by
 
@@ -126,7 +126,7 @@ def heat_map(record: Record, measure: str) -> dict[str, Any]:
         )
     )
     layers = record["model"]["layers"]
-    return _plain(chart.properties(width=WIDTH, height=max(8, min(28, 640 // layers)) * layers))
+    return without_theme(chart.properties(width=WIDTH, height=max(8, min(28, 640 // layers)) * layers))
 
 
 _BEYOND = {
@@ -154,7 +154,7 @@ def beyond_chart(record: Record, kind: str) -> dict[str, Any]:
             tooltip=["layer:O", alt.Tooltip("window:Q", format=",d"), alt.Tooltip("share:Q", format=".2%")],
         )
     )
-    return _plain(chart.properties(width=WIDTH, height=HEIGHT))
+    return without_theme(chart.properties(width=WIDTH, height=HEIGHT))
 
 
 def _plan_picture(plans: list[dict[str, Any]]) -> dict[str, Any]:
@@ -181,9 +181,3 @@ def _beyond_rows(record: Record, kind: str) -> list[dict[str, Any]]:
         for layer, heads in enumerate(record["beyond"][kind])
         for i, window in enumerate(windows)
     ]
-
-
-def _plain(chart: Any) -> dict[str, Any]:
-    spec: dict[str, Any] = chart.to_dict()
-    spec.pop("config", None)
-    return spec

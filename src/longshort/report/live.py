@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from longshort.report.compare import Trial
 from longshort.runs import Reader
+from longshort.train.sweeps.trials import Trial
 
 _PLAIN_SECONDS = 20.0
 """Between tables where the output is not a terminal."""
@@ -28,8 +28,7 @@ class Watch(Protocol):
 
 @contextmanager
 def live_table(trials: Sequence[Trial], console: Console) -> Iterator[Watch]:
-    """A watcher for `run_all` that keeps a table of unfinished runs current, or prints lines without a terminal."""
-    trials = [trial for trial in trials if not trial.is_finished]
+    """A watcher for `run_all` that keeps a table of runs current, or prints lines without a terminal."""
     if not console.is_terminal:
         yield _Lines(trials, console)
         return
@@ -104,7 +103,7 @@ def _cells(trial: Trial, reader: Reader | None) -> list[str]:
 
 
 def result_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The rows that `compare.summarize` makes."""
+    """The rows that `summary.summarize` makes."""
     sizes = sorted({row["parameters"] for row in rows})
     size = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
     several = any(row["seeds"] > 1 for row in rows)

@@ -5,6 +5,8 @@ dense screens, and with a palette, so that the file stays small.
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,12 @@ def small_png(png: bytes) -> bytes:
         small = image.convert("RGB").quantize(COLORS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
         small.save(packed, "PNG", optimize=True)
     return packed.getvalue()
+
+
+def with_text(png: bytes, key: str, text: str) -> bytes:
+    """The picture with a text in its metadata: a chunk after the signature and the header (8 + 25 bytes)."""
+    chunk = b"tEXt" + f"{key}\0{text}".encode("latin-1", "replace")
+    return png[:33] + struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) + png[33:]
 
 
 def vegalite() -> str:

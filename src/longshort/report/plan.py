@@ -6,8 +6,6 @@ alone or with the first keys of the sequence.
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
@@ -140,7 +138,7 @@ def _gathered(plans: Windows) -> list[tuple[str, Sequence[Sees]]]:
 
 def plan_chart(plans: Windows, title: str | None = None, subtitle: list[str] | None = None) -> dict[str, Any]:
     """The same as a Vega-Lite specification with its data."""
-    from longshort.report.charts import WIDTH, drawing
+    from longshort.report.charts import WIDTH, drawing, without_theme
 
     alt = drawing()
     found = kinds(plans)
@@ -168,16 +166,14 @@ def plan_chart(plans: Windows, title: str | None = None, subtitle: list[str] | N
     if title:
         text = {"anchor": "start", "offset": 14} | ({"subtitle": subtitle} if subtitle else {})
         chart = chart.properties(title=alt.TitleParams(title, **text))
-    spec: dict[str, Any] = chart.to_dict()
-    spec.pop("config", None)
-    return spec | {"datasets": {"plan": rows}}
+    return without_theme(chart) | {"datasets": {"plan": rows}}
 
 
 def write_plan(model: GPTConfig, path: Path, *, title: str, context: int | None = None, causal: bool = True) -> Path:
     """Draw the plan of a model into a PNG, SVG or HTML file; `causal` is as in `plan_text`."""
     from longshort.report.charts import ReportError, drawing
-    from longshort.report.pictures import drawn, vegalite
-    from longshort.report.theme import LIGHT, vega_config
+    from longshort.report.pictures import drawn, vegalite, with_text
+    from longshort.report.theme import picture_config
 
     if path.suffix not in FORMATS:
         raise ReportError(f"--out must end in {', '.join(FORMATS)}, got {path}")
@@ -191,19 +187,12 @@ def write_plan(model: GPTConfig, path: Path, *, title: str, context: int | None 
         f"{found.share:.1%} of full attention's FLOPs{f', {found.cache_share:.1%} of its cache' if causal else ''}"
     )
     subtitle = [line for line in (costs_line, _sinks(model)) if line]
-    spec = plan_chart([seen_by(plan) for plan in model.layer_plans], title, subtitle)
-    spec["config"] = vega_config(LIGHT) | {"background": LIGHT["card"], "padding": 20}
-    if path.suffix == ".png":
-        return write_atomically(path, _titled(drawn(spec), title))
+    spec = plan_chart([seen_by(plan) for plan in model.layer_plans], title, subtitle) | {"config": picture_config()}
+    if path.suffix == ".png":  # with its title as text, as SVG and HTML have it anyway
+        return write_atomically(path, with_text(drawn(spec), "Title", title))
     if path.suffix == ".svg":
         return write_atomically(path, vl_convert.vegalite_to_svg(spec, vl_version=vegalite()))
     return write_atomically(path, vl_convert.vegalite_to_html(spec, vl_version=vegalite(), bundle=True))
-
-
-def _titled(png: bytes, title: str) -> bytes:
-    """The picture with its title as text after the header (8 + 25 bytes), as SVG and HTML have it anyway."""
-    text = b"tEXtTitle\0" + title.encode("latin-1", "replace")
-    return png[:33] + struct.pack(">I", len(text) - 4) + text + struct.pack(">I", zlib.crc32(text)) + png[33:]
 
 
 def _cell(kind: Kind, gap: str, color: bool) -> str:

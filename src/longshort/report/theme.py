@@ -123,6 +123,11 @@ def _is_method(name: str) -> bool:
     return any(name in methods for methods in FAMILIES)
 
 
+def picture_config(category: Sequence[str] | None = None) -> dict[str, Any]:
+    """The `config` of a picture by itself: light, on its own card, with room around it; `category` as below."""
+    return vega_config(LIGHT, category) | {"background": LIGHT["card"], "padding": 20}
+
+
 def vega_config(colors: dict[str, Any], category: Sequence[str] | None = None) -> dict[str, Any]:
     """Vega-Lite's `config` for one theme. The background stays transparent: the card shows through.
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-T = TypeVar("T")
+from longshort.data.corpus import SPLITS
 
-SPLITS = ("train", "validation", "test")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)

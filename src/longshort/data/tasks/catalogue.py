@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from longshort.data.corpus import SPLITS
 from longshort.data.errors import DataError
 from longshort.data.tasks import listops, loaders, passkey, pathfinder, recall, retrieval
-from longshort.data.tasks.examples import SPLITS, Examples, Task
+from longshort.data.tasks.examples import Examples, Task
 from longshort.data.tasks.generated import Draw, DrawProgress, generated
 from longshort.data.tokenizer import load_tokenizer, tokenizer_checksum
+from longshort.spelling import closest
+
+Opened = tuple[Mapping[str, Examples], str, dict[str, Any]]
+"""Splits, their fingerprint, and the other fields of a `Task` that depend on the settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +58,14 @@ class _Kind:
 
     defaults: Mapping[str, int]
     """Its settings and their published values; for a generated task, also the number of examples per split."""
-    open: Callable[..., Task]
-    vocab_size: int | None
+    open: Callable[..., Opened]
+    """Called with the task's name, its values and settings, and the cache, workers and progress of `open_task`."""
+    vocab_size: int | None = None
     """None means the setting `symbols`, or that of the tokenizer."""
     n_classes: int | None = None
+    length: int | None = None
+    """None means the setting `length`."""
+    padding: int | None = None
     texts: tuple[str, ...] = ()
     """Its settings that are texts."""
 
@@ -73,7 +82,7 @@ def task_length(name: str, settings: TaskSettings | None = None) -> int:
     2000
     """
     values = _values(name, settings or TaskSettings())
-    return _FIXED_LENGTHS.get(name) or int(values["length"])
+    return _kind(name).length or values["length"]
 
 
 def task_vocabulary(name: str, settings: TaskSettings | None = None) -> int:
@@ -83,10 +92,10 @@ def task_vocabulary(name: str, settings: TaskSettings | None = None) -> int:
     (16, 64)
     """
     settings = settings or TaskSettings()
-    values = _values(name, settings)
-    if name == RETRIEVAL:
+    kind, values = _kind(name), _values(name, settings)
+    if "tokenizer" in kind.texts:
         return load_tokenizer(_tokenizer(settings)).vocab_size
-    return _kind(name).vocab_size or values["symbols"]
+    return kind.vocab_size or values["symbols"]
 
 
 def classes_of(name: str) -> int | None:
@@ -120,20 +129,22 @@ def open_task(
     kind, values = _kind(name), _values(name, settings)
     if workers is not None and (type(workers) is not int or workers < 1):
         raise DataError(f"workers must be an integer >= 1, got {workers!r}")
-    if name == RETRIEVAL:
-        return _retrieval(values, settings, cache=cache, workers=workers, progress=progress)
-    if kind.is_read:
-        if settings.path is None:
-            raise DataError(f"{name} is read from files; give its path: {_FILES[name]}")
-        task = kind.open(name, values, Path(settings.path), settings.seed)
-        return dataclasses.replace(task, splits=_first_rows(task.splits, settings))
-    return kind.open(name, values, settings.seed, cache=cache, workers=workers, progress=progress)
+    splits, fingerprint, more = kind.open(name, values, settings, cache=cache, workers=workers, progress=progress)
+    return Task(
+        name=name,
+        n_classes=kind.n_classes,
+        length=kind.length or values["length"],
+        padding=kind.padding,
+        splits=splits,
+        fingerprint=fingerprint,
+        **more,
+    )
 
 
 def _kind(name: str) -> _Kind:
     if name not in TASKS:
-        near = difflib.get_close_matches(str(name), TASKS, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        near = closest(name, TASKS, cutoff=0.4)
+        hint = f"; did you mean {near}?" if near else ""
         raise DataError(f"a task must be one of {', '.join(TASKS)}, got {name!r}{hint}")
     return TASKS[name]
 
@@ -169,29 +180,31 @@ def _first_rows(splits: Mapping[str, Examples], settings: TaskSettings) -> dict[
     }
 
 
-def _draws(draw: Draw, padding: int | None = None) -> Any:
+def _draws(draw: Draw, check: Callable[..., None]) -> Callable[..., Opened]:
     """How a generated task is opened."""
 
-    def opened(name: str, values: dict[str, int], seed: int, **where: Any) -> Task:
+    def opened(name: str, values: dict[str, int], settings: TaskSettings, **where: Any) -> Opened:
         counts = {split: values[split] for split in SPLITS}
         options = {key: value for key, value in values.items() if key not in SPLITS}
-        if name in _CHECKS:
-            try:
-                _CHECKS[name](**options)
-            except ValueError as error:
-                raise DataError(f"{name}: {error}") from None
+        try:
+            check(**options)
+        except ValueError as error:
+            raise DataError(f"{name}: {error}") from None
         size = _kind(name).vocab_size or values["symbols"]
-        splits, fingerprint = generated(name, draw, options, counts=counts, seed=seed, vocab_size=size, **where)
-        length = _FIXED_LENGTHS.get(name) or values["length"]
-        return Task(
-            name=name,
-            vocab_size=size,
-            n_classes=classes_of(name),
-            length=length,
-            padding=padding,
-            splits=splits,
-            fingerprint=fingerprint,
-        )
+        made = generated(name, draw, options, counts=counts, seed=settings.seed, vocab_size=size, **where)
+        return *made, {"vocab_size": size}
+
+    return opened
+
+
+def _read(reader: Callable[..., tuple[dict[str, Examples], str]], file: str) -> Callable[..., Opened]:
+    """How a task is opened that is read from files; `file` says what they are."""
+
+    def opened(name: str, values: dict[str, int], settings: TaskSettings, **where: Any) -> Opened:
+        if settings.path is None:
+            raise DataError(f"{name} is read from files; give its path: {file}")
+        splits, fingerprint = reader(Path(settings.path), seed=settings.seed, **values)
+        return _first_rows(splits, settings), fingerprint, {"vocab_size": _kind(name).vocab_size}
 
     return opened
 
@@ -200,7 +213,7 @@ def _tokenizer(settings: TaskSettings) -> str:
     return settings.tokenizer or settings.path or "bytes"
 
 
-def _retrieval(values: dict[str, int], settings: TaskSettings, **where: Any) -> Task:
+def _retrieval(name: str, values: dict[str, int], settings: TaskSettings, **where: Any) -> Opened:
     """The kinds take turns, so no example is left out, even if it should repeat another."""
     tokenizer, length = load_tokenizer(_tokenizer(settings)), values["length"]
     kinds = tuple(kind for kind in retrieval.KINDS if settings.path or kind not in retrieval.IN_BOOKS)
@@ -210,11 +223,11 @@ def _retrieval(values: dict[str, int], settings: TaskSettings, **where: Any) -> 
     try:
         drawn.check(kinds, length)
     except DataError as error:
-        raise DataError(f"{RETRIEVAL}: {error}") from None
+        raise DataError(f"{name}: {error}") from None
     books = settings.path if set(kinds) & set(retrieval.IN_BOOKS) else None
     checksum = tokenizer_checksum(tokenizer.to_dict())
     splits, fingerprint = generated(
-        RETRIEVAL,
+        name,
         retrieval.draw,
         {"length": length, "kinds": kinds, "tokenizer": _tokenizer(settings), "books": books},
         made_from={"length": length, "kinds": kinds, "tokenizer": checksum, "books": drawn.identity if books else None},
@@ -224,46 +237,20 @@ def _retrieval(values: dict[str, int], settings: TaskSettings, **where: Any) -> 
         distinct=False,
         **where,
     )
-    return Task(
-        name=RETRIEVAL,
-        vocab_size=tokenizer.vocab_size,
-        n_classes=None,
-        length=length,
-        padding=None,
-        splits=splits,
-        fingerprint=fingerprint,
-        kinds=kinds,
-        tokenizer=tokenizer,
+    return splits, fingerprint, {"vocab_size": tokenizer.vocab_size, "kinds": kinds, "tokenizer": tokenizer}
+
+
+def _pixels(file: str, side: int, what: str) -> _Kind:
+    """A task of grey pictures of one size."""
+    holds = f"an .npz of {what}: x_train (rows, {side}, {side}) uint8, y_train, x_test, y_test"
+    return _Kind(
+        defaults={},
+        texts=("path",),
+        open=_read(functools.partial(loaders.read_pixels, name=file, side=side), holds),
+        vocab_size=loaders.PIXEL_VOCAB,
+        n_classes=loaders.PIXEL_CLASSES,
+        length=side * side,
     )
-
-
-def _text(name: str, values: dict[str, int], path: Path, seed: int) -> Task:
-    splits, fingerprint = loaders.read_reviews(path, length=values["length"], seed=seed)
-    return Task(
-        name=name,
-        vocab_size=loaders.TEXT_VOCAB,
-        n_classes=loaders.TEXT_CLASSES,
-        length=values["length"],
-        padding=loaders.TEXT_PADDING,
-        splits=splits,
-        fingerprint=fingerprint,
-    )
-
-
-def _pixels(file: str, side: int) -> Any:
-    def opened(name: str, values: dict[str, int], path: Path, seed: int) -> Task:
-        splits, fingerprint = loaders.read_pixels(path, name=file, side=side, seed=seed)
-        return Task(
-            name=name,
-            vocab_size=loaders.PIXEL_VOCAB,
-            n_classes=loaders.PIXEL_CLASSES,
-            length=side * side,
-            padding=None,
-            splits=splits,
-            fingerprint=fingerprint,
-        )
-
-    return opened
 
 
 def _check_listops(length: int) -> None:
@@ -276,70 +263,42 @@ def _check_pathfinder(paddles: int) -> None:
         raise ValueError(f"paddles must be from 4 to 14, since longer curves do not fit, got {paddles}")
 
 
-_CHECKS: dict[str, Callable[..., None]] = {
-    "listops": _check_listops,
-    "pathfinder": _check_pathfinder,
-    "recall": recall.check,
-    "passkey": passkey.check,
-}
-_FIXED_LENGTHS = {"pathfinder": pathfinder.SIDE**2, "image": 32 * 32, "smnist": 28 * 28}
-_FILES = {
-    "text": "a folder with *train.tsv and *test.tsv (label, rating, number, text)",
-    "image": "an .npz of grey CIFAR-10: x_train (rows, 32, 32) uint8, y_train, x_test, y_test",
-    "smnist": "an .npz of MNIST: x_train (rows, 28, 28) uint8, y_train, x_test, y_test",
-}
-RETRIEVAL = "retrieval"
 _PROBES = {"train": 20_000, "validation": 1_000, "test": 1_000}
 
 TASKS: dict[str, _Kind] = {
     "listops": _Kind(
         defaults={"length": 2000, "train": 96_000, "validation": 2_000, "test": 2_000},
-        open=_draws(listops.draw, listops.PADDING),
+        open=_draws(listops.draw, _check_listops),
         vocab_size=listops.VOCAB_SIZE,
         n_classes=listops.N_CLASSES,
+        padding=listops.PADDING,
     ),
     "pathfinder": _Kind(
         defaults={"paddles": 14, "train": 160_000, "validation": 20_000, "test": 20_000},
-        open=_draws(pathfinder.draw),
+        open=_draws(pathfinder.draw, _check_pathfinder),
         vocab_size=pathfinder.VOCAB_SIZE,
         n_classes=pathfinder.N_CLASSES,
+        length=pathfinder.SIDE**2,
     ),
     "text": _Kind(
         defaults={"length": 4000},
         texts=("path",),
-        open=_text,
+        open=_read(loaders.read_reviews, "a folder with *train.tsv and *test.tsv (label, rating, number, text)"),
         vocab_size=loaders.TEXT_VOCAB,
         n_classes=loaders.TEXT_CLASSES,
+        padding=loaders.TEXT_PADDING,
     ),
-    "image": _Kind(
-        defaults={},
-        texts=("path",),
-        open=_pixels("cifar10-gray.npz", 32),
-        vocab_size=loaders.PIXEL_VOCAB,
-        n_classes=loaders.PIXEL_CLASSES,
-    ),
-    "smnist": _Kind(
-        defaults={},
-        texts=("path",),
-        open=_pixels("mnist.npz", 28),
-        vocab_size=loaders.PIXEL_VOCAB,
-        n_classes=loaders.PIXEL_CLASSES,
-    ),
+    "image": _pixels("cifar10-gray.npz", 32, "grey CIFAR-10"),
+    "smnist": _pixels("mnist.npz", 28, "MNIST"),
     "recall": _Kind(
         defaults={"length": 512, "pairs": 64, "symbols": 8192, **_PROBES},
-        open=_draws(recall.draw),
-        vocab_size=None,
+        open=_draws(recall.draw, recall.check),
     ),
     "passkey": _Kind(
         defaults={"length": 1024, "digits": 5, **_PROBES},
-        open=_draws(passkey.draw),
+        open=_draws(passkey.draw, passkey.check),
         vocab_size=passkey.VOCAB_SIZE,
     ),
-    RETRIEVAL: _Kind(
-        defaults={"length": 1024, **_PROBES},
-        texts=("path", "tokenizer", "kinds"),
-        open=_retrieval,
-        vocab_size=None,
-    ),
+    "retrieval": _Kind(defaults={"length": 1024, **_PROBES}, texts=("path", "tokenizer", "kinds"), open=_retrieval),
 }
 """Tasks by the names that `task=` takes. Sizes and lengths are those of Long Range Arena, and of the MQAR paper."""

@@ -16,7 +16,6 @@ from longshort.data.tokenizer import Tokenizer
 
 IGNORED = -100
 """Target of a position that is not asked about."""
-SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, kw_only=True)

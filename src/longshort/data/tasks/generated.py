@@ -7,6 +7,7 @@ training examples are asked for. The cache is a folder of .npy files, either com
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -15,17 +16,16 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from longshort.data.corpus import SPLITS
 from longshort.data.default import cache_root
 from longshort.data.errors import DataError
-from longshort.data.parallel import follow_the_parent
-from longshort.data.tasks.examples import SPLITS, Examples
+from longshort.data.pools import spawned
+from longshort.data.tasks.examples import Examples
 from longshort.files import new_folder, write_json
 
 FORMAT = 1
@@ -90,8 +90,8 @@ def _drawn(
         workers = 1 if total < _SMALL else os.cpu_count() or 1
     seen: set[bytes] = set()
     splits = {}
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), follow_the_parent) if workers > 1 else None
-    try:
+    pooled = spawned(workers, "generating") if workers > 1 else contextlib.nullcontext()
+    with pooled as pool:
         for split in reversed(SPLITS):
             rows: list[tuple[Any, Any]] = []
             candidates = _in_order(functools.partial(draw, **options), f"{name}/{seed}/{split}", pool)
@@ -103,9 +103,6 @@ def _drawn(
                 if len(rows) == counts[split]:
                     break
             splits[split] = Examples.of_rows(rows, vocab_size=vocab_size)
-    finally:
-        if pool is not None:
-            pool.shutdown(wait=True, cancel_futures=True)
     return splits
 
 
@@ -140,11 +137,6 @@ def _in_order(draw: Draw, prefix: str, pool: ProcessPoolExecutor | None) -> Iter
             ahead.append(pool.submit(_chunk, draw, prefix, first))
             if len(ahead) >= _AHEAD:
                 yield from ahead.popleft().result()
-    except BrokenProcessPool:
-        raise DataError(
-            "a generating process died (out of memory, or the calling script does not keep its work under "
-            'if __name__ == "__main__"); try workers=1'
-        ) from None
     finally:
         for future in ahead:
             future.cancel()

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from longshort.data.corpus import SPLITS
 from longshort.data.errors import DataError
-from longshort.data.tasks.examples import IGNORED, SPLITS
+from longshort.data.tasks.examples import IGNORED
 from longshort.data.tasks.passkey import FILLER
 from longshort.data.tasks.recall import generator
 from longshort.data.tokenizer import Tokenizer, load_tokenizer

@@ -1,1 +1,1 @@
-"""What a run asks of its machine: processes and devices, precision, reproducible bits, peak FLOPs, stop requests."""
+"""What a run asks of its machine: processes, devices, memory, precision, equal bits, peak FLOPs, stop requests."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from longshort.data.tasks import classes_of
+from longshort.model import GPTConfig
 from longshort.parallel.mesh import Sizes, mesh_sizes
+from longshort.train.settings.sections import TaskConfig
 from longshort.train.settings.values import ConfigError
 
 
@@ -39,29 +40,27 @@ class ParallelConfig:
             raise ConfigError(str(error)) from None
 
 
-def check_parallel(config: Any) -> None:
+def check_parallel(parallel: ParallelConfig, task: TaskConfig, model: GPTConfig, length: int) -> None:
     """Raise where keys of `parallel` ask for what does not exist, or exclude keys of other sections."""
-    parallel = config.parallel
     if parallel.cp != 1:
-        _check_shared(config)
-    if parallel.dp_shard != 1 and config.task.norm == "batch":
+        _check_shared(parallel.cp, task.name, model, length)
+    if parallel.dp_shard != 1 and task.norm == "batch":
         raise ConfigError(
             f"task.norm must be layer with parallel.dp_shard={parallel.dp_shard}, since each process would have its "
             "own running means of the batch norms, got batch"
         )
 
 
-def _check_shared(config: Any) -> None:
+def _check_shared(cp: int, task: str | None, model: GPTConfig, length: int) -> None:
     """Raise where processes cannot share sequences; what depends on the heads is checked in the model."""
-    cp, task, length = config.parallel.cp, config.task.name, config.length
     if task is not None and classes_of(task) is not None:
         raise ConfigError(
             f"parallel.cp must be 1 for the task {task}, since a classifier takes the mean over whole sequences, "
             f"got {cp}; parallel.dp_shard saves memory too"
         )
-    if config.model.attention_chunk is not None:
+    if model.attention_chunk is not None:
         raise ConfigError(
-            f"model.attention_chunk must be null with parallel.cp={cp}, got {config.model.attention_chunk}: give the "
+            f"model.attention_chunk must be null with parallel.cp={cp}, got {model.attention_chunk}: give the "
             "heads windows instead"
         )
     if length % cp:

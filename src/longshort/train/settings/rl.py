@@ -6,8 +6,10 @@ What its keys mean for rollouts and losses is in `longshort.rl`; here they are a
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from longshort.model import GPTConfig
+from longshort.train.settings.sections import DataConfig, RunConfig, TaskConfig, check_no_text
 from longshort.train.settings.values import ConfigError
 
 ALGORITHMS = ("grpo", "dr-grpo", "soft-grpo", "gaussian-soft")
@@ -75,36 +77,18 @@ class RLConfig:
     """Sequences drawn for each of them."""
 
 
-class Sections(Protocol):
-    """The sections of a configuration that bear on each other here."""
-
-    @property
-    def rl(self) -> RLConfig: ...
-    @property
-    def run(self) -> Any: ...
-    @property
-    def data(self) -> Any: ...
-    @property
-    def task(self) -> Any: ...
-    @property
-    def model(self) -> Any: ...
-
-
-def check_rl(config: Sections, untouched: Any) -> None:
-    """Raise where keys of `rl` and of other sections exclude each other; `untouched` is the default of `data`."""
-    rl, run = config.rl, config.run
+def check_rl(rl: RLConfig, run: RunConfig, data: DataConfig, task: TaskConfig, model: GPTConfig) -> None:
+    """Raise where keys of `rl` and of other sections exclude each other."""
     if rl.task is None:
         given = [key for key, value in asdict(rl).items() if value != getattr(RLConfig(), key)]
         if given:
             raise ConfigError(f"rl.{given[0]} needs rl.task, such as rl.task=chains")
         return
-    if config.task.name is not None:
-        raise ConfigError(f"task.name must not be set with rl.task={rl.task}, got {config.task.name!r}")
-    for name in ("path", "length", "segments", "corruption", "share"):
-        if getattr(config.data, name) != getattr(untouched, name):
-            raise ConfigError(f"data.{name} must not be set with rl.task; use rl.task_options")
-    if config.model.dropout:
-        raise ConfigError(f"model.dropout must be 0 with rl.task, got {config.model.dropout}")
+    if task.name is not None:
+        raise ConfigError(f"task.name must not be set with rl.task={rl.task}, got {task.name!r}")
+    check_no_text(data, "rl.task; use rl.task_options")
+    if model.dropout:
+        raise ConfigError(f"model.dropout must be 0 with rl.task, got {model.dropout}")
     if run.cuda_graphs is True or (run.compile is True and run.compile_scope == "model"):
         raise ConfigError("run.compile must come with run.compile_scope=block and without run.cuda_graphs with rl.task")
     if rl.supervised_steps > run.steps:

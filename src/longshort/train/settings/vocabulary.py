@@ -3,47 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from longshort.data.problems import ProblemTask, open_task
-from longshort.data.tasks import TASKS, TaskSettings, task_vocabulary
+from longshort.data.tasks import TASKS, task_vocabulary
 from longshort.data.tokenizer import ByteTokenizer
 from longshort.data.tokens import TokenFile
 from longshort.model.presets import PRESETS
+from longshort.train.settings.rl import RLConfig
+from longshort.train.settings.sections import DataConfig, TaskConfig
 from longshort.train.settings.values import ConfigError, check_one_of
 
 Message = Callable[[str], None]
 """Takes one line that says what was not given and where its value comes from."""
 
 
-@dataclass(frozen=True)
-class DataSource:
-    """What a run trains on: problems with a verifier, a task's examples, or text."""
+def vocabulary_of(data: DataConfig, task: TaskConfig, rl: RLConfig) -> tuple[int, str]:
+    """The vocabulary size of what a run trains on, and what that is, in words. Nothing is prepared or generated.
 
-    path: str | None = None
-    """A folder of text; the default text if None."""
-    task: str | None = None
-    settings: TaskSettings = field(default_factory=TaskSettings)
-    problems: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    """Options of the task that draws problems."""
-
-    @property
-    def vocabulary(self) -> tuple[int, str]:
-        """The vocabulary size, and what the data is, in words. Nothing is prepared or generated.
-
-        >>> DataSource(task="listops").vocabulary, DataSource().vocabulary
-        ((16, 'the task listops'), (257, 'bytes'))
-        """
-        if self.problems is not None:
-            return open_problems(self.problems, self.options).vocab_size, f"the task {self.problems}"
-        if self.task is not None:
-            return task_vocabulary(self.task, self.settings), f"the task {self.task}"
-        if self.path is None:
-            return ByteTokenizer.vocab_size, "bytes"
-        return TokenFile.open(Path(self.path) / "train.tokens").vocab_size, self.path
+    >>> vocabulary_of(DataConfig(), TaskConfig(name="listops"), RLConfig())
+    (16, 'the task listops')
+    """
+    if rl.task is not None:
+        return open_problems(rl.task, rl.task_options).vocab_size, f"the task {rl.task}"
+    if task.name is not None:
+        return task_vocabulary(task.name, task), f"the task {task.name}"
+    if data.path is None:
+        return ByteTokenizer.vocab_size, "bytes"
+    return TokenFile.open(Path(data.path) / "train.tokens").vocab_size, data.path
 
 
 def open_problems(name: str, options: dict[str, Any]) -> ProblemTask:
@@ -55,7 +43,9 @@ def open_problems(name: str, options: dict[str, Any]) -> ProblemTask:
         raise ConfigError(f"rl.{text}" if text.startswith("task ") else f"rl.task: {text}") from None
 
 
-def with_vocabulary(model: dict[str, Any], source: DataSource, message: Message) -> dict[str, Any]:
+def with_vocabulary(
+    model: dict[str, Any], data: DataConfig, task: TaskConfig, rl: RLConfig, message: Message
+) -> dict[str, Any]:
     """The section `model` with the data's vocabulary size, if it gives none or null.
 
     A preset's size, which is that of a published model, is kept if it is large enough for the data. A given size is
@@ -65,10 +55,10 @@ def with_vocabulary(model: dict[str, Any], source: DataSource, message: Message)
         return model
     preset = {} if "vocab_size" in model else PRESETS.get(str(model.get("preset")), {})
     own = preset.get("vocab_size", 0)
-    if source.task is not None:
-        check_one_of("task.name", source.task, tuple(TASKS))
+    if task.name is not None:
+        check_one_of("task.name", task.name, tuple(TASKS))
     try:
-        needed, words = source.vocabulary
+        needed, words = vocabulary_of(data, task, rl)
     except ValueError as error:
         if own:  # the trainer reports missing data
             return model

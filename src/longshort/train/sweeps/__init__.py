@@ -1,1 +1,1 @@
-"""Many runs: the variants of a comparison, their announcement, and how they train side by side or as jobs of Slurm."""
+"""Many runs: the trials of a comparison, its variants, their announcement, and training side by side or on Slurm."""
