@@ -28,7 +28,9 @@ def shown_in_a_terminal(*command, **environment):
     return b"".join(parts).decode(), process.wait(timeout=60)
 
 
-@pytest.mark.parametrize("verb", [["train", "tiny", "data.path=/nonexistent"], ["rl", "rl-tiny", "run.out=/dev/null/a"]])
+@pytest.mark.parametrize(
+    "verb", [["train", "tiny", "data.path=/nonexistent"], ["rl", "rl-tiny", "run.out=/dev/null/a"]]
+)
 def test_a_command_that_fails_gives_the_cursor_back(verb):
     text, code = shown_in_a_terminal("-m", "longshort", *verb)
     assert code == 1 and "error: " in text

@@ -299,7 +299,7 @@ class Reader:
             case Resume():
                 _drop_after(record.step, self.train, self.logits, self.evaluations, self.samples)
                 # A batch that was rolled back does not come again; `rewind_log` left its spike here.
-                self.spikes = [spike for spike in self.spikes if spike.step <= record.step or spike.action == "rollback"]
+                self.spikes = [s for s in self.spikes if s.step <= record.step or s.action == "rollback"]
                 self.resumes.append(record.step)
                 self.end = None
             case End():
