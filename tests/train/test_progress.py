@@ -10,6 +10,7 @@ import pytest
 from longshort.train.progress import ConsoleReporter
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+MISSING = ["train", "tiny", "data.path=/nonexistent"]
 
 
 def shown_in_a_terminal(*command, **environment):
@@ -38,7 +39,7 @@ def test_a_command_that_fails_gives_the_cursor_back(verb):
 
 
 def test_a_process_that_does_not_write_shows_no_line_of_its_own():
-    command = ["-m", "longshort", "train", "tiny", "data.path=/nonexistent"]
+    command = ["-m", "longshort", *MISSING]
     text, _ = shown_in_a_terminal(*command, RANK="1", WORLD_SIZE="2")
     assert "MASTER_ADDR" in text and HIDE not in text and "starting" not in text
 
