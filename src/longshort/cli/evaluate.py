@@ -73,7 +73,8 @@ def evaluate(
     from longshort.rl.evaluation import is_of_rl
     from longshort.train.checkpoints.checkpoint import load_checkpoint
 
-    of_text = {"--data": data, "--length": length, "--stride": stride, "--bucket": bucket, "--yarn": yarn or None}
+    of_text: dict[str, object] = {"--data": data, "--length": length, "--stride": stride, "--bucket": bucket}
+    of_text["--yarn"] = yarn or None
     sizes: dict[str, Any] = {"data": data, "length": length, "yarn": yarn}
     chosen: dict[str, Any] = {"split": split or "validation", "device": device}
     measure: Callable[[], dict[str, Any]]
