@@ -61,8 +61,9 @@ def test_evaluate_gives_the_accuracy_of_a_split(tmp_path):
     assert shown.exit_code == 0 and "test of listops" in shown.output, shown.output
     found = json.loads((tmp_path / "e.json").read_text())
     assert found["accuracy"] * 8 == round(found["accuracy"] * 8) and found["task"] == "listops"
-    shown = verb("evaluate", tmp_path / "run", "--length", 16)
-    assert shown.exit_code == 1 and "--length is for text" in shown.stderr
+    for option in ("--length", "--bucket"):
+        shown = verb("evaluate", tmp_path / "run", option, 16)
+        assert shown.exit_code == 1 and f"{option} is for text" in shown.stderr
     shown = verb("generate", tmp_path / "run", "--device", "cpu")
     assert shown.exit_code == 1 and "a classifier of the task" in shown.stderr
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import yaml
@@ -11,6 +12,7 @@ from longshort.cli import app
 from longshort.generation.sample import text_stream
 from longshort.report.demo import demo_config, introduction
 from longshort.runs.log import read_log
+from longshort.train.checkpoints import checkpoint
 
 
 def run(*arguments):
@@ -157,6 +159,19 @@ def test_a_split_that_is_empty_is_named_where_it_is_made_and_where_it_is_missed(
     options = [f"data.path={tmp_path / 'tokens'}", f"run.out={tmp_path / 'run'}"]
     assert_one_line_error(run("train", yaml_file, *options), *words)
     assert_one_line_error(run("evaluate", trained, "--data", tmp_path / "tokens"), *words)
+
+
+def test_evaluate_reads_the_weights_once_and_tells_of_a_damaged_checkpoint_once(trained, tmp_path, caplog, monkeypatch):
+    shutil.copytree(trained, tmp_path / "run")
+    (good,) = (tmp_path / "run" / "checkpoints").iterdir()
+    damaged = shutil.copytree(good, good.with_name("step-00009999"))
+    (damaged / "model.safetensors").write_bytes(b"nothing")
+    read, load_file = [], checkpoint.load_file
+    monkeypatch.setattr(checkpoint, "load_file", lambda path: read.append(path) or load_file(path))
+    shown = run("evaluate", tmp_path / "run", "--limit", 1)
+    assert shown.exit_code == 0, shown.output
+    assert read == [good / "model.safetensors", good / "trainer.safetensors"]
+    assert [message.rpartition("; ")[2] for message in caplog.messages] == ["trying the one before it"]
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "generate"])

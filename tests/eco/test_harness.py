@@ -175,6 +175,7 @@ def test_the_task_of_the_page_runs(ran, tmp_path, monkeypatch):
         (["--harness", ","], "at least one task"),
         (["--harness", "own_text", "--include", "nowhere"], "--include must be a folder"),
         (["--harness", "own_text", "--stride", "4"], "--stride must not be given with --harness"),
+        (["--harness", "own_text", "--split", "test"], "--split must not be given with --harness"),
         (["--include", "tasks"], "--include must be given with --harness"),
     ],
 )

@@ -12,6 +12,7 @@ from longshort.planning.reaches import reaches
 from longshort.planning.search import fixed_settings
 
 MODEL = GPTConfig(vocab_size=1024, context=16_384, n_layers=4, width=1024, n_heads=8, n_global=1, window=128)
+TOO_FAR = "a window must not reach past the rank before"
 JOB = Job(model=MODEL, length=16_384, batch=8)
 
 
@@ -58,17 +59,23 @@ def test_a_window_bounds_how_far_a_sequence_is_divided():
     assert check(JOB, Settings(cp=128)) is None
     assert check(replace(JOB, model=replace(MODEL, window=129)), Settings(cp=128)) is None
     reason = check(JOB, Settings(cp=256))
-    assert reason == "a halo of 127 keys needs cp of at most 129, got 256"
+    assert reason == f"cp must be at most 128 for sequences of 16,384 tokens, got 256: {TOO_FAR}"
+
+
+def test_the_most_that_a_plan_names_is_what_training_takes():
+    job = Job(model=replace(MODEL, window=100), length=1024, batch=8)
+    assert check(job, Settings(cp=16)) == f"cp must be at most 8 for sequences of 1,024 tokens, got 16: {TOO_FAR}"
+    assert check(job, Settings(cp=8)) is None
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"attention_chunk": 128}, "model.attention_chunk=128 needs cp of 1, got 8"),
-        ({"smoothing": 4096}, "a halo of 4,095 keys needs cp of at most 4, got 8"),
+        ({"smoothing": 4096}, f"cp must be at most 4 for sequences of 16,384 tokens, got 8: {TOO_FAR}"),
         (
             {"n_global": None, "window": None, "plan": HeadPlan.streaming(8, 1024, 1500)},
-            "a halo of 2,523 keys needs cp of at most 6, got 8",
+            f"cp must be at most 4 for sequences of 16,384 tokens, got 8: {TOO_FAR}",
         ),
     ],
 )
@@ -83,7 +90,7 @@ def test_sequences_that_training_cannot_share_are_not_shared_in_a_plan(changes, 
     [
         (Settings(dp_shard=3), "data.batch_size=8 is not a multiple of dp_replicate x dp_shard = 3"),
         (Settings(dp_shard=2, accumulate=3), "the 4 sequences per rank are not a multiple of run.accumulate=3"),
-        (Settings(cp=3), "16,384 tokens are not a multiple of 2 x cp = 6"),
+        (Settings(cp=3), "16,384 tokens are not a multiple of cp=3"),
     ],
 )
 def test_sizes_that_do_not_divide_are_refused(settings, reason):
@@ -92,8 +99,8 @@ def test_sizes_that_do_not_divide_are_refused(settings, reason):
         estimate(JOB, settings, Machines(gpus=settings.gpus))
 
 
-def test_shared_sequences_have_two_pieces_for_each_rank():
-    assert check(replace(JOB, length=12), Settings(cp=4)) == "12 tokens are not a multiple of 2 x cp = 8"
+def test_the_part_of_a_rank_may_be_an_odd_number_of_tokens_as_in_training():
+    assert check(replace(JOB, length=12), Settings(cp=4)) is None
 
 
 def test_tokens_per_day_are_of_all_gpus_and_hours_of_each():

@@ -46,7 +46,7 @@ def test_without_a_number_of_gpus_the_cheapest_is_shown(tmp_path):
         (
             ["tiny", "--gpus", "8", "--fix", "cp=3"],
             "error: 8 GPUs cannot share data.batch_size=8 sequences of 512 tokens as fixed: 512 tokens are not a "
-            "multiple of 2 x cp = 6\n",
+            "multiple of cp=3\n",
         ),
         (["tiny", "--memory", "-1"], "error: --memory must be a number above 0, got -1\n"),
         (["tiny", "--link", "nan"], "error: --link must be a number above 0, got nan\n"),

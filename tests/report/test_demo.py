@@ -2,7 +2,11 @@
 
 import pytest
 
-from longshort.report.demo import remark
+from longshort.report.demo import _sample as sample_of
+from longshort.report.demo import demo_config, demo_trials, remark
+from longshort.runs import load_run
+
+from .synthetic import run_record, train_record, write_lines
 
 
 def rows(plain, ls, loss=2.3):
@@ -27,3 +31,12 @@ def test_remark_of_logits_that_explode_does_not_say_otherwise():
 @pytest.mark.parametrize("given", [(None, 20.1), (13.9, None), (13.9, 20.1, None)])
 def test_remark_of_numbers_that_are_not_finite_compares_nothing(given):
     assert remark(rows(*given)).startswith("Some logits or losses are not finite")
+
+
+def test_a_demo_of_more_steps_shows_what_its_last_weights_write(tmp_path, monkeypatch):
+    monkeypatch.setattr("longshort.report.demo.text_stream", lambda *given, **options: iter(["pass"]))
+    (trial, _) = demo_trials(tmp_path, demo_config(steps=6))
+    records = [run_record("plain"), train_record(2, 2.0), {"kind": "sample", "step": 2, "text": "def old"}]
+    write_lines(trial.out, [*records, {"kind": "resume", "step": 2}, train_record(6, 1.0)])
+    assert [sample_of(trial), sample_of(trial)] == ["def pass"] * 2
+    assert [sample.step for sample in load_run(trial.out).samples] == [2, 6]

@@ -1,5 +1,7 @@
 """The table of what differs between variants."""
 
+import pytest
+
 from longshort.report import comparison
 from longshort.report.differences import differences
 from longshort.runs import load_runs
@@ -13,7 +15,7 @@ def table(tmp_path, **models):
     folders = []
     for name, model in models.items():
         for seed in (0, 1):
-            head = run_record(f"{name}-{seed}", variant=name, seed=seed, plans=model.pop("plans", None))
+            head = run_record(f"{name}-{seed}", variant=name, seed=seed)
             head["config"]["model"] = dict(model)
             folders.append(write_lines(tmp_path / f"{name}-{seed}", [head]))
     return [(row.name, row.key, row.values) for row in differences(comparison.group(load_runs(folders)))]
@@ -51,3 +53,32 @@ def test_heads_that_are_not_rotated_are_told_in_words(tmp_path):
     still = {"plan": plan, "global_share": 0.0, "sink": "learned"}
     found = table(tmp_path, a={"reach": [still] * 2}, b={"reach": [{"plan": plan, "global_share": 0.5}] * 2})
     assert found[0][2] == ["global heads not rotated, sink learned", "global_share 0.5"]
+
+
+def test_reach_of_the_heads_tells_first_keys_too(tmp_path):
+    folders = [
+        write_lines(tmp_path / name, [run_record(name, firsts=[[0, first, first, first]] * 2)])
+        for name, first in (("few", 4), ("many", 8))
+    ]
+    (row,) = differences(comparison.group(load_runs(folders)))
+    assert (row.name, row.values) == (
+        "reach of the heads",
+        [f"1 global, 3 with the first {first} keys and window 16" for first in (4, 8)],
+    )
+
+
+@pytest.mark.parametrize("way", ["plan", "plans", "reach"])
+def test_decays_and_slopes_are_one_row_however_the_plan_is_given(tmp_path, way):
+    def given(**rates):
+        plan = {"windows": [None, 8], "decays": None, "slopes": None, "firsts": None} | rates
+        return {way: {"plan": plan, "plans": [plan] * 2, "reach": [{"plan": plan}] * 2}[way]}
+
+    found = table(tmp_path, a=given(decays=[0.0, 0.001]), b=given(slopes=[0.5, 0.25]), c=given())
+    values = ["decays 0, 0.001", "slopes 0.5, 0.25", DASH]
+    assert found == [("decays and slopes of the heads", "model.plan.decays", values)]
+
+
+def test_rates_that_differ_by_layer_name_the_layers(tmp_path):
+    layers = [{"windows": [None, 8], "decays": [0.0, rate]} for rate in (0.5, 0.25)]
+    found = table(tmp_path, a={"plans": layers}, b={"plans": [layers[0]] * 2})
+    assert found[0][2] == ["layer 0: decays 0, 0.5; layer 1: decays 0, 0.25", "decays 0, 0.5"]

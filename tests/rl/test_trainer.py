@@ -368,7 +368,7 @@ def test_evaluation_draws_answers_and_says_how_many_are_right(learned):
     assert (result["task"], result["examples"], result["samples"]) == ("chains", 6, 4)
     assert list(result["pass"]) == [1, 2, 4] and result["pass"][1] == pytest.approx(result["reward"])
     assert evaluate_rewards(learned, split="test", problems=6, samples=4) == result
-    assert is_of_rl(learned)
+    assert is_of_rl(load_checkpoint(learned))
 
 
 def test_the_verbs_take_a_run_of_reinforcement_learning(learned, tmp_path):

@@ -70,6 +70,13 @@ def test_a_rollback_replaces_the_steps_and_keeps_the_spike(tmp_path):
     assert [evaluation.step for evaluation in run.evaluations] == [2]
 
 
+def test_a_resume_after_a_rollback_keeps_its_spike_since_that_batch_does_not_come_again(tmp_path):
+    records = [run_record(), *(train_record(step, 3.0) for step in (1, 2)), spike_record(5, 9.0, "rollback")]
+    records += [spike_record(4, 8.0), {"kind": "resume", "step": 2}, train_record(3, 1.0)]
+    run = load_run(write_lines(tmp_path, records))
+    assert [(spike.step, spike.action) for spike in run.spikes] == [(5, "rollback")]
+
+
 def test_a_step_that_is_repeated_without_logits_has_none(tmp_path):
     records = [run_record(), *(train_record(step, 3.0, **logits_of(6.0)) for step in (1, 2)), train_record(2, 2.0)]
     assert load_run(write_lines(tmp_path, records)).logit_steps.tolist() == [1]

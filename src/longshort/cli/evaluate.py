@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from longshort.train.checkpoints.checkpoint import Checkpoint
 
 
 def evaluate(
@@ -27,7 +32,7 @@ def evaluate(
         Path | None, typer.Option(metavar="DIR", help="With --harness: a folder with YAML files of further tasks.")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Prepared data folder; the run's own if not given.")] = None,
-    split: Annotated[str, typer.Option(help="train, validation or test.")] = "validation",
+    split: Annotated[str | None, typer.Option(help="train, validation or test (default: validation).")] = None,
     length: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens per window (default: the training length; of a suite, 1,024 to the context)."),
@@ -64,57 +69,43 @@ def evaluate(
 
     Public benchmarks: longshort evaluate runs/mine --harness lambada_openai,piqa
     """
-    from rich.console import Console
-
     from longshort.files import check_replaceable, is_of_transformers, write_json
-    from longshort.rl.evaluation import evaluate_rewards, is_of_rl
-    from longshort.train.evaluation.checkpoint_scores import evaluate_checkpoint, evaluation_table
+    from longshort.rl.evaluation import is_of_rl
+    from longshort.train.checkpoints.checkpoint import load_checkpoint
 
-    given = {"--data": data, "--length": length, "--stride": stride, "--bucket": bucket, "--yarn": yarn or None}
+    of_text: dict[str, object] = {"--data": data, "--length": length, "--stride": stride, "--bucket": bucket}
+    of_text["--yarn"] = yarn or None
+    sizes: dict[str, Any] = {"data": data, "length": length, "yarn": yarn}
+    chosen: dict[str, Any] = {"split": split or "validation", "device": device}
+    measure: Callable[[], dict[str, Any]]
     if harness is not None:
-        _check_absent(given | {"--suite": suite, "--samples": samples}, "must not be given with --harness")
-        _evaluate_harness(checkpoint, harness, out, include=include, limit=limit, device=device)
-        return
-    if yarn and length is None:
+        others = {"--suite": suite, "--samples": samples, "--split": split}
+        _check_absent(of_text | others, "must not be given with --harness")
+        measure = partial(_harness, checkpoint, harness, include=include, limit=limit, device=device)
+    elif yarn and length is None:
         raise ValueError("--yarn must be given with --length, got it alone")
-    if include is not None:
+    elif include is not None:
         raise ValueError(f"--include must be given with --harness, got {include} alone")
-    if suite is not None:
+    elif suite is not None:
         others = {"--stride": stride, "--samples": samples, "--bucket": bucket}
         _check_absent(others, "must not be given with --suite")
-        asked: dict[str, Any] = {"data": data, "length": length, "examples": limit, "split": split, "yarn": yarn}
-        _evaluate_suite(checkpoint, suite, out, **asked, device=device)
-        return
-    exported = is_of_transformers(checkpoint)
-    rewarded = not exported and is_of_rl(checkpoint)
-    if rewarded:
-        _check_absent(given, f"is for text; {checkpoint} was trained by reinforcement learning")
-    if samples is not None and not rewarded:
-        raise ValueError(f"--samples is for runs of longshort rl, got {checkpoint}")
+        if suite != "retrieval":
+            raise ValueError(f"--suite must be retrieval, got {suite!r}")
+        measure = partial(_suite, checkpoint, examples=limit, **sizes, **chosen)
+    else:
+        found = None if is_of_transformers(checkpoint) else load_checkpoint(checkpoint)
+        if found is not None and is_of_rl(found):
+            _check_absent(of_text, f"is for text; {checkpoint} was trained by reinforcement learning")
+            measure = partial(_rewards, found, problems=limit, samples=samples, **chosen)
+        elif samples is not None:
+            raise ValueError(f"--samples is for runs of longshort rl, got {checkpoint}")
+        else:
+            measure = partial(
+                _scores, found or checkpoint, stride=stride, limit=limit, bucket=bucket, **sizes, **chosen
+            )
     if out is not None:
         check_replaceable(out, '"checkpoint":')
-    console = Console()
-    with console.status("evaluating") as status:
-        shared: dict[str, Any] = {
-            "split": split,
-            "device": device,
-            "progress": lambda done: status.update(f"evaluating: {done} windows or examples"),
-        }
-        if rewarded:
-            result = evaluate_rewards(checkpoint, problems=limit, samples=samples, **shared)
-        else:
-            sizes: dict[str, Any] = {
-                "length": length,
-                "stride": stride,
-                "limit": limit,
-                "bucket": bucket or 256,
-                "yarn": yarn,
-            }
-            evaluated = _evaluate_folder if exported else evaluate_checkpoint
-            result = evaluated(checkpoint, data=data, **sizes, **shared)
-    console.print(evaluation_table(result))
-    if rewarded:
-        console.print(result["text"], highlight=False, markup=False)
+    result = measure()
     if out is not None:
         typer.echo(f"wrote {write_json(out, result)}")
 
@@ -126,23 +117,51 @@ def _check_absent(options: Mapping[str, object], why: str) -> None:
             raise ValueError(f"{name} {why}")
 
 
-def _evaluate_folder(folder: Path, **options: Any) -> dict[str, Any]:
-    from longshort.hf.opened import evaluate_folder  # here, since it loads transformers
-
-    return evaluate_folder(folder, **options)
-
-
-def _evaluate_suite(checkpoint: Path, suite: str, out: Path | None, **options: Any) -> None:
+@contextmanager
+def _progress() -> Iterator[Callable[[int], None]]:
+    """A line that says how far it is."""
     from rich.console import Console
 
-    from longshort.files import check_replaceable, write_json
+    with Console().status("evaluating") as status:
+        yield lambda done: status.update(f"evaluating: {done} windows or examples")
+
+
+def _scores(checkpoint: Path | Checkpoint, **options: Any) -> dict[str, Any]:
+    """The scores of a text or a task; a path is that of a folder that transformers reads."""
+    from rich.console import Console
+
+    from longshort.train.evaluation.checkpoint_scores import evaluate_checkpoint, evaluation_table
+
+    with _progress() as progress:
+        if isinstance(checkpoint, Path):
+            from longshort.hf.opened import evaluate_folder  # here, since it loads transformers
+
+            result = evaluate_folder(checkpoint, **options, progress=progress)
+        else:
+            result = evaluate_checkpoint(checkpoint, **options, progress=progress)
+    Console().print(evaluation_table(result))
+    return result
+
+
+def _rewards(checkpoint: Checkpoint, **options: Any) -> dict[str, Any]:
+    from rich.console import Console
+
+    from longshort.rl.evaluation import evaluate_rewards
+    from longshort.train.evaluation.checkpoint_scores import evaluation_table
+
+    with _progress() as progress:
+        result = evaluate_rewards(checkpoint, **options, progress=progress)
+    Console().print(evaluation_table(result))
+    Console().print(result["text"], highlight=False, markup=False)
+    return result
+
+
+def _suite(checkpoint: Path, **options: Any) -> dict[str, Any]:
+    from rich.console import Console
+
     from longshort.hf.retrieval import evaluate_suite
     from longshort.train.evaluation.retrieval import retrieval_tables, skipped_lines
 
-    if suite != "retrieval":
-        raise ValueError(f"--suite must be retrieval, got {suite!r}")
-    if out is not None:
-        check_replaceable(out, '"checkpoint":')
     console = Console()
     with console.status("evaluating") as status:
 
@@ -155,18 +174,13 @@ def _evaluate_suite(checkpoint: Path, suite: str, out: Path | None, **options: A
     typer.echo(f"{result['examples']:,} examples of each kind and length; books: {result['data']}")
     for line in skipped_lines(result):
         typer.echo(line)
-    if out is not None:
-        typer.echo(f"wrote {write_json(out, result)}")
+    return result
 
 
-def _evaluate_harness(checkpoint: Path, tasks: str, out: Path | None, **options: Any) -> None:
-    from longshort.files import check_replaceable, write_json
+def _harness(checkpoint: Path, tasks: str, **options: Any) -> dict[str, Any]:
     from longshort.hf.harness import evaluate_harness, harness_numbers, harness_tables
 
-    if out is not None:
-        check_replaceable(out, '"checkpoint":')
     results = evaluate_harness(checkpoint, tasks, **options)
     for table in harness_tables(results):
         typer.echo(table)
-    if out is not None:
-        typer.echo(f"wrote {write_json(out, {'checkpoint': str(checkpoint), **harness_numbers(results)})}")
+    return {"checkpoint": str(checkpoint), **harness_numbers(results)}

@@ -26,7 +26,8 @@ def rl(
     from longshort.train.progress import ConsoleReporter
 
     settings = TrainConfig.load(config, overrides or [], typer.echo)
-    result = reinforce(settings, ConsoleReporter())
+    with ConsoleReporter() as reporter:
+        result = reinforce(settings, reporter)
     typer.echo(f"{result.status} at step {result.step}; metrics and checkpoints are in {result.out}")
     if result.status == "interrupted":
         typer.echo("run the same command again to resume")

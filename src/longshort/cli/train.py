@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
@@ -27,7 +28,8 @@ def train(
 
     speaks = os.environ.get("RANK", "0") == "0"  # under torchrun, only rank 0 prints
     settings = TrainConfig.load(config, overrides or [], typer.echo if speaks else lambda text: None)
-    result = run_training(settings, ConsoleReporter())
+    with ConsoleReporter() if speaks else nullcontext() as reporter:
+        result = run_training(settings, reporter)
     if speaks:
         typer.echo(f"{result.status} at step {result.step}; metrics and checkpoints are in {result.out}")
         if result.status == "interrupted":

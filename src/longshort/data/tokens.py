@@ -179,7 +179,7 @@ class TokenWriter:
 
 
 def write_token_file(
-    path: Path | str, chunks: Iterable[NDArray[Any]], tokenizer: Tokenizer, *, source: str = "", recipe: str = ""
+    path: Path | str, chunks: Iterable[NDArray[Any]], tokenizer: Tokenizer, *, source: str = ""
 ) -> TokenFile:
     """Write chunks of token ids as they come, holding one at a time; the file appears complete or not at all.
 
@@ -191,7 +191,7 @@ def write_token_file(
     ...     len(written), written.documents
     (3, 1)
     """
-    with TokenWriter(path, tokenizer, source=source, recipe=recipe) as writer:
+    with TokenWriter(path, tokenizer, source=source) as writer:
         for chunk in chunks:
             writer.append(chunk)
         return writer.commit()

@@ -53,7 +53,7 @@ def evaluate_folder(
     length: int | None = None,
     stride: int | None = None,
     limit: int | None = None,
-    bucket: int = 256,
+    bucket: int | None = None,
     yarn: bool = False,
     device: str = "auto",
     progress: Callable[[int], None] = lambda windows_done: None,

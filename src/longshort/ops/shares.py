@@ -124,8 +124,8 @@ def largest_group(plan: HeadPlan, n_kv_heads: int, total: int, smoothing: Smooth
     >>> largest_group(HeadPlan.long_short(n_heads=4, n_global=1, window=128), 4, 1024)
     8
     """
-    needed = _needed(Roles.of(plan, n_kv_heads, total), smoothing)
-    return max(size for size in range(1, total + 1) if total % size == 0 and (size == 1 or total // size >= needed))
+    most = total // max(_needed(Roles.of(plan, n_kv_heads, total), smoothing), 1)
+    return next(size for size in range(max(most, 1), 0, -1) if total % size == 0)
 
 
 def check_shard(plan: HeadPlan, n_kv_heads: int, shard: Shard, smoothing: Smoothing | None = None) -> None:

@@ -9,7 +9,8 @@ from functools import cached_property
 from longshort.heads import HeadPlan
 from longshort.model import GPTConfig
 from longshort.nn.block import GATED
-from longshort.ops.shares import Roles
+from longshort.ops.shares import largest_group
+from longshort.ops.smoothing import Smoothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,16 +104,20 @@ class Job:
             extra += 5 + (2 if model.mlp in GATED else 1)
         return self.block_matrices + biases + self.norms * self._norm + extra
 
+    @property
+    def smoothing(self) -> Smoothing:
+        """How values or keys are averaged; a width of 1 changes nothing."""
+        return Smoothing(width=self.model.smoothing or 1, side=self.model.smoothing_side)
+
     @cached_property
-    def halo(self) -> int:
-        """Keys that each of the ranks that share a sequence must have: see `ops.shares.check_shard`.
+    def largest_cp(self) -> int:
+        """Over how many ranks a sequence can be sharded.
 
         >>> sizes = {"vocab_size": 8, "context": 64, "n_layers": 1, "width": 8, "n_heads": 2}
-        >>> Job(model=GPTConfig(**sizes, plan=HeadPlan.streaming(2, 4, 16)), length=64, batch=1).halo
-        19
+        >>> Job(model=GPTConfig(**sizes, plan=HeadPlan.streaming(2, 4, 16)), length=64, batch=1).largest_cp
+        2
         """
-        roles = (Roles.of(plan, self.kv_heads, self.length) for plan, _ in self.plans)
-        return max((self.model.smoothing or 1) - 1, *(each.back + each.first for each in roles))
+        return min(largest_group(plan, self.kv_heads, self.length, self.smoothing) for plan, _ in self.plans)
 
     def as_plain(self) -> Job:
         """The same with full attention in every head."""
@@ -167,10 +172,9 @@ def check(job: Job, settings: Settings) -> str | None:
     if settings.cp > 1:
         if job.model.attention_chunk is not None:
             return f"model.attention_chunk={job.model.attention_chunk} needs cp of 1, got {settings.cp}"
-        # zig-zag deals two pieces of a sequence to each rank
-        if job.length % (2 * settings.cp):
-            return f"{job.length:,} tokens are not a multiple of 2 x cp = {2 * settings.cp}"
-        if job.halo > job.length // settings.cp:
-            most = max(job.length // job.halo, 1)
-            return f"a halo of {job.halo:,} keys needs cp of at most {most}, got {settings.cp}"
+        if job.length % settings.cp:
+            return f"{job.length:,} tokens are not a multiple of cp={settings.cp}"
+        if settings.cp > job.largest_cp:
+            most = f"cp must be at most {job.largest_cp} for sequences of {job.length:,} tokens, got {settings.cp}"
+            return f"{most}: a window must not reach past the rank before"
     return None

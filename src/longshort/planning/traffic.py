@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from longshort.heads import HeadPlan
 from longshort.ops.shares import bytes_sent
-from longshort.ops.smoothing import Smoothing
 from longshort.planning.job import Job, Settings
 from longshort.planning.machines import LATENCY, LATENCY_PER_RANK, Machines
 
@@ -58,9 +57,8 @@ def exchange_bytes(plan: HeadPlan, job: Job, cp: int) -> dict[str, float]:
     >>> {name: round(count / 1e6, 1) for name, count in sent.items()}
     {'halo of local heads': 2.0, 'keys and values of global heads': 58.7, 'queries of global heads': 4.2}
     """
-    smoothing = Smoothing(width=job.model.smoothing or 1, side=job.model.smoothing_side)
     sizes = {"length": job.length, "size": cp, "head_dim": job.head_dim, "itemsize": 2}
-    sent = bytes_sent(plan, job.kv_heads, smoothing=smoothing, **sizes)
+    sent = bytes_sent(plan, job.kv_heads, smoothing=job.smoothing, **sizes)
     return {HALO: sent["halo"] + sent["first"] + sent["smoothing"], KEYS: sent["gather"], QUERIES: sent["queries"]}
 
 

@@ -76,7 +76,7 @@ def run_demo(trials: list[Trial], out: Path, *, watch: Watch, message: Callable[
 def _sample(trial: Trial) -> str:
     """Text from the trained model, kept in its log for the report."""
     drawn = load_run(trial.out).samples
-    if drawn:
+    if drawn and drawn[-1].step >= trial.config.run.steps:
         return drawn[-1].text
     written = text_stream(trial.out, PROMPT, max_new_tokens=200, temperature=0.8, top_p=0.95, seed=0)
     text = PROMPT + "".join(written)

@@ -23,14 +23,17 @@ class SeedLine(NamedTuple):
 
 
 def seed_line(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> SeedLine:
-    """The smoothed mean of curves, each (steps, values), as far as the shortest of them goes.
+    """The smoothed mean of curves, each (steps, values), from where the last of them begins to where the first ends.
 
     >>> seed_line([(np.array([1, 2]), np.array([3.0, 5.0])), (np.array([1, 2, 3]), np.array([5.0, 7.0, 9.0]))]).mean
     array([4., 6.])
     """
-    if not curves or not all(len(steps) for steps, _ in curves):
+    shared: list[int] = []
+    if curves and all(len(steps) for steps, _ in curves):
+        first, last = max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves)
+        shared = [step for step in curves[0][0] if first <= step <= last]
+    if not shared:
         return SeedLine(*(np.zeros(0) for _ in SeedLine._fields))
-    shared = [step for step in curves[0][0] if step <= min(steps[-1] for steps, _ in curves)]
     grid = np.array([shared[i] for i in sorted({round(x) for x in np.linspace(0, len(shared) - 1, POINTS)})])
     values_RG = np.array([smoothed(values, np.searchsorted(steps, grid)) for steps, values in curves])
     return SeedLine(grid, values_RG.mean(axis=0), values_RG.min(axis=0), values_RG.max(axis=0))

@@ -18,7 +18,7 @@ from longshort.rl.passes import pass_at_k
 from longshort.rl.problem_data import ProblemData
 from longshort.rl.rewards import Rewards, verified
 from longshort.train import ConfigError, TrainConfig, load_model
-from longshort.train.checkpoints.checkpoint import load_checkpoint
+from longshort.train.checkpoints.checkpoint import Checkpoint
 from longshort.train.machine.distributed import choose_device
 from longshort.train.machine.precision import autocast
 
@@ -88,13 +88,13 @@ def solution_loss(model: GPT, data: ProblemData, problems: list[Problem], precis
     return float(total / counted)
 
 
-def is_of_rl(checkpoint: Path) -> bool:
-    """Whether a checkpoint, or the newest of a run, is of reinforcement learning."""
-    return load_checkpoint(checkpoint).state.get("config", {}).get("rl", {}).get("task") is not None
+def is_of_rl(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint is of reinforcement learning."""
+    return checkpoint.state.get("config", {}).get("rl", {}).get("task") is not None
 
 
 def evaluate_rewards(
-    checkpoint: Path,
+    checkpoint: Path | Checkpoint,
     *,
     split: str = "validation",
     problems: int | None = None,

@@ -298,7 +298,8 @@ class Reader:
                 self.spikes.append(record)
             case Resume():
                 _drop_after(record.step, self.train, self.logits, self.evaluations, self.samples)
-                self.spikes = [spike for spike in self.spikes if spike.step <= record.step]
+                # A batch that was rolled back does not come again; `rewind_log` left its spike here.
+                self.spikes = [s for s in self.spikes if s.step <= record.step or s.action == "rollback"]
                 self.resumes.append(record.step)
                 self.end = None
             case End():

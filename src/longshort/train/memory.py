@@ -18,6 +18,7 @@ from longshort.model import GPTConfig
 from longshort.train.checkpoints.checkpoint import CHECKPOINTS, checkpoint_names
 from longshort.train.machine.distributed import World
 from longshort.train.machine.memory import available_memory, shortage
+from longshort.train.machine.precision import in_bf16
 from longshort.train.settings.config import ConfigError, TrainConfig
 
 REMEDY = (
@@ -75,12 +76,11 @@ def need_of(config: TrainConfig, world: World) -> Need:
     sizes = config.parallel.sizes(world.size)
     weights, state = weights // sizes.shards, state // sizes.shards
     rows, length = config.data.batch_size // sizes.readers, config.length // sizes.cp
-    bf16 = config.run.precision == "bf16" or (config.run.precision == "auto" and world.device.type == "cuda")
     return Need(
         state=state,
         gradients=weights,
         tokens=8 * length * (2 if config.task.name is None else 1),
-        activations=length * _kept_per_token(config) * (2 if bf16 else 4),
+        activations=length * _kept_per_token(config) * (2 if in_bf16(config.run.precision, world.device) else 4),
         rows=rows,
         micro_rows=max(1, rows // config.run.accumulate),
     )

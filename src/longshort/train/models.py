@@ -81,7 +81,7 @@ def shard_model(model: Model, config: TrainConfig, world: World) -> None:
     draw_weights(model, lambda: build_model(config), world.device)
 
 
-def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[GPT, Checkpoint]:
+def load_model(path: Path | str | Checkpoint, device: torch.device | str = "cpu") -> tuple[GPT, Checkpoint]:
     """The language model of a checkpoint, or of a run's newest one, ready to evaluate."""
     model, checkpoint = load_trained(path, device)
     if not isinstance(model, GPT):
@@ -93,9 +93,9 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[GP
     return model, checkpoint
 
 
-def load_trained(path: Path | str, device: torch.device | str = "cpu") -> tuple[Model, Checkpoint]:
+def load_trained(path: Path | str | Checkpoint, device: torch.device | str = "cpu") -> tuple[Model, Checkpoint]:
     """The model of a checkpoint, or of a run's newest one, of either kind, ready to evaluate."""
-    checkpoint = load_checkpoint(Path(path))
+    checkpoint = path if isinstance(path, Checkpoint) else load_checkpoint(Path(path))
     lost = nonfinite_weight(checkpoint.model)
     if lost is not None:
         raise CheckpointError(

@@ -72,7 +72,7 @@ def describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
 
 
 def build_guard(config: StabilityConfig) -> SpikeGuard:
-    """The guard, which judges every step whether or not its verdict is acted on."""
+    """The guard that judges steps, unless it is off."""
     return SpikeGuard(
         window=config.guard_window,
         threshold=config.guard_threshold,

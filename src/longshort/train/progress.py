@@ -29,17 +29,23 @@ class Silent:
 
 
 class ConsoleReporter:
-    """Step, loss, perplexity, max |logit|, tokens/s, MFU, time left."""
+    """Step, loss, perplexity, max |logit|, tokens/s, MFU, time left; the updating line stands within a `with` block."""
 
-    def __init__(self, *, every_seconds: float = 10.0) -> None:
+    def __init__(self) -> None:
         self._console = Console()
-        self._live = self._console.is_terminal
-        self._every = 0.1 if self._live else every_seconds
+        self._status = self._console.status("starting") if self._console.is_terminal else None
+        self._every = 10.0 if self._status is None else 0.1
         self._last_shown = -math.inf
         self._logit: float | None = None
-        self._status = self._console.status("starting") if self._live else None
+
+    def __enter__(self) -> ConsoleReporter:
         if self._status is not None:
             self._status.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if self._status is not None:
+            self._status.stop()  # it hides the cursor until then
 
     def record(self, record: dict[str, Any], *, steps: int) -> None:
         kind = record["kind"]
@@ -60,8 +66,6 @@ class ConsoleReporter:
         elif kind == "failure":
             failed = f"{record['count']} of {record['of']} samples"
             self.message(f"warning: step {record['step']}: the verifier raised for {failed}: {record['error']}")
-        elif kind == "end" and self._status is not None:
-            self._status.stop()
 
     def message(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)  # a path may hold [brackets]

@@ -24,7 +24,7 @@ class Progress:
     best_reward: float | None = None
     """In reinforcement learning, the highest validation reward, which `best_step` is then the step of."""
     judged_from: int = 0
-    """First step after a rollback's cool-down."""
+    """Last step of a rollback's cool-down; later ones are judged again, and those that are not finite always are."""
     nonfinite: int = 0
     """Consecutive steps, up to this one, whose loss or gradient was not finite."""
 

@@ -1,5 +1,8 @@
 """Opening tasks: generated once and found again, the same on any number of processes, and refused with reasons."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -53,6 +56,14 @@ def test_the_second_call_finds_the_rows_on_disk(tmp_path, monkeypatch):
     first = rows(open_task("listops", settings, cache=tmp_path))
     monkeypatch.setattr(generated, "_drawn", None)
     assert rows(open_task("listops", settings, cache=tmp_path)) == first
+
+
+def test_those_that_want_the_same_rows_at_once_draw_them_once(tmp_path, monkeypatch):
+    drawn, draw = [], generated._drawn
+    monkeypatch.setattr(generated, "_drawn", lambda *given: drawn.append(given) or time.sleep(0.2) or draw(*given))
+    with ThreadPoolExecutor(3) as callers:
+        first, *others = callers.map(lambda train: _pairs(tmp_path, train=train), [10] * 3)
+    assert len(drawn) == 1 and others == [first] * 2
 
 
 def test_a_failed_generation_leaves_nothing_behind(tmp_path, monkeypatch):

@@ -78,8 +78,12 @@ def test_buckets_are_named_after_their_positions_and_the_last_may_be_short(model
     assert [bucket["positions"] for bucket in found["buckets"]] == ["0-15", "16-31", "32-39"]
 
 
-def test_the_result_does_not_depend_on_how_windows_are_batched(model, split):
-    one, three = (evaluate(model, split, length=64, stride=50, batch_size=size) for size in (1, 3))
+def test_the_result_does_not_depend_on_how_windows_are_batched(model, split, monkeypatch):
+    found = []
+    for size in (1, 3):
+        monkeypatch.setattr(held_out, "AT_ONCE", 64 * size)
+        found.append(evaluate(model, split, length=64, stride=50))
+    one, three = found
     assert one["loss"] == pytest.approx(three["loss"], rel=1e-6)
     assert one["tokens"] == three["tokens"]
 
@@ -104,9 +108,10 @@ def test_sizes_and_segments_reach_the_evaluation_of_a_checkpoint(model, split, f
     assert len(losses) == 2
 
 
-def test_a_limit_stops_after_that_many_windows_and_progress_counts_them(model, split):
+def test_a_limit_stops_after_that_many_windows_and_progress_counts_them(model, split, monkeypatch):
+    monkeypatch.setattr(held_out, "AT_ONCE", 128)
     seen = []
-    found = evaluate(model, split, length=64, stride=32, limit=5, batch_size=2, progress=seen.append)
+    found = evaluate(model, split, length=64, stride=32, limit=5, progress=seen.append)
     assert found["windows"] == 5 and found["tokens"] == 64 + 4 * 32
     assert seen == [2, 4, 5]
 

@@ -89,6 +89,7 @@ def four_gpus(monkeypatch):
     """The numbers of the devices that were made the current one, which is the third at first."""
     used = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: used.append(device.index))
     return used
@@ -107,6 +108,18 @@ def four_gpus(monkeypatch):
 )
 def test_each_process_of_a_machine_has_a_gpu_of_its_own(name, local_rank, device, four_gpus):
     assert choose_device(name, local_rank) == torch.device(device)
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "message"),
+    [
+        (None, "device must be a GPU of this machine, cuda:0 to cuda:3, got 'cuda:9'"),
+        (4, "LOCAL_RANK must be below 4, the number of GPUs of this machine, got 4; start fewer processes on it"),
+    ],
+)
+def test_a_gpu_beyond_those_of_the_machine_is_refused(local_rank, message, four_gpus):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        choose_device("cuda:9", local_rank)
 
 
 @pytest.mark.parametrize(("size", "gpu"), [(1, 2), (8, 1)])

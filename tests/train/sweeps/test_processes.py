@@ -61,8 +61,8 @@ def test_a_terminated_call_takes_its_runs_along(config, tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGTERM)
 
     processes = []
-    start = runner._start
-    monkeypatch.setattr(runner, "_start", lambda *a: processes.append(start(*a)) or processes[-1])
+    start = runner.launch
+    monkeypatch.setattr(runner, "launch", lambda *a: processes.append(start(*a)) or processes[-1])
     changed = config.with_overrides([f"run.out={tmp_path / 'run'}"])
     assert not run_all([changed], jobs=1, poll_seconds=0.05, module="sleeper", watch=watch)
     assert time.monotonic() - began < 30
@@ -73,8 +73,8 @@ def test_an_error_in_the_call_leaves_no_run_behind(config, tmp_path, monkeypatch
     (tmp_path / "sleeper.py").write_text(SLEEPER)
     monkeypatch.syspath_prepend(tmp_path)
     processes = []
-    start = runner._start
-    monkeypatch.setattr(runner, "_start", lambda *a: processes.append(start(*a)) or processes[-1])
+    start = runner.launch
+    monkeypatch.setattr(runner, "launch", lambda *a: processes.append(start(*a)) or processes[-1])
 
     def watch(readers):
         raise OSError("the terminal is gone")

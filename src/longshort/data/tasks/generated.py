@@ -26,7 +26,7 @@ from longshort.data.default import cache_root
 from longshort.data.errors import DataError
 from longshort.data.pools import spawned
 from longshort.data.tasks.examples import Examples
-from longshort.files import new_folder, write_json
+from longshort.files import alone_in, new_folder, write_json
 
 FORMAT = 1
 """Part of every fingerprint: raise it when a generator draws differently."""
@@ -69,8 +69,10 @@ def generated(
     fingerprint = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
     folder = (cache or cache_root()) / "tasks" / f"{name}-{fingerprint[:16]}"
     if not folder.is_dir():
-        splits = _drawn(name, draw, options, counts, seed, vocab_size, workers, progress, distinct)
-        _keep(folder, splits, recipe)
+        with alone_in(folder.parents[1] / "locks" / folder.name, wait=True):  # torchrun starts several that want it
+            if not folder.is_dir():
+                splits = _drawn(name, draw, options, counts, seed, vocab_size, workers, progress, distinct)
+                _keep(folder, splits, recipe)
     return {split: _read(folder, split) for split in SPLITS}, fingerprint
 
 
@@ -156,7 +158,7 @@ def _keep(folder: Path, splits: Mapping[str, Examples], made_from: Mapping[str, 
                     if values is not None:
                         np.save(draft / f"{split}-{part}.npy", values, allow_pickle=False)
     except (OSError, ValueError):
-        if not folder.is_dir():  # another process may have been faster; its folder holds the same
+        if not folder.is_dir():  # without locks another process may have been faster; its folder holds the same
             raise
 
 

@@ -171,10 +171,9 @@ def _distance(away: Points, along: Points) -> Points:
     return np.sqrt(np.einsum("...x,...x->...", apart, apart))
 
 
-def picture(scene: Scene, *, subpixels: int = _SUBPIXELS) -> NDArray[np.uint8]:
+def picture(scene: Scene) -> NDArray[np.uint8]:
     """(32, 32) grey values: dashes at the contrast, dots white, edges smoothed by averaging subpixels."""
-    fine = rendered(scene, subpixels=subpixels)
-    coarse = fine.reshape(SIDE, subpixels, SIDE, subpixels).mean((1, 3))
+    coarse = rendered(scene, subpixels=_SUBPIXELS).reshape(SIDE, _SUBPIXELS, SIDE, _SUBPIXELS).mean((1, 3))
     return np.round(255 * coarse).astype(np.uint8)
 
 

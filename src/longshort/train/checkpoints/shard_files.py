@@ -28,18 +28,28 @@ def write_shards(
     dcp.save(tensors, storage_writer=writer, process_group=group)
 
 
-def read_shards(folder: Path, parameter_of: Callable[[str, torch.Size], Tensor | None]) -> Tensors:
+def read_shards(folder: Path, parameter_of: Callable[[str, torch.Size], Tensor | None], **options: Any) -> Tensors:
     """Read, together with all others, each tensor as a copy of its `parameter_of` (name, shape) is sharded; whole where
-    that is None.
+    that is None. `options` are those of `dcp.load`.
     """
-    return _read(folder, parameter_of)
+    reader = HuggingFaceStorageReader(str(folder))
+    tensors: dict[str, Tensor] = {}
+    for key, found in reader.read_metadata().state_dict_metadata.items():
+        assert isinstance(found, TensorStorageMetadata), "safetensors holds nothing but tensors"
+        like, dtype = parameter_of(key, found.size), found.properties.dtype
+        if like is None:
+            tensors[key] = torch.empty(found.size, dtype=dtype)
+        else:
+            tensors[key] = torch.empty_like(like, dtype=dtype, requires_grad=False)
+    dcp.load(tensors, storage_reader=reader, **options)
+    return parted_names(tensors)
 
 
 def read_whole(folder: Path) -> Tensors:
     """Read all tensors whole, on the host, in one process alone."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as asked
-        return _read(folder, lambda key, shape: None, no_dist=True)
+        return read_shards(folder, lambda key, shape: None, no_dist=True)
 
 
 def joined_names(model: Mapping[str, Tensor], trainer: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -58,17 +68,3 @@ def parted_names(tensors: Mapping[str, Tensor]) -> Tensors:
 def parameter_name(key: str) -> str:
     """The name of the parameter that a tensor belongs to, if it does: moments are called NAME/exp_avg and so on."""
     return key.removeprefix(_MODEL) if key.startswith(_MODEL) else key.removeprefix(_TRAINER).rpartition("/")[0]
-
-
-def _read(folder: Path, parameter_of: Callable[[str, torch.Size], Tensor | None], **options: Any) -> Tensors:
-    reader = HuggingFaceStorageReader(str(folder))
-    tensors: dict[str, Tensor] = {}
-    for key, found in reader.read_metadata().state_dict_metadata.items():
-        assert isinstance(found, TensorStorageMetadata), "safetensors holds nothing but tensors"
-        like, dtype = parameter_of(key, found.size), found.properties.dtype
-        if like is None:
-            tensors[key] = torch.empty(found.size, dtype=dtype)
-        else:
-            tensors[key] = torch.empty_like(like, dtype=dtype, requires_grad=False)
-    dcp.load(tensors, storage_reader=reader, **options)
-    return parted_names(tensors)

@@ -13,7 +13,7 @@ from rich.table import Table
 from longshort.data.stream import Batch, Window, document_numbers, targets_of_window, windows
 from longshort.data.tokens import TokenFile
 from longshort.model import GPT, lengthened
-from longshort.train.checkpoints.checkpoint import load_checkpoint
+from longshort.train.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from longshort.train.checkpoints.tokenizer import beginning_of
 from longshort.train.evaluation.answers import TaskData, answer_scores
 from longshort.train.evaluation.calibration import fit_temperature, score_sample
@@ -28,14 +28,14 @@ _FITTED_WINDOWS = 8
 
 
 def evaluate_checkpoint(
-    checkpoint: Path,
+    checkpoint: Path | Checkpoint,
     *,
     data: Path | None = None,
     split: str = "validation",
     length: int | None = None,
     stride: int | None = None,
     limit: int | None = None,
-    bucket: int = 256,
+    bucket: int | None = None,
     yarn: bool = False,
     device: str = "auto",
     progress: Callable[[int], None] = lambda windows_done: None,
@@ -51,15 +51,15 @@ def evaluate_checkpoint(
     if split not in ("train", "validation", "test"):
         raise ConfigError(f"split must be train, validation or test, got {split!r}")
     chosen = choose_device(device)
-    found = load_checkpoint(checkpoint)
+    found = checkpoint if isinstance(checkpoint, Checkpoint) else load_checkpoint(checkpoint)
     config = TrainConfig.from_dict(found.state["config"])
     if config.task.name is not None:
-        texts = {"--data": data, "--length": length, "--stride": stride, "--limit": limit, "--yarn": yarn or None}
-        for name, value in texts.items():
+        texts = {"--data": data, "--length": length, "--stride": stride, "--limit": limit, "--bucket": bucket}
+        for name, value in (texts | {"--yarn": yarn or None}).items():
             if value is not None:
-                raise ConfigError(f"{name} is for text; {checkpoint} was trained on the task {config.task.name}")
-        return evaluate_task(found.path, split=split, device=chosen, progress=progress)
-    model, loaded = load_model(found.path, chosen)  # not the run's path: damaged checkpoints were reported above
+                raise ConfigError(f"{name} is for text; {found.path} was trained on the task {config.task.name}")
+        return evaluate_task(found, split=split, device=chosen, progress=progress)
+    model, loaded = load_model(found, chosen)
     folder = data if data is not None else TextData.open(config).folder
     tokens = open_tokens(folder / f"{split}.tokens", loaded.state["vocabulary"])
     sizes: dict[str, Any] = {"length": length, "stride": stride, "limit": limit, "bucket": bucket, "yarn": yarn}
@@ -75,7 +75,7 @@ def text_scores(
     length: int | None,
     stride: int | None,
     limit: int | None,
-    bucket: int,
+    bucket: int | None,
     yarn: bool = False,
     beginning: Sequence[int],
     progress: Callable[[int], None],
@@ -96,7 +96,7 @@ def text_scores(
         stride=stride or max(1, targets // 2),
         device=device,
         precision=config.run.precision,
-        bucket=bucket,
+        bucket=bucket or 256,
         limit=limit,
         segments=config.data.segments,
         beginning=beginning,
@@ -121,7 +121,7 @@ def _temperature(model: GPT, first: list[Window], end_of_document: int, config: 
 
 
 def evaluate_task(
-    checkpoint: Path,
+    checkpoint: Path | Checkpoint,
     *,
     split: str,
     device: torch.device,

@@ -52,7 +52,6 @@ def evaluate_split(
     precision: str = "auto",
     bucket: int = 256,
     limit: int | None = None,
-    batch_size: int | None = None,
     segments: bool = False,
     beginning: Sequence[int] = (),
     temperature: float | None = None,
@@ -64,17 +63,16 @@ def evaluate_split(
     holds it. Buckets count every position of every window instead, since they show what context is worth. With
     `segments`, tokens see only their own document, as in training with data.segments. A `beginning` is the first of
     the `length` tokens of every window and never a target. Losses are those of the model's logits; with a
-    `temperature`, those of its untransformed scores divided by it. By default `batch_size` is 8 windows, or fewer if
-    they are long.
+    `temperature`, those of its untransformed scores divided by it. Up to 8 windows are scored at once, fewer if they
+    are long.
     """
     model.eval()
-    batch_size = batch_size or max(1, min(8, AT_ONCE // length))
     bucket = min(bucket, length)  # torch takes no integer of more than 64 bits
     n_buckets = math.ceil(length / bucket)
     sums, counts = torch.zeros(n_buckets, dtype=torch.float64), torch.zeros(n_buckets, dtype=torch.float64)
     place = torch.arange(length)[-targets_of_window(length, beginning) :] // bucket
     total, counted, done = 0.0, 0, 0
-    for group in batched(windows(tokens, length, stride, limit, beginning), batch_size):
+    for group in batched(windows(tokens, length, stride, limit, beginning), max(1, min(8, AT_ONCE // length))):
         rows = torch.stack([window.tokens for window in group]).to(device)
         targets = torch.stack([window.targets for window in group]).to(device)
         documents = document_numbers(rows, tokens.end_of_document) if segments else None

@@ -123,8 +123,18 @@ def choose_device(name: str, local_rank: int | None = None) -> torch.device:
         raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device must be cpu or auto, since PyTorch finds no CUDA GPU, got {name!r}")
-    if device.type == "cuda" and local_rank is not None:
-        device = torch.device("cuda", local_rank)
-    elif device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
+    if device.type == "cpu":
+        return device
+    count = torch.cuda.device_count()
+    if local_rank is not None:
+        if local_rank >= count:
+            raise ValueError(
+                f"LOCAL_RANK must be below {count}, the number of GPUs of this machine, got {local_rank}; start fewer "
+                "processes on it"
+            )
+        return torch.device("cuda", local_rank)
+    if device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    if device.index >= count:
+        raise ValueError(f"device must be a GPU of this machine, cuda:0 to cuda:{count - 1}, got {name!r}")
     return device

@@ -79,7 +79,7 @@ def run_all(
         while waiting or running:
             while waiting and len(running) < jobs:
                 config = waiting.pop(0)
-                running[config.run.out] = start(config) if start else _start(config, threads, module)
+                running[config.run.out] = start(config) if start else launch(write_config(config), threads, module)
             time.sleep(poll_seconds)
             for reader in readers.values():
                 reader.update()
@@ -111,10 +111,6 @@ def _ended(running: dict[str, Running]) -> Iterator[None]:
             process.terminate()
         for process in running.values():
             process.wait()
-
-
-def _start(config: TrainConfig, threads: int, module: str) -> Running:
-    return launch(write_config(config), threads, module)
 
 
 def write_config(config: TrainConfig) -> Path:
