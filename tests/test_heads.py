@@ -121,6 +121,8 @@ def test_wrong_windows_are_refused(windows, message):
     [
         (0.5, "must be None or a sequence with one entry per head, got 0.5"),
         ("ab", "must be None or a sequence with one entry per head, got 'ab'"),
+        ({0.2, 0.1}, r"must be None or a sequence with one entry per head, got \{"),
+        ({0: 1, 1: 2}, r"must be None or a sequence with one entry per head, got \{0: 1, 1: 2\}"),
         ((0.5,), "{name} must have one entry per head, 2 as windows has, got 1"),
         ((0.5, -0.1), r"{name}\[1\] must be a number from 0 to 1e\+30, got -0.1"),
         ((float("nan"), 0.5), r"{name}\[0\] must be a number from 0 to 1e\+30, got nan"),

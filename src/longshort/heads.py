@@ -200,11 +200,7 @@ def _checked_windows(windows: Iterable[int | None]) -> tuple[int | None, ...]:
 def _checked_rates(name: str, rates: Iterable[float] | None, n_heads: int) -> tuple[float, ...] | None:
     if rates is None:
         return None
-    if isinstance(rates, str) or not isinstance(rates, Iterable):
-        raise ValueError(f"{name} must be None or a sequence with one entry per head, got {rates!r}")
-    checked = tuple(rates)
-    if len(checked) != n_heads:
-        raise ValueError(f"{name} must have one entry per head, {n_heads} as windows has, got {len(checked)}")
+    checked = _one_per_head(name, rates, n_heads)
     for head, rate in enumerate(checked):
         if not is_real(rate) or not 0 <= rate <= _LARGEST_RATE:
             raise ValueError(f"{name}[{head}] must be a number from 0 to {_LARGEST_RATE:g}, got {rate!r}")
@@ -212,14 +208,19 @@ def _checked_rates(name: str, rates: Iterable[float] | None, n_heads: int) -> tu
     return tuple(float(rate) for rate in checked) if any(checked) else None
 
 
+def _one_per_head(name: str, values: Iterable[_T], n_heads: int) -> tuple[_T, ...]:
+    if isinstance(values, str | Set | Mapping) or not isinstance(values, Iterable):
+        raise ValueError(f"{name} must be None or a sequence with one entry per head, got {values!r}")
+    entries = tuple(values)
+    if len(entries) != n_heads:
+        raise ValueError(f"{name} must have one entry per head, {n_heads} as windows has, got {len(entries)}")
+    return entries
+
+
 def _checked_firsts(firsts: Iterable[int] | None, windows: tuple[int | None, ...]) -> tuple[int, ...] | None:
     if firsts is None:
         return None
-    if isinstance(firsts, str) or not isinstance(firsts, Iterable):
-        raise ValueError(f"firsts must be None or a sequence with one entry per head, got {firsts!r}")
-    checked = tuple(firsts)
-    if len(checked) != len(windows):
-        raise ValueError(f"firsts must have one entry per head, {len(windows)} as windows has, got {len(checked)}")
+    checked = _one_per_head("firsts", firsts, len(windows))
     for head, first in enumerate(checked):
         if not is_int(first) or not 0 <= first < 2**30:
             raise ValueError(f"firsts[{head}] must be an integer from 0 to 2^30 - 1, got {first!r}")

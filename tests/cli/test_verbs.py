@@ -193,13 +193,13 @@ def test_a_folder_without_a_checkpoint_is_one_line(verb, tmp_path):
         (["evaluate", "--data", "nowhere"], ["nowhere"]),
         (["evaluate", "--stride", "65"], ["stride"]),
         (["evaluate", "--length", "100"], ["length must be at most 64"]),
-        (["evaluate", "--yarn"], ["--yarn must be given with --length, got it alone"]),
+        (["evaluate", "--yarn"], ["--yarn must come with --length N, got --yarn alone"]),
         (["evaluate", "--device", "gpu"], ["device must be auto, cpu, cuda or cuda:N, got 'gpu'"]),
         (["generate", "--prompt", ""], ["prompt must hold at least one token"]),
         (["generate", "--prompt", "a\udcff"], ["prompt must be text in UTF-8"]),
         (["generate", "--tokens", "9" * 18], ["max_new_tokens must be"]),
         (["generate", "--top-p", "1.5"], ["top_p"]),
-        (["generate", "--yarn"], ["--yarn must be given with --context, got it alone"]),
+        (["generate", "--yarn"], ["--yarn must come with --context N, got --yarn alone"]),
         (["generate", "--yarn", "--context", "99"], ["got positions='learned': no angle can be slowed"]),
         (["generate", "--thinking", "hard"], ["thinking must be soft, got 'hard'"]),
         (["generate", "--thinking", "soft"], ["thinking-end must be given with --thinking"]),
@@ -222,8 +222,8 @@ def test_bad_options_are_one_line(trained, arguments, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--variants", "plain,pain"], ["variants must be among", "got pain"]),
-        (["optimizer.lr=fast"], ["optimizer.lr must be float"]),
+        (["--variants", "plain,pain"], ["--variants must be among", "got 'pain'"]),
+        (["optimizer.lr=fast"], ["optimizer.lr must be a number"]),
         (["data.path=nowhere", "--variants", "ls"], ["nowhere"]),
     ],
 )

@@ -46,4 +46,4 @@ def test_commands_of_the_guide_are_understood(command):
     # What they read does not exist here: that, and not a bad option, is what is wrong with them.
     shown = CliRunner().invoke(app, shlex.split(command))
     assert shown.exit_code == 1
-    assert "no complete checkpoint" in shown.output or "which does not exist" in shown.output
+    assert "no such folder" in shown.output or "which does not exist" in shown.output

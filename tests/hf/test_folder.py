@@ -158,7 +158,7 @@ def test_a_folder_is_never_overwritten(trained, exported):
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["nowhere", "out"], "holds no complete checkpoint"), (["x", "y", "--format", "gguf"], "'gguf'")],
+    [(["nowhere", "out"], "nowhere: no such folder"), (["x", "y", "--format", "gguf"], "'gguf'")],
 )
 def test_bad_arguments_end_in_one_line(tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)

@@ -9,6 +9,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from longshort.generation import Sampling, SoftThinking
+from longshort.generation.draws import tokens_of
 from longshort.hf.soft import soft_rollout, soft_scores
 from longshort.rl import FORMS
 
@@ -123,6 +124,22 @@ def test_without_trl_its_trainer_says_what_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, "longshort.hf.trl", raising=False)
     with pytest.raises(ImportError, match=r"pip install 'longshort\[trl\]'"):
         importlib.import_module("longshort.hf.trl")
+
+
+def test_mixtures_without_noise_have_no_score():
+    model = llama().eval()
+    rollout = drawn(model, thinking=replace(THINKING, noise="none"))
+    with pytest.raises(
+        ValueError, match="noise must be gumbel for mixtures to have a score in the form paper, got none"
+    ):
+        soft_scores(model, rollout)
+
+
+def test_a_padding_token_that_stands_in_the_prompt_too_counts_as_seen():
+    prompts, mask = torch.tensor([[5, 6, 0, 0]]), torch.tensor([[1, 1, 0, 0]])
+    assert tokens_of(prompts, mask > 0, 8)[0].nonzero()[:, 0].tolist() == [5, 6]
+    chat, real = torch.tensor([[5, 0, 6, 0, 0]]), torch.tensor([[True, True, True, False, False]])  # 0 ends turns too
+    assert tokens_of(chat, real, 8)[0, 0] and tokens_of(chat.flip(1), real.flip(1), 8)[0, 0]
 
 
 def test_a_model_whose_logits_are_more_than_its_head_is_not_scored():

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from longshort import GPT, GPTConfig, HeadPlan
+from longshort.losses import LossSettings
 from longshort.nn import SigmaLinear, sinusoidal, update_sigma
 from longshort.ops import blocked
 
@@ -436,6 +437,17 @@ def test_an_adapter_around_the_head_enters_logits_loss_and_gradients() -> None:
     squared = logits.logsumexp(-1).flatten()[counted].square().mean()
     torch.testing.assert_close(model.train()(tokens, targets).loss, loss + 0.01 * squared)
     assert model(tokens, torch.full_like(targets, -100)).loss == 0
+
+
+def test_an_adapter_around_the_head_leaves_the_loss_of_changed_scores_as_exact_as_it_is() -> None:
+    torch.manual_seed(0)
+    model = tiny(loss=LossSettings(logit_softcap=2.0)).to(torch.bfloat16)
+    model.head.weight.data.mul_(100)
+    tokens, targets = draw(2, 30), draw(2, 30)
+    expected = model(tokens, targets).loss
+    model.head = Adapted(model.head)
+    model.head.added.data.zero_()
+    torch.testing.assert_close(model(tokens, targets).loss, expected, atol=1e-6, rtol=1e-6)
 
 
 def test_torch_func_gives_the_gradients_of_each_sequence_apart() -> None:

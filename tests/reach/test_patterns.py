@@ -104,11 +104,6 @@ def test_options_reach_every_layer():
     assert (both.local_base, both.global_base, both.sink) == (10_000.0, None, "learned")
 
 
-def test_bases_may_be_text_as_yaml_reads_them():
-    layer = reach.full(n_layers=1, n_heads=2, dual_rope=["1e4", "1e6"])[0]
-    assert (layer.local_base, layer.global_base) == (1e4, 1e6)
-
-
 def test_single_rung_is_in_the_middle_of_the_ladder():
     assert windows(reach.ladder(512, 8, n_layers=1, n_heads=2)) == [(None, 64)]
 

@@ -103,6 +103,13 @@ def test_rewards_without_advantages_are_named(rewards, message):
         group_advantages(rewards, 2)
 
 
+def test_the_kl_estimate_of_nearly_equal_models_is_not_lost_to_rounding():
+    apart = 1e-4 * torch.randn(10_000, generator=torch.Generator().manual_seed(0))
+    found = k3(torch.zeros(10_000), apart)
+    assert found.min() >= 0
+    torch.testing.assert_close(found.mean(), apart.square().mean() / 2, rtol=1e-3, atol=0)
+
+
 def test_the_kl_estimate_is_cut_and_never_overflows():
     apart = torch.tensor([0.0, 1.0, -1.0, 500.0, -500.0])
     expected = torch.tensor([0.0, math.e - 2, 1 / math.e, 10.0, 10.0])

@@ -332,7 +332,7 @@ def test_each_verb_refuses_what_the_other_is_for(tmp_path):
         reinforce(plain)
 
 
-@pytest.mark.parametrize(("start", "message"), [("none", "holds no complete checkpoint"), ("run", "model.width=16")])
+@pytest.mark.parametrize(("start", "message"), [("none", "none: no such folder"), ("run", "model.width=16")])
 def test_a_start_that_does_not_fit_is_named(start, message, tmp_path):
     reinforce(tiny_rl(tmp_path / "run", "run.steps=3"))
     with pytest.raises(ValueError, match=message):

@@ -11,7 +11,9 @@ from longshort.cli.train import CONFIG_HELP, OVERRIDES_HELP
 
 
 def compare(
-    config: Annotated[str, typer.Argument(help=f"{CONFIG_HELP} It has LS-attention; other variants change that.")],
+    config: Annotated[
+        str, typer.Argument(help=f"{CONFIG_HELP} Its plan is the variant ls; the other variants replace it.")
+    ],
     overrides: Annotated[list[str] | None, typer.Argument(help=OVERRIDES_HELP)] = None,
     variants: Annotated[str, typer.Option(help="Comma-separated names from the list below, or `all`.")] = "plain,ls",
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, from run.seed on.")] = 1,

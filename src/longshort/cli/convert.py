@@ -11,7 +11,7 @@ from longshort.cli.inspect import BUDGET_HELP
 
 
 def convert(
-    model: Annotated[Path, typer.Argument(help="Folder of a causal language model of transformers, with tokenizer.")],
+    model: Annotated[Path, typer.Argument(help="Folder of a Hugging Face causal language model, with its tokenizer.")],
     out: Annotated[Path, typer.Option(help="The folder to write; it must be new or empty.")],
     plan: Annotated[
         Path | None, typer.Option(help="The plan: a record of longshort inspect with a proposal, or a list of plans.")
@@ -27,7 +27,10 @@ def convert(
         int | None, typer.Option(min=16, help="Tokens per sequence (default: 1,024, or the model's context).")
     ] = None,
     rows: Annotated[
-        int, typer.Option(min=2, max=65_536, help="Sequences at the start of the text to measure on, not to train.")
+        int,
+        typer.Option(
+            min=2, max=65_536, help="Sequences at the start of the text that are kept for measuring, not trained on."
+        ),
     ] = 16,
     first: Annotated[
         bool, typer.Option(help="Try plans whose local heads also see the first four keys of the sequence.")
@@ -36,9 +39,9 @@ def convert(
 ) -> None:
     """Give a model's heads shorter reaches, and train it briefly.
 
-    Writes a folder that transformers opens with the plan (after import longshort.hf), and generate, evaluate and import
-    where the architecture is one that they read. Prints the loss before, with the plan, and after training. If it is
-    stopped, the same command resumes it.
+    Writes a new folder. transformers opens it with the plan after import longshort.hf; generate, evaluate and import
+    open it if they know the architecture. Prints the loss before, with the plan, and after training. Run the same
+    command again to resume.
 
     Example: longshort inspect qwen3/ --text book.txt --budget 0.25
 

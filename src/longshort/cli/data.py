@@ -31,10 +31,10 @@ def data(
         str | None, typer.Option(help="NUMBER/COUNT, from 1/8 to 8/8: prepare only this part, for --join.")
     ] = None,
     join: Annotated[
-        int | None, typer.Option(help="Join this many parts into what one call makes; no SOURCES needed.")
+        int | None, typer.Option(help="Join this many finished parts into one folder; give only --out with it.")
     ] = None,
 ) -> None:
-    """Turn text into token files for training. Without SOURCES, the standard library of the running Python.
+    """Turn text into token files for training. Without SOURCES it uses the source of Python's standard library.
 
     Example: longshort data --out data/books books/ --vocab-size 8192
     """

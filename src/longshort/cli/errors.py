@@ -53,7 +53,7 @@ def _one_line_usage() -> Iterator[None]:
     except _UsageError as error:
         context: Any = getattr(error, "ctx", None)
         help_line = f" (see {context.command_path} --help)" if context is not None else ""
-        _say(f"{error.format_message()}{help_line}")  # type: ignore[attr-defined]
+        _say(f"{error.format_message().rstrip('.')}{help_line}")  # type: ignore[attr-defined]
         raise typer.Exit(2) from None
 
 

@@ -43,7 +43,8 @@ def evaluate(
     limit: Annotated[
         int | None,
         typer.Option(
-            min=1, help="At most this many windows; of a run of longshort rl, problems; of suite and task, examples."
+            min=1,
+            help="At most this many windows of text, problems of a run of longshort rl, or examples of a suite.",
         ),
     ] = None,
     samples: Annotated[
@@ -83,7 +84,7 @@ def evaluate(
         _check_absent(of_text | others, "must not be given with --harness")
         measure = partial(_harness, checkpoint, harness, include=include, limit=limit, device=device)
     elif yarn and length is None:
-        raise ValueError("--yarn must be given with --length, got it alone")
+        raise ValueError("--yarn must come with --length N, got --yarn alone")
     elif include is not None:
         raise ValueError(f"--include must be given with --harness, got {include} alone")
     elif suite is not None:

@@ -19,7 +19,7 @@ def generate(
         float | None, typer.Option(help="Draw from the most probable tokens that sum to this probability.")
     ] = 0.95,
     min_p: Annotated[
-        float | None, typer.Option(help="Draw from tokens at least this many times as probable as the top one.")
+        float | None, typer.Option(help="Leave out tokens less probable than this share (0 to 1) of the most probable.")
     ] = None,
     repetition_penalty: Annotated[
         float, typer.Option(help="Above 1 makes tokens that occurred before less probable.")
@@ -73,7 +73,7 @@ def generate(
     given = {name: value for name, value in fields.items() if value is not None}
     _check_thinking(thinking, given)
     if yarn and context is None:
-        raise ValueError("--yarn must be given with --context, got it alone")
+        raise ValueError("--yarn must come with --context N, got --yarn alone")
     if prompt == "-":
         prompt = typer.get_text_stream("stdin").read()
     options: dict[str, Any] = {

@@ -19,18 +19,19 @@ def import_(
         int | None, typer.Option(min=0, help="For such a .pt file: global heads per layer.")
     ] = None,
     window: Annotated[
-        int | None, typer.Option(min=1, help="For such a .pt file: keys a local head sees, with its own.")
+        int | None, typer.Option(min=1, help="For such a .pt file: keys that a local head sees, its own included.")
     ] = None,
     span: Annotated[
-        int | None, typer.Option(min=0, help="For such a .pt file, instead of --window: keys before its own.")
+        int | None,
+        typer.Option(min=0, help="For such a .pt file, instead of --window: keys that it sees before its own."),
     ] = None,
     activation: Annotated[
         str | None, typer.Option(help="For a .pt file: gelu (default), or gelu_tanh for older code.")
     ] = None,
 ) -> None:
-    """Make a run at step 0 of third-party weights. For generate, evaluate, train, export.
+    """Import third-party weights as a run, at step 0. Use it with generate, evaluate, train and export.
 
-    Dense models of transformers: Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3 (text), Olmo 2 and 3, SmolLM3, EXAONE 4,
+    Dense Hugging Face models: Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3 (text), Olmo 2 and 3, SmolLM3, EXAONE 4,
     GPT-2; and the checkpoints of the paper's author.
 
     Example: longshort import qwen3/ --out runs/qwen3 && longshort generate runs/qwen3 --prompt "Once"

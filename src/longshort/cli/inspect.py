@@ -14,7 +14,7 @@ BUDGET_HELP = (
 
 
 def inspect(
-    model: Annotated[Path, typer.Argument(help="Folder of a causal language model of transformers, with tokenizer.")],
+    model: Annotated[Path, typer.Argument(help="Folder of a Hugging Face causal language model, with its tokenizer.")],
     text: Annotated[
         Path | None, typer.Option(help="Text to measure on (default: the source of Python's standard library).")
     ] = None,

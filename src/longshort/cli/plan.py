@@ -25,9 +25,7 @@ def plan(
     network: Annotated[
         float | None, typer.Option(help="GB/s per GPU and direction between nodes (default: its usual adapter's).")
     ] = None,
-    fix: Annotated[
-        list[str] | None, typer.Option(help="A setting that is given, such as cp=4; may be repeated.")
-    ] = None,
+    fix: Annotated[list[str] | None, typer.Option(help="Keep this setting, such as cp=4; may be repeated.")] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON here.")] = None,
 ) -> None:
     """Estimate memory, traffic and time of training on other machines.

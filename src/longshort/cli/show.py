@@ -27,17 +27,18 @@ def show(
         typer.Option(
             min=0.0,
             max=1.0,
-            help="Choose a plan for this model instead: FLOPs of attention, as a share of full attention's, above 0.",
+            help="Choose a plan within this budget: attention FLOPs as a share of full attention's, above 0.",
         ),
     ] = None,
     cache_bytes: Annotated[
-        float | None, typer.Option(min=0.0, help="Choose a plan instead: bytes of cache per token, in bf16, above 0.")
+        float | None,
+        typer.Option(min=0.0, help="Choose a plan within this budget: bytes of cache per token in bf16, above 0."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Draw it into a .png, .svg or .html file as well.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also save the drawing, as .png, .svg or .html.")] = None,
 ) -> None:
     """Draw what each head sees, and what it costs.
 
-    With --share or --cache-bytes it is the plan that our experiments support best within that budget.
+    With --share or --cache-bytes it shows the plan that our experiments support best within that budget.
 
     Example: longshort show tiny
 

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-CONFIG_HELP = "YAML file, or the name of a configuration of the package, such as tiny; an existing file comes first."
+CONFIG_HELP = (
+    "A YAML file, or the name of a configuration that comes with the package, such as tiny; if both exist, the file."
+)
 OVERRIDES_HELP = "section.key=value ..., or task=NAME; `longshort config` lists the keys."
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from longshort.generation.draws import Draws
+from longshort.generation.draws import Draws, tokens_of
 from longshort.generation.graphs import CapturedStep
 from longshort.generation.prefill import shared_prefill
 from longshort.model import GPT
@@ -109,10 +109,8 @@ class Decoder:
 
     def seen(self) -> Tensor:
         """(B, V) which tokens each prompt holds."""
-        vocabulary = self._model.config.vocab_size
-        held = torch.zeros(len(self._prompt), vocabulary + 1, dtype=torch.bool, device=self._prompt.device)
-        column = torch.arange(self._prompt.shape[1], device=held.device)
-        return held.scatter_(1, self._prompt.where(column >= self._padding, vocabulary), True)[:, :vocabulary]
+        column = torch.arange(self._prompt.shape[1], device=self._prompt.device)
+        return tokens_of(self._prompt, column >= self._padding, self._model.config.vocab_size)
 
     def _next_draw(self) -> Tensor:
         return self._draws.step(self._logits(self._draws.last_input() | {"cache": self._cache}))

@@ -20,6 +20,16 @@ ENDED = -1
 """What a sequence that has ended yields while others continue."""
 
 
+def tokens_of(prompts: Tensor, real: Tensor, vocabulary: int) -> Tensor:
+    """(B, V) which tokens each of the prompts (B, P) holds, where they are not padding.
+
+    >>> tokens_of(torch.tensor([[2, 0, 2]]), torch.tensor([[False, True, True]]), 3)
+    tensor([[ True, False,  True]])
+    """
+    held = torch.zeros(len(prompts), vocabulary + 1, dtype=torch.bool, device=prompts.device)
+    return held.scatter_(1, prompts.where(real, vocabulary), True)[:, :vocabulary]
+
+
 class Draws:
     """Tokens, or mixtures of them, for a batch of sequences, and which of these have ended."""
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longshort.generation import Sampling, SoftThinking
-from longshort.generation.draws import Draws
+from longshort.generation.draws import Draws, tokens_of
 from longshort.rl import Rollout, Scores, soft_log_probs, token_scores
 from longshort.rl.log_probs import Form
 
@@ -79,8 +79,7 @@ def soft_rollout(
         device=device,
         table=embedding.weight,
     )
-    seen = torch.zeros(len(prompts), vocabulary, dtype=torch.bool, device=device)
-    draws.note_prompt(seen.scatter_(1, prompts, mask > 0))
+    draws.note_prompt(tokens_of(prompts, mask > 0, vocabulary))
     last = {"logits_to_keep": 1} if _takes(model, "logits_to_keep") else {}
     inputs, positions, cache = embedding(prompts), _positions(mask), None
     for count in range(1, max_new_tokens + 1):
@@ -116,6 +115,8 @@ def soft_scores(model: Any, drawn: Rollout, *, form: Form = "paper") -> Scores:
     log-probability in the whole vocabulary. The entropy is that of the whole vocabulary at the rollout's temperature.
     """
     assert drawn.thinking is not None
+    if drawn.thinking.noise == "none" and form != "categorical":
+        raise ValueError(f"noise must be gumbel for mixtures to have a score in the form {form}, got none")
     check_head(model)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     before = slice(0, -1)  # no prediction follows the last token

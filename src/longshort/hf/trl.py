@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from longshort.generation import Sampling, SoftThinking
 from longshort.hf.soft import bare, check_head, soft_rollout, soft_scores
+from longshort.nn.modes import evaluating
 from longshort.rl import FORMS, Rollout
 from longshort.rl.log_probs import Form
 
@@ -88,23 +89,22 @@ class SoftGRPOTrainer(GRPOTrainer):
             self._dist.summon_full_params(self.model_wrapped, recurse=False),
         ):
             was_training = model.training
-            model.eval()
-            drawn = soft_rollout(
-                model,
-                prompts.to(device),
-                mask.to(device),
-                self.thinking,
-                max_new_tokens=self.max_completion_length,
-                sampling=Sampling(
-                    temperature=self.temperature,
-                    top_k=self.top_k or None,
-                    top_p=self.top_p,
-                    min_p=self.min_p,
-                    repetition_penalty=self.repetition_penalty,
-                ),
-                stops=self.eos_token_ids,
-            )
-            model.train(was_training)
+            with evaluating(model):
+                drawn = soft_rollout(
+                    model,
+                    prompts.to(device),
+                    mask.to(device),
+                    self.thinking,
+                    max_new_tokens=self.max_completion_length,
+                    sampling=Sampling(
+                        temperature=self.temperature,
+                        top_k=self.top_k or None,
+                        top_p=self.top_p,
+                        min_p=self.min_p,
+                        repetition_penalty=self.repetition_penalty,
+                    ),
+                    stops=self.eos_token_ids,
+                )
         self._note(drawn, "train" if was_training else "eval")
         self._drawn = {name: getattr(drawn, name) for name in _STORED}
         if was_training:

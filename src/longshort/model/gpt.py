@@ -322,7 +322,7 @@ class GPT(nn.Module):
 
     def _mean_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         if self.head is not None and not (type(self.head) is nn.Linear and self.head.weight.device == hidden.device):
-            return self._loss_of_logits(self._logits(hidden), targets)
+            return self._loss_of_logits(self.config.loss.transform(self.scores(hidden)), targets)
         return self.config.loss.cross_entropy(
             hidden.flatten(0, 1),
             self.head_weight.to(hidden.device),
@@ -333,7 +333,7 @@ class GPT(nn.Module):
 
     def _loss_of_logits(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss where the head has an adapter or is offloaded, so that it is more than its weight matrix."""
-        logits = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
+        logits = logits.flatten(0, 1)
         counted = targets.flatten() != IGNORED_TARGET
         total = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED_TARGET, reduction="sum")
         if self.training and self.config.loss.z_loss:

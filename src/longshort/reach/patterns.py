@@ -195,16 +195,8 @@ def _bases(dual_rope: bool | Sequence[float]) -> tuple[float | None, float | Non
         return DUAL_BASES if dual_rope else (None, None)
     if isinstance(dual_rope, str) or not isinstance(dual_rope, Sequence) or len(dual_rope) != 2:
         raise ValueError(f"dual_rope must be True, False or the bases of local and global heads, got {dual_rope!r}")
-    local, of_global = (_number(base) for base in dual_rope)
+    local, of_global = dual_rope
     return local, of_global
-
-
-def _number(value: Any) -> Any:
-    """YAML reads 1e6 as text."""
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
 
 
 def _kv_heads(n_layers: int, n_heads: int, options: Options) -> int:

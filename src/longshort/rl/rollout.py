@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from longshort.generation import SoftThinking
 from longshort.model import GPT
 from longshort.rl.log_probs import Form, Scores, gaussian_log_probs, soft_log_probs, token_log_probs, token_scores
+from longshort.rl.objective import kl_estimate
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -176,16 +177,3 @@ class Rollout:
         with torch.no_grad():
             estimate = kl_estimate(self.drawn_log_probs, self.log_probs(model))
         return (estimate * self.mask).sum() / self.mask.sum().clamp(min=1)
-
-
-def kl_estimate(drawn: Tensor, other: Tensor) -> Tensor:
-    """An estimate of KL(drawn || other) from each sample of `drawn`, given both log-probabilities; never negative.
-
-    With r = other / drawn it is r - 1 - log r, unbiased as -log r is and of less variance
-    (Schulman 2020, joschu.net/blog/kl-approx.html).
-
-    >>> kl_estimate(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.5, 0.25]).log())
-    tensor([0.0000, 0.1931])
-    """
-    log_ratio = other - drawn
-    return log_ratio.expm1() - log_ratio

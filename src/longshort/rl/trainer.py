@@ -24,11 +24,11 @@ from longshort.nn import update_sigma
 from longshort.rl.answers import Answerer, form_of, lengths, rollout_seed, sequences
 from longshort.rl.evaluation import answered, solution_loss
 from longshort.rl.halves import gradients, signal_and_noise
-from longshort.rl.objective import Objective, clipped_objective, group_advantages, signal_share
+from longshort.rl.objective import Objective, clipped_objective, group_advantages, kl_estimate, signal_share
 from longshort.rl.problem_data import ProblemData
 from longshort.rl.reference import load_reference, save_reference
 from longshort.rl.rewards import Rewards, check_failures, verified
-from longshort.rl.rollout import Rollout, kl_estimate
+from longshort.rl.rollout import Rollout
 from longshort.stability import qk_clip, watch_logits
 from longshort.stability.clipping import gradient_norm
 from longshort.train.checkpoints.checkpoint import Checkpoint

@@ -154,7 +154,7 @@ def test_the_verb_scores_text_with_a_lengthened_model(name, tmp_path):
         (("run", "--length", 16), "nothing can be asked: skipped needle-noise at 16 tokens: length must be at least"),
         (("run", "--data", "nowhere", "--length", 300), "nowhere/train.tokens"),
         (("run", "--stride", 3), "--stride must not be given with --suite"),
-        (("run", "--yarn"), "--yarn must be given with --length, got it alone"),
+        (("run", "--yarn"), "--yarn must come with --length N, got --yarn alone"),
         (("run", "--yarn", "--length", 40), "context must be above the model's 48, got 40"),
         (("run", "--bucket", 64), "--bucket must not be given with --suite"),
         (("gpt2", "--length", 300), "no such tokenizer"),

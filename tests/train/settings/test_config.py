@@ -92,23 +92,23 @@ def test_null_unsets_what_may_be_unset():
         ("run.step=1", "run has no key 'step'; did you mean run.steps?"),
         ("run.dtype=bf16", "run has no key 'dtype'; did you mean run.precision?"),
         ("model.windows=1", "model has no key 'windows'; did you mean model.window?"),
-        ("run.steps=many", "run.steps must be int, got 'many'"),
-        ("run.steps=1.5", "run.steps must be int, got 1.5"),
-        ("run.steps=true", "run.steps must be int, got True"),
-        ("run.steps=", "run.steps must be int, got None"),
-        ("run.compile=1", "run.compile must be bool, got 1"),
+        ("run.steps=many", "run.steps must be an integer, got 'many'"),
+        ("run.steps=1.5", "run.steps must be an integer, got 1.5"),
+        ("run.steps=true", "run.steps must be an integer, got True"),
+        ("run.steps=", "run.steps must be an integer, got None"),
+        ("run.compile=1", "run.compile must be true or false, got 1"),
         ("run.compile=fast", "run.compile must be auto, true or false, got 'fast'"),
-        ("run.compile=null", "run.compile must be bool, got None"),
+        ("run.compile=null", "run.compile must be true or false, got None"),
         ("run.cuda_graphs=off", "run.cuda_graphs must be auto, true or false, got 'off'"),
         ("run.matmul=tf32", "run.matmul must be one of auto, high, highest, got 'tf32'"),
-        ("optimizer.lr=fast", "optimizer.lr must be float, got 'fast'"),
-        ("optimizer.lr=true", "optimizer.lr must be float, got True"),
-        ("optimizer.lr=[1]", "optimizer.lr must be float"),
+        ("optimizer.lr=fast", "optimizer.lr must be a number, got 'fast'"),
+        ("optimizer.lr=true", "optimizer.lr must be a number, got True"),
+        ("optimizer.lr=[1]", "optimizer.lr must be a number"),
         ("optimizer.betas=[0.9]", "optimizer.betas must be a list of 2 numbers, got [0.9]"),
         ("parallel.fsdp=2", "parallel has no key 'fsdp'; did you mean parallel.dp_shard?"),
-        ("optimizer.betas=[0.9, x]", "optimizer.betas[1] must be float, got 'x'"),
-        ("run.out=3", "run.out must be str, got 3"),
-        ("model.width=wide", "model.width must be int, got 'wide'"),
+        ("optimizer.betas=[0.9, x]", "optimizer.betas[1] must be a number, got 'x'"),
+        ("run.out=3", "run.out must be text, got 3"),
+        ("model.width=wide", "model.width must be an integer, got 'wide'"),
         ("model.width=65", "model.width must be a multiple of n_heads"),
         ("model.plan=3", "model.plan must be None or a HeadPlan, {windows: [...]} in a file, got 3"),
         ("model.preset=huge", "model.preset must be one of"),
@@ -417,3 +417,20 @@ def test_wrong_pattern_is_one_line_that_names_the_key():
     assert str(caught.value).startswith("model.reach interleave: layers must be letters L (local) and G (global)")
     with pytest.raises(ConfigError, match=r"^model.reach ladder: largest must be at most context=256, got 512"):
         TrainConfig.load("tiny", ["model.reach=ladder", "model.context=256"])
+
+
+@pytest.mark.parametrize(
+    ("override", "read"),
+    [
+        (
+            "model.plan={windows: [8, 8, 8, 8], decays: [0, 1e-3, 1E-2, 0.1]}",
+            lambda model: model.plan.decays[1] == 1e-3,
+        ),
+        ("model.plan={windows: [8, 8, 8, 8], slopes: [1e-3, 1e-3, 0, 0]}", lambda model: model.plan.slopes[0] == 1e-3),
+        ("model.reach={pattern: full, dual_rope: [1e4, 1e6]}", lambda model: model.layer_reaches[0].global_base == 1e6),
+        ("model.rope_scaling={kind: linear, factor: 4e0}", lambda model: model.rope_scaling.factor == 4.0),
+    ],
+)
+def test_numbers_with_an_exponent_are_numbers_wherever_they_stand(override, read):
+    rotary = [] if "rop" not in override else ["model.positions=rotary"]
+    assert read(TrainConfig.load("tiny", [*rotary, override]).model)

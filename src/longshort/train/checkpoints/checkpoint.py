@@ -110,6 +110,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
     if (path / _STATE).is_file():
         return _read(path)
     newest = newest_checkpoint(path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path)
+    if newest is None and not path.exists():
+        raise CheckpointError(f"{path}: no such folder; name a run or one of its checkpoints")
     if newest is None:
         raise CheckpointError(f"{path}: holds no complete checkpoint; name a run or a folder with a {_STATE}")
     return newest

@@ -46,10 +46,15 @@ class _Loader(yaml.SafeLoader):
 
 _LARGEST = 1_000_000
 _BOOL = "tag:yaml.org,2002:bool"
+_IN_WORDS = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOL]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+# As in YAML 1.2, 1e6 and 3e-4 are numbers: 1.1 wants a point and a sign, and reads them as text.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 _Loader.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 
 
@@ -106,7 +111,7 @@ def typed(name: str, value: Any, kind: Any) -> Any:
             raise ConfigError(f"{name} must be text in UTF-8 without NUL, got {value!r}")
         return value
     pair = typing.get_args(kind) if typing.get_origin(kind) is tuple else ()
-    expected = f"a list of {len(pair)} numbers" if pair else getattr(kind, "__name__", str(kind))
+    expected = f"a list of {len(pair)} numbers" if pair else _IN_WORDS.get(kind, getattr(kind, "__name__", str(kind)))
     raise ConfigError(f"{name} must be {expected}, got {value!r}")
 
 

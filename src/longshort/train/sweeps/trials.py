@@ -41,7 +41,8 @@ def plan_trials(config: TrainConfig, variants: Sequence[str], seeds: Iterable[in
     """Every variant with every seed, one seed after another, so that an interrupted comparison has complete seeds."""
     unknown = [name for name in variants if name not in VARIANTS]
     if unknown or not variants:
-        raise ConfigError(f"variants must be among {', '.join(VARIANTS)}, got {', '.join(unknown) or 'none'}")
+        got = ", ".join(map(repr, unknown)) or "none"
+        raise ConfigError(f"--variants must be among {', '.join(VARIANTS)}, got {got}")
     return trials_of({name: VARIANTS[name](config) for name in variants}, seeds, out)
 
 
