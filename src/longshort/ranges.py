@@ -25,6 +25,7 @@ class Range(NamedTuple):
 
 
 SWITCH = Range("True or False", lambda value: isinstance(value, bool))
+AT_LEAST_1 = Range("an integer >= 1", lambda value: is_int(value) and value >= 1)
 
 
 def count(most: int = 2**31 - 1, words: str = "2^31 - 1") -> Range:

@@ -13,7 +13,7 @@ from longshort.model.presets import PRESETS
 from longshort.nn.block import ACTIVATIONS, GATED, PLACEMENTS
 from longshort.nn.norms import NORMS, QK_NORMS
 from longshort.nn.positions import RopeScaling
-from longshort.numeric import is_real
+from longshort.numeric import is_int, is_real
 from longshort.ops.api import BACKENDS
 from longshort.ops.smoothing import SIDES, STAGES
 from longshort.ranges import SWITCH, Range, check, count, one_of, optional
@@ -390,7 +390,7 @@ def _check_one_way_of_reach(config: GPTConfig) -> None:
     if n_global is None:
         check("window", window, "None unless n_global is set", window is None)
     else:
-        in_range = isinstance(n_global, int) and not isinstance(n_global, bool) and 0 <= n_global <= config.n_heads
+        in_range = is_int(n_global) and 0 <= n_global <= config.n_heads
         check("n_global", n_global, f"None or an integer from 0 to n_heads={config.n_heads}", in_range)
         check("window", window, "an integer >= 1 where some heads are local", window or n_global == config.n_heads)
     check(

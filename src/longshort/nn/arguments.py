@@ -9,19 +9,18 @@ from torch import Tensor, nn
 
 from longshort.heads import HeadPlan
 from longshort.nn.positions import RopeScaling
-from longshort.numeric import is_int, is_real
-from longshort.ranges import SWITCH, Range, optional
+from longshort.numeric import is_real
+from longshort.ranges import AT_LEAST_1, SWITCH, Range, optional
 from longshort.reach import LayerReach
 
 ENCODINGS = ("rotary", "alibi", "none")
-_COUNT = Range("an integer >= 1", lambda value: is_int(value) and value >= 1)
 _POSITIVE = Range("a finite number > 0", lambda value: is_real(value) and 0 < value < math.inf)
 _FINITE = Range("a finite number", lambda value: is_real(value) and math.isfinite(value))
 _RIGHT: dict[str, Range] = {
-    "width": _COUNT,
-    "n_kv_heads": optional(_COUNT),
-    "head_dim": optional(_COUNT),
-    "chunk": optional(_COUNT),
+    "width": AT_LEAST_1,
+    "n_kv_heads": optional(AT_LEAST_1),
+    "head_dim": optional(AT_LEAST_1),
+    "chunk": optional(AT_LEAST_1),
     "qk_norm_eps": _POSITIVE,
     "rope_theta": _POSITIVE,
     "softcap": optional(_POSITIVE),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from longshort.heads import HeadPlan
+from longshort.ranges import AT_LEAST_1
 from longshort.reach.layer import LayerReach
 
 
@@ -78,8 +79,7 @@ def costs(
 def check_sizes(**sizes: int) -> None:
     """Raise if one of the sizes is no integer from 1."""
     for name, value in sizes.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+        AT_LEAST_1.check(name, value)
 
 
 def plan_visible(plan: HeadPlan, length: int, *, causal: bool = True) -> float:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from longshort.heads import HeadPlan
 from longshort.numeric import is_real
-from longshort.ranges import check
+from longshort.ranges import AT_LEAST_1, check
 
 SINKS = ("none", "learned")
 
@@ -26,8 +26,7 @@ class QueryTemperature:
 
     def __post_init__(self) -> None:
         check("temperature.scale", self.scale, "a number from 0 to 1e30", _is_real(self.scale) and self.scale >= 0)
-        right = isinstance(self.every, int) and not isinstance(self.every, bool) and self.every >= 1
-        check("temperature.every", self.every, "an integer >= 1", right)
+        AT_LEAST_1.check("temperature.every", self.every)
 
 
 class Rotation(NamedTuple):
