@@ -56,7 +56,7 @@ def costs(
     if not layers:
         raise ValueError("layers must have at least one LayerReach, got none")
     check_sizes(context=context, head_dim=head_dim, value_bytes=value_bytes)
-    kv_heads = n_kv_heads or layers[0].n_heads
+    kv_heads = layers[0].n_heads if n_kv_heads is None else n_kv_heads
     heads = sum(layer.n_heads for layer in layers)
     seen = sum(plan_visible(layer.plan, context, causal=causal) for layer in layers)
     most = mean_visible(None, context, causal=causal)
