@@ -75,7 +75,7 @@ def reach_in_words(plans: tuple[HeadPlan, ...]) -> str:
     for plan, alike in groupby(plans):
         stop = start + len(list(alike))
         layers = f"layer {start}" if stop - start == 1 else f"layers {start} to {stop - 1}"
-        seen = Counter(zip(plan.windows, plan.firsts or (0,) * plan.n_heads, strict=True))
+        seen = Counter(zip(plan.windows, plan.first_keys, strict=True))
         order = sorted(seen.items(), key=lambda item: -math.inf if item[0][0] is None else item[0][0])
         said.append(f"{layers}: {', '.join(_heads(*sees, count) for sees, count in order)}")
         start = stop

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longshort.heads import HeadPlan
+from longshort.heads import HeadPlan, narrower
 from longshort.nn.kv_cache import KVCache, check_sizes
-from longshort.nn.layer_cache import FIRST_ROWS, LSLayerCache, smaller
+from longshort.nn.layer_cache import FIRST_ROWS, LSLayerCache
 from longshort.ops import Smoothing
 from longshort.reach import LayerReach
 
@@ -144,7 +144,7 @@ class LSCache(KVCache):
         for layer in self.layers:
             for store in layer.stores:
                 if store.window is not None:
-                    store.resize(smaller(store.window + spare_rows, self.max_length) or 0, layer.length)
+                    store.resize(narrower(store.window + spare_rows, self.max_length) or 0, layer.length)
             layer.written = max(layer.written + extra, layer.length)
         self._spare_rows = spare_rows
 

@@ -84,7 +84,7 @@ def check_sizes(**sizes: int) -> None:
 
 def plan_visible(plan: HeadPlan, length: int, *, causal: bool = True) -> float:
     """Keys that a query sees, averaged over a sequence and summed over the heads of a plan."""
-    heads = zip(plan.windows, plan.firsts or (0,) * plan.n_heads, strict=True)
+    heads = zip(plan.windows, plan.first_keys, strict=True)
     return sum(mean_visible(window, length, first, causal=causal) for window, first in heads)
 
 
