@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from longshort.files import write_json
 from longshort.heads import HeadPlan
 from longshort.hf.head_plans import ATTENTION_NAME, LayerCall, observed_by, use_head_plan
+from longshort.hf.inspection.measure import check_all_layers
 from longshort.hf.inspection.opened import read_pretrained
 from longshort.ops import attention
 
@@ -49,9 +50,7 @@ def far_mass(model: PreTrainedModel, input_ids: Tensor, *, window: int) -> Tenso
     with observed_by(observe), torch.no_grad():
         for row in input_ids:
             model(row[None], use_cache=False)
-    layers = model.config.get_text_config().num_hidden_layers
-    if len(sums) != layers:
-        raise ValueError(f"model must have attention in each of its {layers} layers, got it in {len(sums)}")
+    check_all_layers(model, len(sums))
     within = torch.stack([sums[layer] for layer in sorted(sums)]) / len(input_ids)
     return (1 - within).clamp(min=0).float().cpu()
 
