@@ -57,7 +57,7 @@ def model_card(config: GPTConfig, n_parameters: int, *, trained: Mapping[str, An
         "vocabulary": f"{config.vocab_size:,}",
         "positions": _positions(config),
         "reach": reach_in_words(config.layer_plans),
-        "cache at the whole context": f"{spent.cache_bytes / spent.full_cache_bytes:.1%} of full attention's",
+        "cache at the whole context": f"{spent.cache_share:.1%} of full attention's",
     }
     parts = [_HEAD, _table(facts), _USE]
     if trained:

@@ -42,7 +42,7 @@ class LongShortForCausalLM(LongShortPreTrainedModel, GenerationMixin):
     @classmethod
     def from_gpt(cls, gpt: GPT, **more: Any) -> LongShortForCausalLM:
         """Wrap this `GPT`, sharing its weights; `more` are further fields of `LongShortConfig`."""
-        if not gpt.blocks[0].attention.causal:  # type: ignore[union-attr]
+        if not gpt.causal:
             raise ValueError("gpt must be causal, as transformers expects of this class, got a two-sided one")
         config = LongShortConfig.from_gpt(gpt.config, dtype=gpt.embedding.weight.dtype, **more)
         with torch.device("meta"):
