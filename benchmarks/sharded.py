@@ -19,7 +19,7 @@ from benchmarks.harness import DTYPES, Recorder, WrongResult, require
 from benchmarks.pages import Page, Results, goals_table, markdown
 from longshort.heads import HeadPlan
 from longshort.ops import attention
-from longshort.ops.sdpa import of_heads
+from longshort.ops.heads import of_heads
 from longshort.ops.sharded import Arrived, rank_work
 from longshort.ops.shares import Roles, Shard, bytes_sent
 

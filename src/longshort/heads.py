@@ -120,6 +120,19 @@ class HeadPlan:
         """Number of heads that see everything."""
         return sum(w is None for w in self.windows)
 
+    @property
+    def first_keys(self) -> tuple[int, ...]:
+        """First keys that each head sees besides its window; 0 without."""
+        return self.firsts or (0,) * self.n_heads
+
+    def within(self, window: int) -> HeadPlan:
+        """The plan with every window cut to at most this length.
+
+        >>> HeadPlan(windows=(None, 8)).within(64).windows
+        (64, 8)
+        """
+        return replace(self, windows=tuple(narrower(own, window) for own in self.windows))
+
     def kv_windows(self, n_kv_heads: int) -> tuple[int | None, ...]:
         """Reach of each KV head under grouped queries: the largest reach among its query heads.
 
@@ -135,7 +148,7 @@ class HeadPlan:
         >>> HeadPlan(windows=(None, 8, 4, 2), firsts=(0, 3, 0, 1)).kv_firsts(2)
         (0, 1)
         """
-        most = [max(group) for group in self._groups(self.firsts or (0,) * self.n_heads, n_kv_heads)]
+        most = [max(group) for group in self._groups(self.first_keys, n_kv_heads)]
         reaches = zip(self.kv_windows(n_kv_heads), most, strict=True)
         return tuple(0 if window is None else first for window, first in reaches)
 
@@ -177,6 +190,11 @@ class HeadPlan:
                 f"plan must have the keys windows, decays, slopes and firsts, got {', '.join(map(str, data))}"
             )
         return cls(**data)
+
+
+def narrower(a: int | None, b: int | None) -> int | None:
+    """The smaller of two windows, or of other bounds; None is no bound."""
+    return b if a is None else a if b is None else min(a, b)
 
 
 def _positive(name: str, value: int) -> int:

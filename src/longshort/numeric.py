@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numbers import Integral
+from numbers import Integral, Real
 from typing import TypeGuard
 
 
@@ -19,6 +19,11 @@ def is_real(value: object) -> TypeGuard[float]:
 def is_integral(value: object) -> TypeGuard[int]:
     """Any integer, numpy's too."""
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Any real number, numpy's too."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check_count(name: str, value: object, least: int = 1, most: int = 2**31 - 1) -> None:

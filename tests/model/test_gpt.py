@@ -387,6 +387,7 @@ def test_sigma_reparam_covers_the_blocks_and_tracks_training() -> None:
         ({"tokens": draw(2, 5), "targets": [[1]]}, "targets must be a tensor, got list"),
         ({"tokens": draw(2, 5), "segments": [[1]]}, "segments must be a tensor, got list"),
         ({"tokens": draw(2, 5), "positions": [1]}, "positions must be a tensor, got list"),
+        ({"tokens": draw(2, 5), "last_logits": True}, "last_logits must be None or an integer >= 1, got True"),
         ({"tokens": draw(2, 5), "last_logits": 2.5}, "last_logits must be None or an integer >= 1, got 2.5"),
         ({"tokens": draw(2, 5), "cache": object()}, "cache must be an LSCache, got object"),
     ],

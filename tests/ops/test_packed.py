@@ -76,6 +76,7 @@ def test_other_shapes_are_refused(shape):
         ({"plan": None}, "plan must be a HeadPlan, got NoneType"),
         ({"n_kv_heads": 0}, "n_kv_heads must be None or a divisor of the plan's 4 heads, got 0"),
         ({"n_kv_heads": -2}, "n_kv_heads must be None or a divisor of the plan's 4 heads, got -2"),
+        ({"n_kv_heads": True}, "n_kv_heads must be None or a divisor of the plan's 4 heads, got True"),
         ({"n_kv_heads": 2.0}, "n_kv_heads must be None or a divisor of the plan's 4 heads, got 2.0"),
         ({"causal": None}, "causal must be True or False, got None"),
     ],

@@ -55,6 +55,12 @@ def test_grouped_queries_share_a_cache():
     assert reach.costs(layers, context=64, n_kv_heads=2, head_dim=16).cache_bytes == 3 * 2 * 16 * 2 * 2
 
 
+@pytest.mark.parametrize("n_kv_heads", [0, 3, True])
+def test_no_cache_has_so_many_heads(n_kv_heads):
+    with pytest.raises(ValueError, match=f"^n_kv_heads must be a divisor of the plan's 4 heads, got {n_kv_heads}"):
+        reach.costs(reach.full(n_layers=2, n_heads=4), context=64, n_kv_heads=n_kv_heads)
+
+
 def test_cache_grows_with_the_size_of_its_numbers():
     layers = reach.ladder(n_layers=2, n_heads=4)
     half, whole = (reach.costs(layers, context=64, value_bytes=size) for size in (2, 4))

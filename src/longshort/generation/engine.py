@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from longshort.generation.arguments import (
+    Prompt,
+    check_context,
+    check_model,
+    check_seed,
+    check_thinking,
+    prompt_rows,
+    stop_tokens,
+)
 from longshort.generation.decoder import Decoder
 from longshort.generation.draws import ENDED, Draws
 from longshort.generation.sampling import Sampling
 from longshort.generation.soft import SoftThinking, ThinkingRecord
 from longshort.model import GPT
-from longshort.numeric import check_count, is_integral
+from longshort.numeric import check_count
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from longshort.data.tokenizer import Tokenizer
-
-Prompt = Tensor | Sequence[Sequence[int] | Tensor]
 
 
 def generate(
@@ -87,7 +92,7 @@ def generate(
     check_model(model)
     check_count("max_new_tokens", max_new_tokens)
     if context is not None:
-        _check_context(model, context)
+        check_context(model, context)
     texts = isinstance(stop_strings, Collection) and all(isinstance(text, str) and text for text in stop_strings)
     if isinstance(stop_strings, str) or not texts:
         raise ValueError(f"stop_strings must be a sequence of texts that are not empty, got {stop_strings!r}")
@@ -181,81 +186,3 @@ def _draw(
         yield shown
         if ends and bool(draws.ended.all()):
             return
-
-
-def check_model(model: object) -> None:
-    """Raise unless it is a language model of ours."""
-    if not callable(getattr(model, "new_cache", None)):  # a compiled GPT is of another type
-        raise ValueError(f"model must be a GPT, got {type(model).__name__}")
-
-
-def _check_context(model: GPT, context: int) -> None:
-    check_count("context", context)
-    config = model.config
-    if config.positions == "learned" and context > config.context:
-        raise ValueError(f"context must be at most the {config.context} learned positions, got {context}")
-
-
-def check_seed(seed: object) -> None:
-    """Raise unless it is a seed, or None."""
-    if seed is not None and not (is_integral(seed) and -(2**63) <= seed < 2**63):
-        raise ValueError(f"seed must be None or an integer of 64 bits, from -2^63 to 2^63 - 1, got {seed!r}")
-
-
-def stop_tokens(stop: int | Collection[int] | None, vocabulary: int) -> list[int]:
-    """The tokens that end a sequence, of those that can be drawn."""
-    if isinstance(stop, Tensor):
-        stop = stop.flatten().tolist()
-    tokens = [] if stop is None else list(stop) if isinstance(stop, Collection) else [stop]
-    if isinstance(stop, str) or not all(map(is_integral, tokens)):
-        raise ValueError(f"stop must be a token or tokens, as integers (texts are for stop_strings), got {stop!r}")
-    if wrong := [token for token in tokens if not 0 <= token < vocabulary]:
-        raise ValueError(f"stop must be tokens from 0 to {vocabulary - 1}, which can be drawn, got {wrong[0]}")
-    return tokens
-
-
-def check_thinking(thinking: SoftThinking | None, record: ThinkingRecord | None, vocabulary: int) -> None:
-    """Raise where a model of this vocabulary cannot think so."""
-    if thinking is None:
-        if record is not None:
-            raise ValueError("record must be None without thinking, got a ThinkingRecord")
-        return
-    if not isinstance(thinking, SoftThinking):
-        raise ValueError(f"thinking must be None or a SoftThinking, got {thinking!r}")
-    if thinking.end >= vocabulary:
-        raise ValueError(f"end must be a token from 0 to {vocabulary - 1}, got {thinking.end}")
-    if record is not None and len(record):
-        raise ValueError(f"record must be empty, got one of {len(record)} steps")
-
-
-def prompt_rows(prompt: Prompt, vocab_size: int) -> list[Tensor]:
-    """The sequences of a prompt, checked."""
-    if isinstance(prompt, Tensor):
-        if prompt.ndim != 2 or not prompt.numel():
-            raise ValueError(f"prompt must have shape (batch, at least one token), got {tuple(prompt.shape)}")
-        rows = list(prompt)
-    elif not isinstance(prompt, Collection):  # what can be read only once would be empty when read again
-        raise ValueError(f"prompt must be a tensor or a sequence of sequences of tokens, got {type(prompt).__name__}")
-    elif isinstance(prompt, str) or any(isinstance(row, str) for row in prompt):
-        raise ValueError(f"prompt must be tokens, got text, which a tokenizer encodes: {prompt!r}")
-    elif all(isinstance(row, list) for row in prompt):  # in one piece: a rollout has thousands of prompts
-        tokens = _as_tensor(list(chain.from_iterable(prompt)))
-        rows = list(tokens.split([len(row) for row in prompt]))
-    else:
-        rows = [row if isinstance(row, Tensor) else _as_tensor(row) for row in prompt]
-    if not rows or any(row.ndim != 1 or not len(row) for row in rows):
-        raise ValueError(f"prompt must be rows of at least one token each, got {[tuple(row.shape) for row in rows]}")
-    for dtype in dict.fromkeys(row.dtype for row in rows):
-        if dtype.is_floating_point or dtype == torch.bool:
-            raise ValueError(f"prompt must be integers, got {dtype}")
-    least, most = (int(bound) for bound in torch.cat(rows).long().aminmax())
-    if least < 0 or most >= vocab_size:
-        raise ValueError(f"prompt must be from 0 to {vocab_size - 1}, got values from {least} to {most}")
-    return rows
-
-
-def _as_tensor(tokens: object) -> Tensor:
-    try:
-        return torch.as_tensor(np.asarray(tokens))
-    except (TypeError, ValueError):  # nested lists, or what is no number
-        raise ValueError(f"prompt must be rows of integers, got {tokens!r:.200}") from None

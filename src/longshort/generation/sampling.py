@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Real
 
 import torch
 from torch import Tensor
 
-from longshort.numeric import is_integral
+from longshort.numeric import is_integral, is_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,15 +30,15 @@ class Sampling:
     """Above 1, tokens seen before are less probable: positive logits are divided by it, negative ones multiplied."""
 
     def __post_init__(self) -> None:
-        if not _is_real(self.temperature) or not self.temperature >= 0:
+        if not is_number(self.temperature) or not self.temperature >= 0:
             raise ValueError(f"temperature must be a number >= 0, got {self.temperature!r}")
         if self.top_k is not None and (not is_integral(self.top_k) or self.top_k < 1):
             raise ValueError(f"top_k must be None or an integer and at least 1, got {self.top_k!r}")
-        if self.top_p is not None and (not _is_real(self.top_p) or not 0 < self.top_p <= 1):
+        if self.top_p is not None and (not is_number(self.top_p) or not 0 < self.top_p <= 1):
             raise ValueError(f"top_p must be None or a number above 0 and at most 1, got {self.top_p!r}")
-        if self.min_p is not None and (not _is_real(self.min_p) or not 0 <= self.min_p <= 1):
+        if self.min_p is not None and (not is_number(self.min_p) or not 0 <= self.min_p <= 1):
             raise ValueError(f"min_p must be None or a number from 0 to 1, got {self.min_p!r}")
-        if not _is_real(self.repetition_penalty) or not 1e-6 <= self.repetition_penalty <= 1e6:
+        if not is_number(self.repetition_penalty) or not 1e-6 <= self.repetition_penalty <= 1e6:
             raise ValueError(f"repetition_penalty must be a number from 1e-6 to 1e6, got {self.repetition_penalty!r}")
 
     def draw(self, logits: Tensor, *, seen: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
@@ -55,10 +54,6 @@ class Sampling:
             min_p=self.min_p,
             generator=generator,
         )
-
-
-def _is_real(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def next_token(

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Real
 from typing import Literal, Protocol, TypeGuard, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from longshort.numeric import is_integral
+from longshort.numeric import is_integral, is_number
 
 Noise = Literal["gumbel", "gaussian", "none"]
 
@@ -260,4 +259,4 @@ def _softmax(x: Tensor, temperature: float) -> Tensor:
 
 
 def _is_finite(value: object) -> TypeGuard[float]:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    return is_number(value) and math.isfinite(value)

@@ -7,35 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from longshort.hf.cache import LongShortCache
-from longshort.hf.config import LongShortConfig
 from longshort.model import GPT
 
 
-class Backbone(nn.Module):
-    """The model without its head: what `LongShortForCausalLM.base_model` is.
+class Inputs(NamedTuple):
+    """What every model here is called with, in transformers' terms."""
 
-    It shares everything with the model it comes from, and is made anew each time that it is asked for.
+    input_ids: Tensor | None
+    attention_mask: Tensor | None
+    position_ids: Tensor | None
+    past_key_values: LongShortCache | None
+    inputs_embeds: Tensor | None
+    use_cache: bool | None
+    output_attentions: bool | None
 
-    >>> import torch
-    >>> from longshort import GPTConfig
-    >>> from longshort.hf import LongShortForCausalLM
-    >>> model = LongShortForCausalLM.from_gpt(GPT(GPTConfig.preset("tiny")))
-    >>> model.base_model(input_ids=torch.ones(1, 5, dtype=torch.long), use_cache=False).last_hidden_state.shape
-    torch.Size([1, 5, 64])
-    """
 
-    def __init__(self, model: GPT, config: LongShortConfig, states: Callable[..., Any]) -> None:
-        """`states` gives the hidden states of the model that this comes from."""
-        super().__init__()
-        self.model, self.config, self.training = model, config, model.training
-        self._states = states
+class GivesStates:
+    """The call of a model that puts out hidden states: `_states` computes them, `_as_wanted` hands them over."""
+
+    _states: Callable[..., Any]
+    _as_wanted: Callable[..., Any]
 
     def forward(
         self,
@@ -51,10 +49,29 @@ class Backbone(nn.Module):
         **kwargs: Any,
     ) -> BaseModelOutputWithPast | tuple:
         """The last hidden state (B, T, hidden_size), normalised; the arguments are those of `LongShortForCausalLM`."""
-        inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds)
-        result = self._states(*inputs, use_cache, output_attentions, output_hidden_states)
-        as_dict = self.config.return_dict if return_dict is None else return_dict
-        return result if as_dict else result.to_tuple()
+        inputs = Inputs(
+            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, output_attentions
+        )
+        return self._as_wanted(self._states(inputs, output_hidden_states), return_dict)
+
+
+class Backbone(GivesStates, nn.Module):
+    """The model without its head: what `LongShortForCausalLM.base_model` is.
+
+    It shares everything with the model it comes from, and is made anew each time that it is asked for.
+
+    >>> import torch
+    >>> from longshort import GPTConfig
+    >>> from longshort.hf import LongShortForCausalLM
+    >>> model = LongShortForCausalLM.from_gpt(GPT(GPTConfig.preset("tiny")))
+    >>> model.base_model(input_ids=torch.ones(1, 5, dtype=torch.long), use_cache=False).last_hidden_state.shape
+    torch.Size([1, 5, 64])
+    """
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__()
+        self.model, self.config, self.training = shell.model, shell.config, shell.model.training
+        self._states, self._as_wanted = shell._states, shell._as_wanted
 
 
 class TiedHead(nn.Module):

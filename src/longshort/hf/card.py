@@ -57,7 +57,7 @@ def model_card(config: GPTConfig, n_parameters: int, *, trained: Mapping[str, An
         "vocabulary": f"{config.vocab_size:,}",
         "positions": _positions(config),
         "reach": reach_in_words(config.layer_plans),
-        "cache at the whole context": f"{spent.cache_bytes / spent.full_cache_bytes:.1%} of full attention's",
+        "cache at the whole context": f"{spent.cache_share:.1%} of full attention's",
     }
     parts = [_HEAD, _table(facts), _USE]
     if trained:
@@ -75,7 +75,7 @@ def reach_in_words(plans: tuple[HeadPlan, ...]) -> str:
     for plan, alike in groupby(plans):
         stop = start + len(list(alike))
         layers = f"layer {start}" if stop - start == 1 else f"layers {start} to {stop - 1}"
-        seen = Counter(zip(plan.windows, plan.firsts or (0,) * plan.n_heads, strict=True))
+        seen = Counter(zip(plan.windows, plan.first_keys, strict=True))
         order = sorted(seen.items(), key=lambda item: -math.inf if item[0][0] is None else item[0][0])
         said.append(f"{layers}: {', '.join(_heads(*sees, count) for sees, count in order)}")
         start = stop

@@ -19,7 +19,7 @@ from longshort.model import GPT
 
 
 @contextmanager
-def _no_progress_bar() -> Iterator[None]:
+def no_progress_bar() -> Iterator[None]:
     """transformers shows a progress bar for the files it writes even without a terminal."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -50,7 +50,7 @@ def write_folder(
         )
     folder, end = Path(folder), end if tokenizer is None else tokenizer.end_of_document
     shell = LongShortForCausalLM.from_gpt(model, bos_token_id=end, eos_token_id=end, pad_token_id=end)
-    with new_folder(folder) as draft, full_disk_as_oserror(folder), _no_progress_bar():
+    with new_folder(folder) as draft, full_disk_as_oserror(folder), no_progress_bar():
         shell.save_pretrained(draft)
         card = model_card(model.config, model.n_parameters(), trained=trained)
         (draft / "README.md").write_text(card, encoding="utf-8")

@@ -21,7 +21,7 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedConfig, Pre
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
 from longshort.heads import HeadPlan
-from longshort.hf.planned_cache import planned_layers, with_windows_up_to
+from longshort.hf.planned_cache import planned_layers
 from longshort.ops import AttentionResult, LogitStats, attention
 
 ATTENTION_NAME = "longshort"
@@ -233,7 +233,7 @@ def _plan_of(module: nn.Module, n_heads: int, sliding_window: int | None) -> Hea
     if plans and layer >= len(plans):
         raise ValueError(f"head_plans of the configuration must have a plan for every layer, got {len(plans)}")
     plan = HeadPlan.from_dict(plans[layer]) if plans else HeadPlan.full(n_heads)
-    return plan if sliding_window is None else with_windows_up_to(plan, sliding_window)
+    return plan if sliding_window is None else plan.within(sliding_window)
 
 
 def _naming_the_attention(to_dict: Callable[[PreTrainedConfig], dict[str, Any]]) -> Callable[..., dict[str, Any]]:

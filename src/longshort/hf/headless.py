@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutputWithPast, SequenceClassifierOutputWithPast
+from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 
+from longshort.hf.backbone import GivesStates, Inputs
 from longshort.hf.cache import LongShortCache
 from longshort.hf.config import LongShortConfig
 from longshort.hf.shell import LongShortPreTrainedModel, given_input
@@ -23,7 +24,7 @@ class _Headless(LongShortPreTrainedModel):
         self.model.head = None
 
 
-class LongShortModel(_Headless):
+class LongShortModel(GivesStates, _Headless):
     """The model without a head; `AutoModel` opens it.
 
     >>> sizes = dict(vocab_size=256, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
@@ -39,24 +40,6 @@ class LongShortModel(_Headless):
     @property
     def base_model(self) -> LongShortModel:
         return self
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: LongShortCache | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-        **kwargs: Any,
-    ) -> BaseModelOutputWithPast | tuple:
-        """The last hidden state (B, T, hidden_size), normalised; the arguments are those of `LongShortForCausalLM`."""
-        inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds)
-        result = self._states(*inputs, use_cache, output_attentions, output_hidden_states)
-        return self._as_wanted(result, return_dict)
 
 
 class LongShortForSequenceClassification(_Headless):
@@ -93,8 +76,10 @@ class LongShortForSequenceClassification(_Headless):
         A sequence's last token is the last that `attention_mask` shows; without a mask, the last that is not
         `pad_token_id`. The other arguments are those of `LongShortForCausalLM`.
         """
-        inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds)
-        output = self._states(*inputs, use_cache, output_attentions, output_hidden_states)
+        inputs = Inputs(
+            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, output_attentions
+        )
+        output = self._states(inputs, output_hidden_states)
         logits = self.score(output.last_hidden_state)
         last = self._last_tokens(given_input(input_ids, inputs_embeds), attention_mask).to(logits.device)
         pooled = logits[torch.arange(len(logits), device=logits.device), last]

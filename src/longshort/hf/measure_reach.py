@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from longshort.files import write_json
 from longshort.heads import HeadPlan
 from longshort.hf.head_plans import ATTENTION_NAME, LayerCall, observed_by, use_head_plan
+from longshort.hf.inspection.measure import check_all_layers
 from longshort.hf.inspection.opened import read_pretrained
-from longshort.hf.planned_cache import with_windows_up_to
 from longshort.ops import attention
 
 SHARES = (0.0, 0.01, 0.05, 0.1, 0.2, 0.35, 0.5, 1.0)
@@ -43,16 +43,14 @@ def far_mass(model: PreTrainedModel, input_ids: Tensor, *, window: int) -> Tenso
     sums: dict[int, Tensor] = {}
 
     def observe(call: LayerCall) -> None:
-        near = attention(call.q, call.k, call.v, with_windows_up_to(call.plan, window), **call.options)
+        near = attention(call.q, call.k, call.v, call.plan.within(window), **call.options)
         within = torch.exp(near.lse - call.result.lse)[:, :, window:].mean(dim=2).sum(dim=0)
         sums[call.layer] = sums.get(call.layer, 0) + within
 
     with observed_by(observe), torch.no_grad():
         for row in input_ids:
             model(row[None], use_cache=False)
-    layers = model.config.get_text_config().num_hidden_layers
-    if len(sums) != layers:
-        raise ValueError(f"model must have attention in each of its {layers} layers, got it in {len(sums)}")
+    check_all_layers(model, len(sums))
     within = torch.stack([sums[layer] for layer in sorted(sums)]) / len(input_ids)
     return (1 - within).clamp(min=0).float().cpu()
 

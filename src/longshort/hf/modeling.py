@@ -11,7 +11,7 @@ from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import logging
 
-from longshort.hf.backbone import TiedHead, between
+from longshort.hf.backbone import Inputs, TiedHead, between
 from longshort.hf.cache import LongShortCache
 from longshort.hf.config import LongShortConfig
 from longshort.hf.shell import LongShortPreTrainedModel, given_input
@@ -42,7 +42,7 @@ class LongShortForCausalLM(LongShortPreTrainedModel, GenerationMixin):
     @classmethod
     def from_gpt(cls, gpt: GPT, **more: Any) -> LongShortForCausalLM:
         """Wrap this `GPT`, sharing its weights; `more` are further fields of `LongShortConfig`."""
-        if not gpt.blocks[0].attention.causal:  # type: ignore[union-attr]
+        if not gpt.causal:
             raise ValueError("gpt must be causal, as transformers expects of this class, got a two-sided one")
         config = LongShortConfig.from_gpt(gpt.config, dtype=gpt.embedding.weight.dtype, **more)
         with torch.device("meta"):
@@ -94,14 +94,11 @@ class LongShortForCausalLM(LongShortPreTrainedModel, GenerationMixin):
         if labels is not None and labels.shape != shape:
             raise ValueError(f"labels must have shape {tuple(shape)}, got {tuple(labels.shape)}")
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        inputs = Inputs(
+            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, output_attentions
+        )
         output, states, cache = self._run_gpt(
-            input_ids,
-            attention_mask,
-            position_ids,
-            past_key_values,
-            inputs_embeds,
-            use_cache,
-            output_attentions,
+            inputs,
             targets=targets,
             watched=between(self.model) if wanted else (),
             return_logits=not skip_logits,
@@ -118,14 +115,14 @@ class LongShortForCausalLM(LongShortPreTrainedModel, GenerationMixin):
         )
         return self._as_wanted(result, return_dict)
 
-    def _states(self, *inputs: Any, **options: Any) -> BaseModelOutputWithPast:
+    def _states(self, inputs: Inputs, output_hidden_states: bool | None) -> BaseModelOutputWithPast:
         for name, plain in (("score_exponent", 1), ("final_logit_softcapping", None)):
             if (value := getattr(self.config, name)) != plain:
                 raise ValueError(
                     f"{name} must be {plain} for base_model, got {value}: the head's weight times last_hidden_state "
                     "would not be the logits; call the model with output_hidden_states=True instead"
                 )
-        return super()._states(*inputs, **options)
+        return super()._states(inputs, output_hidden_states)
 
     def get_output_embeddings(self) -> nn.Module:
         """The head; if tied, a `TiedHead`, whose weight is the embedding's."""

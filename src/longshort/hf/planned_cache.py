@@ -12,7 +12,6 @@ Shapes: B batch, H_kv key/value heads, T new tokens, S cached and new ones, D he
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -34,21 +33,11 @@ def planned_layers(layers: Sequence[Any], plans: Sequence[HeadPlan]) -> list[Any
     return [_planned(layer, plan) for layer, plan in zip(layers, plans, strict=True)]
 
 
-def with_windows_up_to(plan: HeadPlan, window: int) -> HeadPlan:
-    """The plan with every window cut to at most this length.
-
-    >>> with_windows_up_to(HeadPlan(windows=(None, 8)), 64).windows
-    (64, 8)
-    """
-    windows = tuple(window if w is None else min(w, window) for w in plan.windows)
-    return replace(plan, windows=windows)
-
-
 def _either(plans: Sequence[HeadPlan], window: int | None) -> HeadPlan:
     """Heads that see what those of any of the plans see, within the model's own window."""
-    cut = plans if window is None else [with_windows_up_to(plan, window) for plan in plans]
+    cut = plans if window is None else [plan.within(window) for plan in plans]
     windows = [None if None in w else max(filter(None, w)) for w in zip(*(plan.windows for plan in cut), strict=True)]
-    firsts = map(max, zip(*(plan.kv_firsts(plan.n_heads) for plan in cut), strict=True))
+    firsts = map(max, zip(*(plan.first_keys for plan in cut), strict=True))
     return HeadPlan(windows=tuple(windows), firsts=tuple(firsts))
 
 

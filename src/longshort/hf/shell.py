@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from longshort.files import write_atomically
-from longshort.hf.backbone import Backbone, between, outputs_of
+from longshort.hf.backbone import Backbone, Inputs, between, outputs_of
 from longshort.hf.cache import LongShortCache
 from longshort.hf.config import LongShortConfig
 from longshort.hf.masks import layout
@@ -56,24 +56,13 @@ class LongShortPreTrainedModel(PreTrainedModel):
     @property
     def base_model(self) -> Any:
         """The model without its head; `base_model_prefix` still names the `GPT`, whose weights it shares."""
-        return Backbone(self.model, self.config, self._states)
+        return Backbone(self)
 
-    def _states(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: LongShortCache | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-    ) -> BaseModelOutputWithPast:
+    def _states(self, inputs: Inputs, output_hidden_states: bool | None) -> BaseModelOutputWithPast:
         """The last hidden state (B, T, hidden_size), normalised, and all of them if wanted."""
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, output_attentions)
         watched = between(self.model) if wanted else (self.model.norm,)
-        _, states, cache = self._run_gpt(*inputs, watched=watched, return_logits=False)
+        _, states, cache = self._run_gpt(inputs, watched=watched, return_logits=False)
         return BaseModelOutputWithPast(
             last_hidden_state=states[-1],  # type: ignore[arg-type]
             past_key_values=cache,
@@ -85,55 +74,42 @@ class LongShortPreTrainedModel(PreTrainedModel):
         return result if (self.config.return_dict if return_dict is None else return_dict) else result.to_tuple()
 
     def _run_gpt(
-        self,
-        input_ids: Tensor | None,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        past_key_values: LongShortCache | None,
-        inputs_embeds: Tensor | None,
-        use_cache: bool | None,
-        output_attentions: bool | None,
-        *,
-        targets: Tensor | None = None,
-        watched: Iterable[nn.Module],
-        **options: Any,
+        self, inputs: Inputs, *, targets: Tensor | None = None, watched: Iterable[nn.Module], **options: Any
     ) -> tuple[GPTOutput, list[Tensor], LongShortCache | None]:
         """The `GPT`'s output for inputs in transformers' terms, what the modules `watched` put out, and the cache.
 
-        The first arguments are those of `forward`, `options` those of `GPT`.
+        `options` are those of `GPT`.
         """
-        self._refuse(output_attentions, past_key_values)
-        cache = past_key_values
-        if cache is None and self._wants_cache(use_cache, targets):
+        cache = inputs.past_key_values
+        self._refuse(inputs.output_attentions, cache)
+        if cache is None and self._wants_cache(inputs.use_cache, targets):
             cache = LongShortCache(self.config)
         compiled = torch.compiler.is_compiling()
         run = self._run_eagerly if compiled and cache is not None else self._run_inner
-        inputs = (input_ids, attention_mask, position_ids, cache, inputs_embeds, targets)
-        output, states = run(*inputs, watched=watched, **options)
+        output, states = run(inputs, cache, targets, watched=watched, **options)
         return output, states, cache
 
     def _run_inner(
         self,
-        input_ids: Tensor | None,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
+        inputs: Inputs,
         cache: LongShortCache | None,
-        inputs_embeds: Tensor | None,
         targets: Tensor | None,
         *,
         watched: Iterable[nn.Module],
         **options: Any,
     ) -> tuple[GPTOutput, list[Tensor]]:
-        given = given_input(input_ids, inputs_embeds)
+        given = given_input(inputs.input_ids, inputs.inputs_embeds)
         batch_size, length = given.shape[:2]
         past = 0 if cache is None else cache.get_seq_length()
-        positions, segments = layout(attention_mask, position_ids, batch_size=batch_size, past=past, new=length)
+        positions, segments = layout(
+            inputs.attention_mask, inputs.position_ids, batch_size=batch_size, past=past, new=length
+        )
         self._check_length(past + length, positions)
         with outputs_of(watched) as states:
             output = self.model(
-                input_ids,
+                inputs.input_ids,
                 targets,
-                embeddings=inputs_embeds,
+                embeddings=inputs.inputs_embeds,
                 segments=segments,
                 positions=positions,
                 cache=None if cache is None else cache.opened(self.model, batch_size, given.device),

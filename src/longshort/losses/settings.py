@@ -13,6 +13,7 @@ from torch import Tensor
 
 from longshort.losses.linear import linear_cross_entropy
 from longshort.losses.transform import capped_scores, check_exponent, check_softcap, transform_scores
+from longshort.numeric import is_int, is_real
 from longshort.spelling import check_fields
 
 
@@ -44,9 +45,9 @@ class LossSettings:
         check_exponent("exponent", self.exponent, "linear_below", self.linear_below)
         check_softcap("logit_softcap", self.logit_softcap, "exponent", self.exponent)
         z_loss, chunk = self.z_loss, self.chunk
-        if isinstance(z_loss, bool) or not isinstance(z_loss, int | float) or not 0 <= z_loss <= 1e30:
+        if not is_real(z_loss) or not 0 <= z_loss <= 1e30:
             raise ValueError(f"z_loss must be {RANGES['z_loss']}, got {z_loss!r}")
-        if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or not 1 <= chunk < 2**63):
+        if chunk is not None and (not is_int(chunk) or not 1 <= chunk < 2**63):
             raise ValueError(f"chunk must be {RANGES['chunk']}, got {chunk!r}")
 
     def to_dict(self) -> dict[str, Any]:

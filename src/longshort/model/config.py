@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from longshort.heads import HeadPlan
 from longshort.losses import LossSettings
@@ -16,6 +16,7 @@ from longshort.nn.positions import RopeScaling
 from longshort.numeric import is_int, is_real
 from longshort.ops.api import BACKENDS
 from longshort.ops.smoothing import SIDES, STAGES
+from longshort.ranges import SWITCH, Range, check, count, one_of, optional
 from longshort.reach import LayerReach, resolve
 from longshort.spelling import check_fields
 
@@ -268,7 +269,7 @@ def _with_one_loss(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values with the loss as one record. An alias at its default, which older files spell out, is ignored."""
     loss = values.get("loss", LossSettings())
     loss = LossSettings.from_dict(loss) if isinstance(loss, Mapping) else loss
-    _check("loss", loss, "a LossSettings", isinstance(loss, LossSettings))
+    check("loss", loss, "a LossSettings", isinstance(loss, LossSettings))
     for alias, name in LOSS_ALIASES.items():
         default, own = getattr(LossSettings(), name), getattr(loss, name)
         value = values.get(alias, default)
@@ -284,120 +285,100 @@ def with_one_mlp(values: Mapping[str, Any]) -> dict[str, Any]:
     if MLP_ALIAS not in values:
         return values
     activation, mlp = values.pop(MLP_ALIAS), values.get("mlp", "gelu")
-    _check(MLP_ALIAS, activation, "gelu or gelu_tanh", activation in ("gelu", "gelu_tanh"))
+    check(MLP_ALIAS, activation, "gelu or gelu_tanh", activation in ("gelu", "gelu_tanh"))
     if mlp not in ("gelu", activation):
         raise ValueError(f"{MLP_ALIAS}={activation!r} and mlp={mlp!r} set the same thing; give mlp alone")
     return values | {"mlp": activation}
 
 
-class Range(NamedTuple):
-    """What a value must be, in words and as a test that NaN fails."""
-
-    words: str
-    holds: Callable[[Any], bool]
-
-
-def _count(most: int = 2**31 - 1, words: str = "2^31 - 1") -> Range:
-    return Range(f"an integer from 1 to {words}", lambda value: _is_count(value) and value <= most)
-
-
-def _one_of(choices: Iterable[str]) -> Range:
-    return Range(f"one of {', '.join(choices)}", lambda value: value in tuple(choices))
-
-
-def _optional(right: Range) -> Range:
-    return Range(f"None or {right.words}", lambda value: value is None or right.holds(value))
-
-
 _POSITIVE = Range("a number from 1e-30 to 1e+30", lambda value: is_real(value) and 1e-30 <= value <= 1e30)
 """Kernels hold it, and its inverse, in fp32."""
-_SWITCH = Range("True or False", lambda value: isinstance(value, bool))
-_PLANNED = _count(10_000, "10,000")
+_PLANNED = count(10_000, "10,000")
 """A plan has an entry for each head, and a model a block for each layer; kernels hold other counts in 32 bits."""
 
 RANGES: dict[str, Range] = {
-    "vocab_size": _count(),
-    "context": _count(),
+    "vocab_size": count(),
+    "context": count(),
     "n_layers": _PLANNED,
-    "width": _count(),
+    "width": count(),
     "n_heads": _PLANNED,
-    "n_kv_heads": _optional(_count()),
-    "head_dim": _optional(_count()),
-    "ff_multiplier": _count(),
-    "ff_width": _optional(_count()),
-    "window": _optional(_count()),
-    "positions": _one_of(POSITIONS),
-    "restart_positions": _SWITCH,
+    "n_kv_heads": optional(count()),
+    "head_dim": optional(count()),
+    "ff_multiplier": count(),
+    "ff_width": optional(count()),
+    "window": optional(count()),
+    "positions": one_of(POSITIONS),
+    "restart_positions": SWITCH,
     "rope_theta": _POSITIVE,
-    "rope_scaling": _optional(
+    "rope_scaling": optional(
         Range("fields such as {kind: linear, factor: 4}: see RopeScaling", lambda value: isinstance(value, RopeScaling))
     ),
-    "mlp": _one_of(ACTIVATIONS),
-    "norm": _one_of(NORMS),
-    "norm_unit_offset": _SWITCH,
-    "norm_placement": _one_of(PLACEMENTS),
-    "qk_norm": _optional(_one_of(QK_NORMS)),
+    "mlp": one_of(ACTIVATIONS),
+    "norm": one_of(NORMS),
+    "norm_unit_offset": SWITCH,
+    "norm_placement": one_of(PLACEMENTS),
+    "qk_norm": optional(one_of(QK_NORMS)),
     "qk_norm_eps": _POSITIVE,
-    "attention_scale": _optional(_POSITIVE),
-    "softcap": _optional(_POSITIVE),
-    "sigma_reparam": _SWITCH,
+    "attention_scale": optional(_POSITIVE),
+    "softcap": optional(_POSITIVE),
+    "sigma_reparam": SWITCH,
     "dropout": Range("a number from 0 to 1, 1 excluded", lambda value: is_real(value) and 0 <= value < 1),
-    "bias": _SWITCH,
-    "tie_embeddings": _SWITCH,
-    "embedding_scale": _optional(_POSITIVE),
+    "bias": SWITCH,
+    "tie_embeddings": SWITCH,
+    "embedding_scale": optional(_POSITIVE),
     "norm_eps": _POSITIVE,
     "init_std": _POSITIVE,
-    "backend": _one_of(BACKENDS),
-    "smoothing": _optional(_count()),
-    "smoothing_side": _one_of(SIDES),
-    "smoothing_stage": _one_of(STAGES),
-    "attention_chunk": _optional(_count()),
+    "backend": one_of(BACKENDS),
+    "smoothing": optional(count()),
+    "smoothing_side": one_of(SIDES),
+    "smoothing_stage": one_of(STAGES),
+    "attention_chunk": optional(count()),
 }
 """What each field must be on its own; the reach of the heads and the loss are checked separately."""
 
 
 def _check_fields(config: GPTConfig) -> None:
     for name, right in RANGES.items():
-        _check(name, getattr(config, name), right.words, right.holds(getattr(config, name)))
+        right.check(name, getattr(config, name))
     scaling, rotates = config.rope_scaling, config.positions == "rotary"
-    _check("rope_scaling", scaling, "None unless positions are rotary", scaling is None or rotates)
+    check("rope_scaling", scaling, "None unless positions are rotary", scaling is None or rotates)
     unit_offset = config.norm_unit_offset
-    _check("norm_unit_offset", unit_offset, "False unless norm is rms", not unit_offset or config.norm == "rms")
+    check("norm_unit_offset", unit_offset, "False unless norm is rms", not unit_offset or config.norm == "rms")
     if config.smoothing_side == "centred":
         odd = config.smoothing is None or config.smoothing % 2
-        _check("smoothing", config.smoothing, "odd where smoothing_side is centred", odd)
+        check("smoothing", config.smoothing, "odd where smoothing_side is centred", odd)
 
 
 def _check_reach(config: GPTConfig) -> None:
     heads, kv_heads = config.n_heads, config.n_kv_heads or config.n_heads
-    _check("n_kv_heads", kv_heads, f"a divisor of n_heads={heads}", heads % kv_heads == 0)
+    check("n_kv_heads", kv_heads, f"a divisor of n_heads={heads}", heads % kv_heads == 0)
     if config.head_dim is None:
-        _check("width", config.width, f"a multiple of n_heads={heads}, or head_dim set", config.width % heads == 0)
+        check("width", config.width, f"a multiple of n_heads={heads}, or head_dim set", config.width % heads == 0)
     head_dim = config.head_features
     if config.positions == "rotary":
-        _check("head_dim", head_dim, "even with rotary positions", head_dim % 2 == 0)
+        check("head_dim", head_dim, "even with rotary positions", head_dim % 2 == 0)
     if config.positions == "sinusoidal":
-        _check("width", config.width, "even with sinusoidal positions", config.width % 2 == 0)
+        check("width", config.width, "even with sinusoidal positions", config.width % 2 == 0)
     group = heads // kv_heads
     if config.n_global is not None:
         # Otherwise the cache would keep everything of a KV head for the sake of some of its query heads.
         whole = config.n_global % group == 0
-        _check("n_global", config.n_global, f"a multiple of n_heads / n_kv_heads = {group}", whole)
+        check("n_global", config.n_global, f"a multiple of n_heads / n_kv_heads = {group}", whole)
         return
     if isinstance(config.reach, tuple) and config.positions != "rotary":
         right = "rotary for nope, dual_rope and partly rotated heads in reach"
-        _check("positions", config.positions, right, all(layer.rotates_alike for layer in config.reach))
+        check("positions", config.positions, right, all(layer.rotates_alike for layer in config.reach))
     for reach in config.reach if isinstance(config.reach, tuple) else ():
         reach.check_backend(config.backend)
     if config.rope_scaling is not None and config.rope_scaling.heads == "global":
         shares = {reach.global_share for reach in config.layer_reaches if reach.plan.n_global}
-        _check("rope_scaling.heads", "global", "all where no global head is rotated", shares != {0.0})
+        check("rope_scaling.heads", "global", "all where no global head is rotated", shares != {0.0})
     by_layer = config.plans is not None or config.reach is not None
     for layer, plan in enumerate(config.layer_plans if by_layer else config.layer_plans[:1]):
         name = "plan" if not by_layer else f"plans[{layer}]" if config.reach is None else f"reach[{layer}]"
-        _check(name, plan, f"a HeadPlan of n_heads={heads} heads", plan.n_heads == heads)
+        check(name, plan, f"a HeadPlan of n_heads={heads} heads", plan.n_heads == heads)
         alike = all(plan[first : first + group].n_global in (0, group) for first in range(0, heads, group))
-        _check(name, plan, f"all global or all local in each {group} query heads that share a KV head", alike)
+        check(name, plan, f"all global or all local in each {group} query heads that share a KV head", alike)
 
 
 def _check_one_way_of_reach(config: GPTConfig) -> None:
@@ -407,12 +388,12 @@ def _check_one_way_of_reach(config: GPTConfig) -> None:
         raise ValueError(f"heads must have their reach by n_global and window, plan, plans, or reach, got {given}")
     n_global, window, plans = config.n_global, config.window, config.plans
     if n_global is None:
-        _check("window", window, "None unless n_global is set", window is None)
+        check("window", window, "None unless n_global is set", window is None)
     else:
-        in_range = isinstance(n_global, int) and not isinstance(n_global, bool) and 0 <= n_global <= config.n_heads
-        _check("n_global", n_global, f"None or an integer from 0 to n_heads={config.n_heads}", in_range)
-        _check("window", window, "an integer >= 1 where some heads are local", window or n_global == config.n_heads)
-    _check(
+        in_range = is_int(n_global) and 0 <= n_global <= config.n_heads
+        check("n_global", n_global, f"None or an integer from 0 to n_heads={config.n_heads}", in_range)
+        check("window", window, "an integer >= 1 where some heads are local", window or n_global == config.n_heads)
+    check(
         "plan",
         config.plan,
         "None or a HeadPlan, {windows: [...]} in a file",
@@ -420,14 +401,5 @@ def _check_one_way_of_reach(config: GPTConfig) -> None:
     )
     if plans is not None:
         right = isinstance(plans, tuple) and all(isinstance(plan, HeadPlan) for plan in plans)
-        _check("plans", plans, "None or a tuple of HeadPlans", right)
-        _check("plans", len(plans), f"one plan for each of n_layers={config.n_layers}", len(plans) == config.n_layers)
-
-
-def _check(name: str, value: object, right: str, holds: object) -> None:
-    if not holds:
-        raise ValueError(f"{name} must be {right}, got {value!r}")
-
-
-def _is_count(value: object) -> bool:
-    return is_int(value) and value >= 1
+        check("plans", plans, "None or a tuple of HeadPlans", right)
+        check("plans", len(plans), f"one plan for each of n_layers={config.n_layers}", len(plans) == config.n_layers)

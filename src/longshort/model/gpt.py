@@ -33,6 +33,7 @@ from longshort.nn import (
 )
 from longshort.nn.block import apply_norm
 from longshort.nn.norms import token_norm
+from longshort.numeric import is_int
 from longshort.ops.options import Stats, extremes_of
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ class GPT(nn.Module):
                 chunks, and the (B, T, V) logits never exist unless asked for.
             last_logits: return the logits of only this many last positions; of all if None.
         """
-        if last_logits is not None and (not isinstance(last_logits, int) or last_logits < 1):
+        if last_logits is not None and (not is_int(last_logits) or last_logits < 1):
             raise ValueError(f"last_logits must be None or an integer >= 1, got {last_logits!r}")
         self._check_inputs(tokens, targets, embeddings, segments, positions, cache)
         with nullcontext() if cache is None else torch.no_grad():

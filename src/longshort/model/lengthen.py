@@ -73,5 +73,5 @@ def _local_and_far(config: GPTConfig) -> bool:
     return any(
         layer.local_share and window is not None and (window > config.context or first)
         for layer in config.layer_reaches
-        for window, first in zip(layer.plan.windows, layer.plan.firsts or (0,) * layer.n_heads, strict=True)
+        for window, first in zip(layer.plan.windows, layer.plan.first_keys, strict=True)
     )

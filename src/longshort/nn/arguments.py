@@ -3,51 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
 from longshort.heads import HeadPlan
 from longshort.nn.positions import RopeScaling
-from longshort.numeric import is_int, is_real
+from longshort.numeric import is_real
+from longshort.ranges import AT_LEAST_1, SWITCH, Range, optional
 from longshort.reach import LayerReach
 
 ENCODINGS = ("rotary", "alibi", "none")
-Right = tuple[str, Callable[[Any], bool]]
-"""What a value must be, in words and as a test that NaN fails."""
-
-
-def _or_none(right: Right) -> Right:
-    words, holds = right
-    return f"None or {words}", lambda value: value is None or holds(value)
-
-
-_COUNT: Right = ("an integer >= 1", lambda value: is_int(value) and value >= 1)
-_POSITIVE: Right = ("a finite number > 0", lambda value: is_real(value) and 0 < value < math.inf)
-_FINITE: Right = ("a finite number", lambda value: is_real(value) and math.isfinite(value))
-_SWITCH: Right = ("True or False", lambda value: isinstance(value, bool))
-_RIGHT: dict[str, Right] = {
-    "width": _COUNT,
-    "n_kv_heads": _or_none(_COUNT),
-    "head_dim": _or_none(_COUNT),
-    "chunk": _or_none(_COUNT),
+_POSITIVE = Range("a finite number > 0", lambda value: is_real(value) and 0 < value < math.inf)
+_FINITE = Range("a finite number", lambda value: is_real(value) and math.isfinite(value))
+_RIGHT: dict[str, Range] = {
+    "width": AT_LEAST_1,
+    "n_kv_heads": optional(AT_LEAST_1),
+    "head_dim": optional(AT_LEAST_1),
+    "chunk": optional(AT_LEAST_1),
     "qk_norm_eps": _POSITIVE,
     "rope_theta": _POSITIVE,
-    "softcap": _or_none(_POSITIVE),
-    "scale": _or_none(_FINITE),
-    "rope_scaling": _or_none(("a RopeScaling", lambda value: isinstance(value, RopeScaling))),
-    "bias": _SWITCH,
-    "causal": _SWITCH,
+    "softcap": optional(_POSITIVE),
+    "scale": optional(_FINITE),
+    "rope_scaling": optional(Range("a RopeScaling", lambda value: isinstance(value, RopeScaling))),
+    "bias": SWITCH,
+    "causal": SWITCH,
 }
 
 
 def check_values(**values: Any) -> None:
     """Raise if one of these arguments of `LSAttention` cannot be, whatever the others are."""
     for name, value in values.items():
-        words, holds = _RIGHT[name]
-        if not holds(value):
-            raise ValueError(f"{name} must be {words}, got {value!r}")
+        _RIGHT[name].check(name, value)
 
 
 def check_input(x: Tensor, width: int, positions: Tensor | None) -> None:

@@ -394,6 +394,11 @@ class LSAttention(nn.Module):
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
+def attention_layers(model: nn.Module) -> list[LSAttention]:
+    """Every `LSAttention` of a model, in order."""
+    return [module for module in model.modules() if isinstance(module, LSAttention)]
+
+
 def _layer_reach(plan: HeadPlan | LayerReach, positions: str) -> LayerReach:
     """The plan as a record, with ALiBi's slopes where they are wanted and it has none."""
     if isinstance(plan, HeadPlan):

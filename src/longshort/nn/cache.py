@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longshort.heads import HeadPlan
-from longshort.nn.kv_cache import KVCache, check_sizes
-from longshort.nn.layer_cache import FIRST_ROWS, LSLayerCache, smaller
+from longshort.heads import HeadPlan, narrower
+from longshort.nn.kv_cache import KVCache
+from longshort.nn.layer_cache import FIRST_ROWS, LSLayerCache
 from longshort.ops import Smoothing
 from longshort.reach import LayerReach
 
@@ -58,9 +58,8 @@ class LSCache(KVCache):
         smoothing: Smoothing | None = None,
     ) -> None:
         sizes: dict[str, Any] = {"batch_size": batch_size, "max_length": max_length, "rollback": rollback}
-        check_sizes(plans, head_dim=head_dim, n_kv_heads=n_kv_heads, dtype=dtype, smoothing=smoothing, **sizes)
-        super().__init__(**sizes, device=device)
         sizes |= {"dtype": dtype, "device": device, "smoothing": smoothing}
+        super().__init__(plans, head_dim=head_dim, n_kv_heads=n_kv_heads, **sizes)
         self.layers = [LSLayerCache(plan, n_kv_heads or plan.n_heads, head_dim, **sizes) for plan in plans]
         self._spare_rows, self._cropped_at = rollback, 0
 
@@ -144,7 +143,7 @@ class LSCache(KVCache):
         for layer in self.layers:
             for store in layer.stores:
                 if store.window is not None:
-                    store.resize(smaller(store.window + spare_rows, self.max_length) or 0, layer.length)
+                    store.resize(narrower(store.window + spare_rows, self.max_length) or 0, layer.length)
             layer.written = max(layer.written + extra, layer.length)
         self._spare_rows = spare_rows
 

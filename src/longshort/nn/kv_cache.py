@@ -25,7 +25,34 @@ class KVCache(ABC):
 
     layers: Sequence[CacheLayer]
 
-    def __init__(self, *, batch_size: int, max_length: int | None, rollback: int, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        plans: Sequence[HeadPlan | LayerReach],
+        *,
+        head_dim: int,
+        n_kv_heads: int | None,
+        batch_size: int,
+        max_length: int | None,
+        rollback: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        smoothing: Smoothing | None,
+    ) -> None:
+        if not isinstance(plans, Sequence) or not all(isinstance(plan, HeadPlan | LayerReach) for plan in plans):
+            found = [type(plan).__name__ for plan in plans] if isinstance(plans, Sequence) else type(plans).__name__
+            raise ValueError(f"plans must be a sequence of HeadPlan or LayerReach, one per layer, got {found}")
+        least = {"head_dim": (head_dim, 1), "batch_size": (batch_size, 0), "rollback": (rollback, 0)}
+        if max_length is not None:
+            least["max_length"] = (max_length, 1)
+        if n_kv_heads is not None:
+            least["n_kv_heads"] = (n_kv_heads, 1)
+        for name, (value, bound) in least.items():
+            check_count(name, value, bound)
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise ValueError(f"dtype must be a floating-point type, got {dtype}")
+        if not plans:
+            raise ValueError("plans must name at least one layer, got none")
+        check_smoothing(smoothing)
         self.batch_size, self.max_length, self.rollback = batch_size, max_length, rollback
         self.device = torch.device(device)
         self.recording = False
@@ -142,35 +169,6 @@ class KVCache(ABC):
                 "n must not take back the beginning of a document where heads see first keys besides a window, "
                 f"got {length - stays} of {length} tokens"
             )
-
-
-def check_sizes(
-    plans: Sequence[HeadPlan | LayerReach],
-    *,
-    head_dim: int,
-    n_kv_heads: int | None,
-    batch_size: int,
-    max_length: int | None,
-    rollback: int,
-    dtype: torch.dtype,
-    smoothing: Smoothing | None,
-) -> None:
-    """Raise where no cache can be made of these."""
-    if not isinstance(plans, Sequence) or not all(isinstance(plan, HeadPlan | LayerReach) for plan in plans):
-        found = [type(plan).__name__ for plan in plans] if isinstance(plans, Sequence) else type(plans).__name__
-        raise ValueError(f"plans must be a sequence of HeadPlan or LayerReach, one per layer, got {found}")
-    least = {"head_dim": (head_dim, 1), "batch_size": (batch_size, 0), "rollback": (rollback, 0)}
-    if max_length is not None:
-        least["max_length"] = (max_length, 1)
-    if n_kv_heads is not None:
-        least["n_kv_heads"] = (n_kv_heads, 1)
-    for name, (value, bound) in least.items():
-        check_count(name, value, bound)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ValueError(f"dtype must be a floating-point type, got {dtype}")
-    if not plans:
-        raise ValueError("plans must name at least one layer, got none")
-    check_smoothing(smoothing)
 
 
 def _check_rows(rows: Tensor) -> None:

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longshort.heads import HeadPlan
-from longshort.nn.pool import Fetch, FirstRows, Heads, Pool, Raw, Rows
+from longshort.heads import HeadPlan, narrower
+from longshort.nn.pool import Fetch, FirstRows, Pool, Raw, Rows
 from longshort.ops import LogitStats, Smoothing, attention
 from longshort.ops.blocked.fused import attend_last
+from longshort.ops.heads import as_slice
 from longshort.ops.options import Stats
 from longshort.ops.smoothing import key_decays
 from longshort.reach import LayerReach
@@ -67,21 +68,21 @@ class CacheLayer(ABC):
             kv_heads = [head for head, reach in enumerate(reaches) if reach == (window, first)]
             group = plan.n_heads // self.held_heads
             heads = [kv_head * group + i for kv_head in kv_heads for i in range(group)]
-            limit = smaller(None if window is None else window + rollback, max_length)
-            rows = smaller(limit, None if max_length is not None else FIRST_ROWS)
+            limit = narrower(None if window is None else window + rollback, max_length)
+            rows = narrower(limit, None if max_length is not None else FIRST_ROWS)
             shape = (batch_size, len(kv_heads), rows or FIRST_ROWS, head_dim)
             k, v = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
             kept = None
             if first:
-                shape = (batch_size, len(kv_heads), smaller(first, max_length) or 0, head_dim)
+                shape = (batch_size, len(kv_heads), narrower(first, max_length) or 0, head_dim)
                 rows_of_first = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
                 kept = FirstRows(None, first, *rows_of_first)
             self.pools.append(
-                Pool(window, limit, k, v, plan.of_heads(heads), _as_slice(heads), _as_slice(kv_heads), kept)
+                Pool(window, limit, k, v, plan.of_heads(heads), as_slice(heads), as_slice(kv_heads), kept)
             )
         self.raw: Raw | None = None
         if smoothing is not None:
-            rows = smaller(smoothing.width + rollback, max_length)
+            rows = narrower(smoothing.width + rollback, max_length)
             shape = (batch_size, n_kv_heads, rows or 0, head_dim)
             self.raw = Raw.empty(smoothing, plan.decays, rows or 0, shape, dtype=dtype, device=device)
 
@@ -285,17 +286,6 @@ def _check_streaming(plan: HeadPlan) -> None:
             "a cache serves first keys without decays and slopes, which need the distance to them, got "
             f"{'decays' if plan.slopes is None else 'slopes'}: run whole sequences without a cache"
         )
-
-
-def _as_slice(heads: list[int]) -> Heads:
-    """A slice, which gives views, where the heads are neighbours."""
-    first, last = heads[0], heads[-1]
-    return slice(first, last + 1) if heads == list(range(first, last + 1)) else heads
-
-
-def smaller(a: int | None, b: int | None) -> int | None:
-    """The smaller of two bounds, None being no bound."""
-    return b if a is None else a if b is None else min(a, b)
 
 
 def check_smoothing(smoothing: Smoothing | None) -> None:

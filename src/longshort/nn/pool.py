@@ -16,9 +16,9 @@ from torch import Tensor
 
 from longshort.heads import HeadPlan
 from longshort.ops.documents import ranks
+from longshort.ops.heads import Heads
 from longshort.ops.smoothing import Smoothing, key_decays, smooth_keys, smooth_values
 
-Heads = slice | list[int]
 Fetch = Callable[[Tensor, int, int], Tensor]
 """Of one shard (B, heads, T, D) of a sequence, (B, heads, stop - start, D): positions start to stop of the whole."""
 

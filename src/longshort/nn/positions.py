@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from longshort.numeric import is_real
+from longshort.ranges import SWITCH
 from longshort.reach import LayerReach, QueryTemperature
 from longshort.spelling import check_fields
 
@@ -64,11 +66,10 @@ class RopeScaling:
             raise ValueError(f"rope_scaling.kind must be one of {', '.join(SCALINGS)}, got {self.kind!r}")
         if self.heads not in SCALED_HEADS:
             raise ValueError(f"rope_scaling.heads must be one of {', '.join(SCALED_HEADS)}, got {self.heads!r}")
-        if not isinstance(self.truncate, bool):
-            raise ValueError(f"rope_scaling.truncate must be True or False, got {self.truncate!r}")
+        SWITCH.check("rope_scaling.truncate", self.truncate)
         for name in _NUMBERS if self.attention_factor is None else (*_NUMBERS, "attention_factor"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-30 <= value <= 1e30:
+            if not is_real(value) or not 1e-30 <= value <= 1e30:
                 raise ValueError(f"rope_scaling.{name} must be a number from 1e-30 to 1e+30, got {value!r}")
         if not isinstance(self.original_context, int):
             raise ValueError(f"rope_scaling.original_context must be an integer, got {self.original_context!r}")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from longshort.heads import HeadPlan
-from longshort.nn.kv_cache import KVCache, check_sizes
+from longshort.nn.kv_cache import KVCache
 from longshort.nn.layer_cache import CachedAttention, CacheLayer, held_heads
 from longshort.ops import Smoothing
 from longshort.ops.decode import HeadLayout, decode
@@ -165,15 +165,14 @@ class LSStaticCache(KVCache):
         smoothing: Smoothing | None = None,
     ) -> None:
         sizes: dict[str, Any] = {"batch_size": batch_size, "max_length": max_length, "rollback": rollback}
-        check_sizes(plans, head_dim=head_dim, n_kv_heads=n_kv_heads, dtype=dtype, smoothing=smoothing, **sizes)
-        super().__init__(**sizes, device=device)
+        sizes |= {"dtype": dtype, "device": device, "smoothing": smoothing}
+        super().__init__(plans, head_dim=head_dim, n_kv_heads=n_kv_heads, **sizes)
         self.capacity, self._written = max_length, 0
         self._clock = _Clock(device)
         # Layers take turns, so one set of tickets serves them all.
         only = [plan if isinstance(plan, HeadPlan) else plan.plan for plan in plans]
         heads = max(held_heads(plan, n_kv_heads or plan.n_heads, smoothing) for plan in only)
         self._tickets = torch.zeros(batch_size * heads, dtype=torch.int32, device=device)
-        sizes |= {"dtype": dtype, "device": device, "smoothing": smoothing}
         sizes |= {"clock": self._clock, "tickets": self._tickets}
         self.layers = [LSStaticLayer(plan, n_kv_heads or plan.n_heads, head_dim, **sizes) for plan in plans]
         self.most_tokens = min(layer.most_tokens for layer in self.layers)

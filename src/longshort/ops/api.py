@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from longshort.heads import HeadPlan
-from longshort.numeric import is_real
+from longshort.numeric import is_int, is_real
 from longshort.ops import schema, sdpa, transforms
 from longshort.ops.autocast import has_autocast, without_autocast
 from longshort.ops.options import Options, Stats, extremes_of
@@ -168,7 +168,7 @@ def packed_attention(
         raise ValueError(f"plan must be a HeadPlan, got {type(plan).__name__}")
     if n_kv_heads is None:
         n_kv_heads = plan.n_heads
-    elif not isinstance(n_kv_heads, int) or n_kv_heads < 1 or plan.n_heads % n_kv_heads:
+    elif not is_int(n_kv_heads) or n_kv_heads < 1 or plan.n_heads % n_kv_heads:
         raise ValueError(f"n_kv_heads must be None or a divisor of the plan's {plan.n_heads} heads, got {n_kv_heads!r}")
     parts = plan.n_heads + 2 * n_kv_heads
     if not isinstance(qkv, Tensor) or qkv.ndim != 3 or qkv.shape[-1] % parts:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from longshort.ops.heads import of_heads
 from longshort.ops.options import Options
 
 LARGEST_MASK = 1 << 26
@@ -93,12 +94,6 @@ def _attend_alike(
         scale=options.scale,
         enable_gqa=whole and group > 1,
     )
-
-
-def of_heads(x: Tensor, heads: list[int]) -> Tensor:
-    """A view where the heads are neighbours."""
-    first, last = heads[0], heads[-1]
-    return x[:, first : last + 1] if heads == list(range(first, last + 1)) else x[:, heads]
 
 
 def visible_pairs(

@@ -27,8 +27,8 @@ from longshort.ops.api import (
     check_tensors,
 )
 from longshort.ops.collectives import exchanged, gathered, largest
+from longshort.ops.heads import of_heads
 from longshort.ops.options import Stats, extremes_of
-from longshort.ops.sdpa import of_heads
 from longshort.ops.shares import Roles, Shard, check_firsts, check_shard
 from longshort.ops.smoothing import Smoothing, key_decays, smooth_keys, smooth_values
 

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from longshort.numeric import is_int
+
 SIDES = ("causal", "centred", "leading")
 STAGES = ("after", "before")
 
@@ -41,7 +43,7 @@ class Smoothing:
     """Allow a side that takes in later positions in causal attention, where it leaks the future."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.width, int) or isinstance(self.width, bool) or self.width < 1:
+        if not is_int(self.width) or self.width < 1:
             raise ValueError(f"smoothing must be an integer >= 1, got {self.width!r}")
         if self.side not in SIDES:
             raise ValueError(f"smoothing_side must be one of {', '.join(SIDES)}, got {self.side!r}")

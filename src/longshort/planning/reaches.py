@@ -26,8 +26,7 @@ def reaches(plan: HeadPlan, kv_heads: int, length: int) -> Reaches:
     >>> reaches(HeadPlan.long_short(4, 1, 16), 4, 1024)
     Reaches(far=1, near=(16, 16, 16), far_kv=1, near_kv=(16, 16, 16))
     """
-    firsts = plan.firsts or (0,) * plan.n_heads
-    seen = [None if w is None or w + f >= length else w + f for w, f in zip(plan.windows, firsts, strict=True)]
+    seen = [None if w is None or w + f >= length else w + f for w, f in zip(plan.windows, plan.first_keys, strict=True)]
     kept = [None if w is None or w >= length else w for w in plan.kv_windows(kv_heads)]
     near, near_kv = (tuple(x for x in each if x is not None) for each in (seen, kept))
     return Reaches(len(seen) - len(near), near, len(kept) - len(near_kv), near_kv)

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from longshort.numeric import is_real
+from longshort.ranges import SWITCH
 from longshort.reach.costs import Costs, check_sizes, costs
 from longshort.reach.layer import LayerReach
 from longshort.reach.notation import resolve
@@ -116,8 +118,7 @@ def budget(
     check_sizes(n_layers=n_layers, n_heads=n_heads, context=context, n_kv_heads=kv_heads)
     if n_heads % kv_heads:
         raise ValueError(f"n_kv_heads must be a divisor of n_heads={n_heads}, got {n_kv_heads!r}")
-    if not isinstance(rotary, bool):
-        raise ValueError(f"rotary must be True or False, got {rotary!r}")
+    SWITCH.check("rotary", rotary)
     cheapest: Costs | None = None
     sizes: dict[str, Any] = {"n_layers": n_layers, "n_heads": n_heads, "n_kv_heads": n_kv_heads, "context": context}
     for reach, reason in _candidates(n_layers, n_heads, kv_heads, context, rotary=rotary):
@@ -191,7 +192,7 @@ def check_budget(cache_bytes: float | None, share: float | None) -> None:
     if cache_bytes is None and share is None:
         raise ValueError("a budget must have cache_bytes, share or both, got neither")
     for name, value, most in (("cache_bytes", cache_bytes, float("inf")), ("share", share, 1.0)):
-        right = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= most
+        right = is_real(value) and 0 < value <= most
         if value is not None and not right:
             limit = "" if most == float("inf") else " and at most 1"
             raise ValueError(f"{name} must be a number above 0{limit}, got {value!r}")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from longshort.heads import HeadPlan
+from longshort.ranges import AT_LEAST_1
 from longshort.reach.layer import LayerReach
 
 
@@ -55,7 +56,7 @@ def costs(
     if not layers:
         raise ValueError("layers must have at least one LayerReach, got none")
     check_sizes(context=context, head_dim=head_dim, value_bytes=value_bytes)
-    kv_heads = n_kv_heads or layers[0].n_heads
+    kv_heads = layers[0].n_heads if n_kv_heads is None else n_kv_heads
     heads = sum(layer.n_heads for layer in layers)
     seen = sum(plan_visible(layer.plan, context, causal=causal) for layer in layers)
     most = mean_visible(None, context, causal=causal)
@@ -78,13 +79,12 @@ def costs(
 def check_sizes(**sizes: int) -> None:
     """Raise if one of the sizes is no integer from 1."""
     for name, value in sizes.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+        AT_LEAST_1.check(name, value)
 
 
 def plan_visible(plan: HeadPlan, length: int, *, causal: bool = True) -> float:
     """Keys that a query sees, averaged over a sequence and summed over the heads of a plan."""
-    heads = zip(plan.windows, plan.firsts or (0,) * plan.n_heads, strict=True)
+    heads = zip(plan.windows, plan.first_keys, strict=True)
     return sum(mean_visible(window, length, first, causal=causal) for window, first in heads)
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from longshort.heads import HeadPlan
 from longshort.numeric import is_real
+from longshort.ranges import AT_LEAST_1, check
 
 SINKS = ("none", "learned")
 
@@ -24,9 +25,8 @@ class QueryTemperature:
     """Positions that share one factor; the first of them are not scaled."""
 
     def __post_init__(self) -> None:
-        _check("temperature.scale", self.scale, "a number from 0 to 1e30", _is_real(self.scale) and self.scale >= 0)
-        right = isinstance(self.every, int) and not isinstance(self.every, bool) and self.every >= 1
-        _check("temperature.every", self.every, "an integer >= 1", right)
+        check("temperature.scale", self.scale, "a number from 0 to 1e30", _is_real(self.scale) and self.scale >= 0)
+        AT_LEAST_1.check("temperature.every", self.every)
 
 
 class Rotation(NamedTuple):
@@ -67,18 +67,18 @@ class LayerReach:
     """none, or learned: a logit per head that takes probability and gives no value."""
 
     def __post_init__(self) -> None:
-        _check("plan", self.plan, "a HeadPlan", isinstance(self.plan, HeadPlan))
+        check("plan", self.plan, "a HeadPlan", isinstance(self.plan, HeadPlan))
         for name in ("local_base", "global_base"):
             base = getattr(self, name)
-            _check(name, base, "None or a number above 1, up to 1e30", base is None or (_is_real(base) and base > 1))
+            check(name, base, "None or a number above 1, up to 1e30", base is None or (_is_real(base) and base > 1))
             object.__setattr__(self, name, None if base is None else float(base))
         for name in ("local_share", "global_share"):
             share = getattr(self, name)
-            _check(name, share, "a number from 0 to 1", _is_real(share) and 0 <= share <= 1)
+            check(name, share, "a number from 0 to 1", _is_real(share) and 0 <= share <= 1)
             object.__setattr__(self, name, float(share))
         right = self.temperature is None or isinstance(self.temperature, QueryTemperature)
-        _check("temperature", self.temperature, "None or a QueryTemperature", right)
-        _check("sink", self.sink, f"one of {', '.join(SINKS)}", self.sink in SINKS)
+        check("temperature", self.temperature, "None or a QueryTemperature", right)
+        check("sink", self.sink, f"one of {', '.join(SINKS)}", self.sink in SINKS)
 
     @property
     def n_heads(self) -> int:
@@ -136,18 +136,13 @@ def temperature_of(value: object) -> QueryTemperature | None:
     if isinstance(value, Mapping):
         names = [field.name for field in fields(QueryTemperature)]
         right = set(value) <= set(names)
-        _check("temperature", dict(value), f"a mapping of {' and '.join(names)}", right)
+        check("temperature", dict(value), f"a mapping of {' and '.join(names)}", right)
         return QueryTemperature(**value)
     if value is None or isinstance(value, bool):
         return QueryTemperature() if value else None
-    _check("temperature", value, "true, false or a QueryTemperature", isinstance(value, QueryTemperature))
+    check("temperature", value, "true, false or a QueryTemperature", isinstance(value, QueryTemperature))
     return value  # type: ignore[return-value]
 
 
 def _is_real(value: object) -> bool:
     return is_real(value) and abs(value) <= 1e30
-
-
-def _check(name: str, value: object, right: str, holds: bool) -> None:
-    if not holds:
-        raise ValueError(f"{name} must be {right}, got {value!r}")

@@ -17,6 +17,7 @@ from typing import Any, TypedDict, Unpack
 
 from longshort.heads import HeadPlan
 from longshort.numeric import is_int
+from longshort.ranges import AT_LEAST_1, SWITCH, count, optional
 from longshort.reach.layer import LayerReach, QueryTemperature, temperature_of
 
 DUAL_BASES = (10_000.0, 1_000_000.0)
@@ -72,7 +73,7 @@ def interleave(
     if len(layers) > n_layers:
         raise ValueError(f"layers must be at most n_layers={n_layers} letters, got {layers!r}")
     _check_window("window", window, options)
-    _check_switch("last_global", last_global)
+    SWITCH.check("last_global", last_global)
     letters = [layers[layer % len(layers)] for layer in range(n_layers)]
     if last_global:
         letters[-1] = "G"
@@ -129,7 +130,7 @@ def ramp(
     kv_heads = _kv_heads(n_layers, n_heads, options)
     _check_window("first", first, options)
     _check_window("last", last, options)
-    _check_switch("last_global", last_global)
+    SWITCH.check("last_global", last_global)
     if first > last:
         raise ValueError(f"first must be at most last={last}, got {first}: windows grow with depth")
     steps = n_layers - last_global
@@ -164,7 +165,7 @@ def layers_of(kv_windows: Sequence[Windows], n_heads: int, options: Options, fir
     """A layer for each row of reaches of KV heads, with the options; local heads also see the `first` keys."""
     local_base, global_base = _bases(options.get("dual_rope", False))
     nope, sinks = options.get("nope", False), options.get("sinks", False)
-    _check_switch("nope", nope)
+    SWITCH.check("nope", nope)
     if not isinstance(sinks, bool) and sinks != "local":
         raise ValueError(f"sinks must be True, False or 'local', got {sinks!r}")
     temperature = temperature_of(options.get("temperature"))
@@ -203,11 +204,9 @@ def _kv_heads(n_layers: int, n_heads: int, options: Options) -> int:
     unknown = sorted(set(options) - set(Options.__annotations__))
     if unknown:
         raise ValueError(f"options must be among {', '.join(Options.__annotations__)}, got {', '.join(unknown)}")
-    _check_count("n_layers", n_layers)
-    _check_count("n_heads", n_heads)
-    context = options.get("context")
-    if context is not None and (not is_int(context) or context < 1):
-        raise ValueError(f"context must be None or an integer >= 1, got {context!r}")
+    count().check("n_layers", n_layers)
+    count().check("n_heads", n_heads)
+    optional(AT_LEAST_1).check("context", options.get("context"))
     kv_heads = options.get("n_kv_heads")
     if kv_heads is None:
         return n_heads
@@ -225,17 +224,7 @@ def _global_kv_heads(n_global: int, n_heads: int, kv_heads: int) -> int:
 
 
 def _check_window(name: str, window: int, options: Options) -> None:
-    _check_count(name, window)
+    count().check(name, window)
     context = options.get("context")
     if context is not None and window > context:
         raise ValueError(f"{name} must be at most context={context}, got {window}")
-
-
-def _check_switch(name: str, value: bool) -> None:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} must be True or False, got {value!r}")
-
-
-def _check_count(name: str, value: int) -> None:
-    if not is_int(value) or not 1 <= value < 2**31:
-        raise ValueError(f"{name} must be an integer from 1 to 2^31 - 1, got {value!r}")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from longshort.ranges import AT_LEAST_1
 from longshort.reach.layer import LayerReach, QueryTemperature
 from longshort.reach.patterns import interleave
 
@@ -61,8 +62,7 @@ def like(
     if model not in MODELS:
         raise ValueError(f"model must be one of {', '.join(MODELS)}, got {model!r}")
     found = MODELS[model]
-    if not isinstance(n_layers, int) or isinstance(n_layers, bool) or n_layers < 1:
-        raise ValueError(f"n_layers must be an integer >= 1, got {n_layers!r}")
+    AT_LEAST_1.check("n_layers", n_layers)
     options = found.options | ({} if sinks is None else {"sinks": sinks})
     layers = interleave(
         found.letters(n_layers),

@@ -66,8 +66,7 @@ def kinds(plans: Windows) -> dict[Sees, Kind]:
 
 def seen_by(plan: HeadPlan) -> tuple[Sees, ...]:
     """What each head of a plan sees."""
-    firsts = plan.firsts or (0,) * plan.n_heads
-    return tuple((f, w) if f and w is not None else w for w, f in zip(plan.windows, firsts, strict=True))
+    return tuple((f, w) if f and w is not None else w for w, f in zip(plan.windows, plan.first_keys, strict=True))
 
 
 def _width(sees: int | tuple[int, int]) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -41,8 +41,7 @@ def thinking_of(rl: RLConfig, task: ProblemTask, sigma: float | None = None) -> 
 
 def form_of(rl: RLConfig) -> Form:
     """How an algorithm scores its mixtures."""
-    forms: dict[str, Form] = {"paper": "paper", "code": "code", "categorical": "categorical"}
-    return "categorical" if rl.truncate else forms[rl.form]
+    return "categorical" if rl.truncate else cast(Form, rl.form)
 
 
 class Answerer:

@@ -157,8 +157,7 @@ def soft_log_probs(
     _check_mixtures(hidden, weight, ids, values)
 
     def of_chunk(hidden: Tensor, weight: Tensor, ids: Tensor, values: Tensor) -> Tensor:
-        scores = (F.embedding(ids, weight) @ hidden[..., None])[..., 0]
-        logits = _logits(scores, temperature, transform)
+        logits = _of_mixtures(hidden, weight, ids, temperature, transform)
         values = values.to(logits.dtype)
         if form == "categorical":
             return _kept_log_p(logits, values).gather(-1, values.argmax(-1, keepdim=True))[:, 0]

@@ -13,9 +13,7 @@ from typing import Any
 import torch
 
 from longshort.generation import Sampling, SoftThinking
-from longshort.generation.decoder import Decoder, left_padded
-from longshort.generation.draws import Draws
-from longshort.generation.engine import (
+from longshort.generation.arguments import (
     Prompt,
     check_model,
     check_seed,
@@ -23,6 +21,8 @@ from longshort.generation.engine import (
     prompt_rows,
     stop_tokens,
 )
+from longshort.generation.decoder import Decoder, left_padded
+from longshort.generation.draws import Draws
 from longshort.model import GPT
 from longshort.nn.modes import evaluating
 from longshort.numeric import check_count

@@ -1,4 +1,4 @@
-"""How much of a policy gradient is signal and how much noise, for one way of scoring what was drawn."""
+"""How much of a policy gradient is signal and how much noise: by parts of a rollout, or by the halves of an update."""
 
 from __future__ import annotations
 
@@ -81,3 +81,24 @@ def score_signal(model: GPT, drawn: Rollout, advantages: Tensor, *, form: Form =
 
     signal, noise = signal_of(gradient(first) for first in range(0, size, each))
     return Signal(signal, noise * each)
+
+
+def signal_and_noise(first: list[Tensor], whole: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Estimates of |G|^2 and of the variance about it, for a gradient that is the sum of two halves.
+
+    The halves are of independent problems, so with h = G + n the gradient of a half by itself, E<h1, h2> = |G|^2, and
+    |h1 - h2|^2 / 4 is in mean the variance of the whole gradient. Single estimates are noisy, and the first may be
+    negative: average each over steps before dividing.
+
+    Args:
+        first: the first half's part of the sum.
+        whole: the sum.
+
+    >>> first, whole = [torch.tensor([1.0, 0.5])], [torch.tensor([2.0, 0.0])]
+    >>> signal_and_noise(first, whole)
+    (tensor(3.), tensor(1.))
+    """
+    second = torch._foreach_sub(whole, first)
+    dot = torch.stack([(a * b).sum() for a, b in zip(first, second, strict=True)]).sum()
+    apart = torch.stack(torch._foreach_norm(torch._foreach_sub(first, second))).square().sum()
+    return 4 * dot, apart

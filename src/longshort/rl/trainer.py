@@ -23,12 +23,12 @@ from longshort.model import GPT
 from longshort.nn import update_sigma
 from longshort.rl.answers import Answerer, form_of, lengths, rollout_seed, sequences
 from longshort.rl.evaluation import answered, solution_loss
-from longshort.rl.halves import gradients, signal_and_noise
 from longshort.rl.objective import Objective, clipped_objective, group_advantages, kl_estimate, signal_share
 from longshort.rl.problem_data import ProblemData
 from longshort.rl.reference import load_reference, save_reference
 from longshort.rl.rewards import Rewards, check_failures, verified
 from longshort.rl.rollout import Rollout
+from longshort.rl.signal import signal_and_noise
 from longshort.stability import qk_clip, watch_logits
 from longshort.stability.clipping import gradient_norm
 from longshort.train.checkpoints.checkpoint import Checkpoint
@@ -310,7 +310,7 @@ class RLTrainer(Loop):
             part.loss.backward()
             parts.append(torch.stack((part.loss.detach(), part.clipped, part.kl)))
             if 2 * (number + 1) == len(slices) and rl.prompts // rl.updates % 2 == 0:
-                half = gradients(self.policy.parameters())
+                half = [gradient.clone() for gradient in self._gradients()]
         loss, clipped, kl = torch.stack(parts).sum(0)
         norm = gradient_norm(self.policy.parameters())
         signal, noise = (norm * math.nan,) * 2 if half is None else signal_and_noise(half, self._gradients())

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from longshort.nn import LSAttention
+from longshort.nn.attention import LSAttention, attention_layers
 from longshort.nn.modes import evaluating
 from longshort.ops import Smoothing, attention
 from longshort.ops.smoothing import smooth_keys
@@ -23,7 +23,7 @@ def attention_entropy(model: nn.Module, tokens: Tensor, **inputs: Any) -> Tensor
     after the softmax is not included. The model must be the plain module, not a compiled one.
     """
     check_entropy(model)
-    layers = [module for module in model.modules() if isinstance(module, LSAttention)]
+    layers = attention_layers(model)
     if not layers:
         raise ValueError(f"model must have an LSAttention layer, got a {type(model).__name__} without one")
     found: list[Tensor] = []
@@ -43,7 +43,7 @@ def attention_entropy(model: nn.Module, tokens: Tensor, **inputs: Any) -> Tensor
 
 def check_entropy(model: nn.Module) -> None:
     """Raise if the entropy cannot be computed from the op's output."""
-    for layer in (module for module in model.modules() if isinstance(module, LSAttention)):
+    for layer in attention_layers(model):
         if layer.softcap is not None or layer.plan.slopes is not None or layer.plan.decays is not None:
             raise ValueError(
                 "attention entropy is only known for plain logits: turn off softcap, ALiBi and decay, or the entropy"

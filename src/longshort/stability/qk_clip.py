@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from longshort.nn import LSAttention, SigmaLinear
+from longshort.nn.attention import attention_layers
 from longshort.parallel.shards import local, local_rows
 
 
 def check_qk_clip(model: nn.Module) -> None:
     """Raise if rescaling the weights would change no logit."""
-    for layer in _layers(model):
+    for layer in attention_layers(model):
         if layer.q_norm is not None:
             raise ValueError("qk_clip must be off with qk_norm, which undoes any rescaling of the weights")
         if isinstance(layer.qkv, SigmaLinear):
@@ -29,7 +30,7 @@ def qk_clip(model: nn.Module, largest_LH: Tensor, *, threshold: float = 100.0, a
     logit is not above the threshold (it may be negative, or -inf without a visible pair) keeps its weights unchanged.
     """
     check_qk_clip(model)
-    layers = _layers(model)
+    layers = attention_layers(model)
     _check(layers, largest_LH, threshold, alpha)
     above = (largest_LH > threshold) & largest_LH.isfinite()  # an infinite logit would set the weights to zero
     factors = torch.where(above, threshold / largest_LH, 1.0)
@@ -56,7 +57,3 @@ def _check(layers: list[LSAttention], largest_LH: Tensor, threshold: float, alph
         raise ValueError(f"threshold must be a finite number > 0, got {threshold!r}")
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha must be a number from 0 to 1, got {alpha!r}")
-
-
-def _layers(model: nn.Module) -> list[LSAttention]:
-    return [module for module in model.modules() if isinstance(module, LSAttention)]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from longshort.nn import LSAttention
+from longshort.nn.attention import attention_layers
 from longshort.ops import LogitStats
 from longshort.ops.options import Stats, extremes_of
 
@@ -20,7 +20,7 @@ def watch_logits(model: nn.Module, *, stats: Stats = True) -> Iterator[dict[int,
     The op measures them as it runs, without hooks, so a compiled model can be watched too; it compiles once more.
     A layer that has not run has -inf as its largest logit. With stats="max" only the largest logits are measured.
 
-    >>> from longshort import HeadPlan
+    >>> from longshort import HeadPlan, LSAttention
     >>> plan = HeadPlan.long_short(n_heads=4, n_global=1, window=16)
     >>> model = nn.Sequential(LSAttention(64, plan), nn.Linear(64, 64), LSAttention(64, plan))
     >>> with watch_logits(model) as seen:
@@ -30,7 +30,7 @@ def watch_logits(model: nn.Module, *, stats: Stats = True) -> Iterator[dict[int,
     """
     if not extremes_of(stats):
         raise ValueError(f'stats must be True or "max" to watch the logits, got {stats!r}')
-    layers = [module for module in model.modules() if isinstance(module, LSAttention)]
+    layers = attention_layers(model)
     if not layers:
         raise ValueError(f"model must have an LSAttention layer, got a {type(model).__name__} without one")
     if any(layer.watched is not None for layer in layers):

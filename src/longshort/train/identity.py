@@ -71,7 +71,7 @@ def _firsts(config: TrainConfig) -> dict[str, Any]:
     plans = config.model.layer_plans
     if all(plan.firsts is None for plan in plans):
         return {}
-    return {"firsts": [list(plan.firsts or (0,) * plan.n_heads) for plan in plans]}
+    return {"firsts": [list(plan.first_keys) for plan in plans]}
 
 
 def different_setting(config: TrainConfig, recorded: Mapping[str, Any]) -> tuple[str, Any, Any] | None:

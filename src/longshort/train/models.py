@@ -9,7 +9,7 @@ from torch import nn
 
 from longshort.data.tasks import classes_of
 from longshort.model import GPT, SequenceClassifier
-from longshort.nn import LSAttention
+from longshort.nn.attention import attention_layers
 from longshort.ops.shares import check_firsts, largest_group
 from longshort.parallel.drawing import draw_weights
 from longshort.parallel.mesh import build_mesh, sequence_group
@@ -53,7 +53,7 @@ def share_sequences(model: Model, config: TrainConfig, world: World) -> None:
     """Let processes share sequences as the section `parallel` says, if all layers can."""
     assert isinstance(model, GPT)
     cp, length = config.parallel.cp, config.length
-    layers = [module for module in model.modules() if isinstance(module, LSAttention)]
+    layers = attention_layers(model)
     most = min(largest_group(layer.plan, layer.n_kv_heads, length, layer.smoothing) for layer in layers)
     if cp > most:
         raise ConfigError(

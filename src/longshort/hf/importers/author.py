@@ -18,6 +18,7 @@ from torch import Tensor
 
 from longshort.hf.importers.layout import Tensors, filled, sizes, weights
 from longshort.model import GPT, GPTConfig
+from longshort.numeric import is_int
 
 _LOCAL, _GLOBAL = "attn.c_local_attn", "attn.c_global_attn"
 _HEADS = ("n_head", "n_heads", "num_heads")
@@ -177,7 +178,7 @@ def _fused(groups: list[Tensor | None], n_local: int, config: GPTConfig, where: 
 def _setting(settings: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
     for name in names:
         value = settings.get(name)
-        if isinstance(value, int) and not isinstance(value, bool):
+        if is_int(value):
             return value
     return None
 
@@ -187,6 +188,6 @@ def _either(names: tuple[str, ...]) -> str:
 
 
 def _said(settings: Mapping[str, Any], most: int = 30) -> str:
-    numbers = {key: value for key, value in settings.items() if isinstance(value, int) and not isinstance(value, bool)}
+    numbers = {key: value for key, value in settings.items() if is_int(value)}
     shown = [f"{key}={value}" for key, value in numbers.items()]
     return ", ".join(shown[:most]) or "nothing"

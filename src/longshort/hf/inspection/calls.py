@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from longshort.heads import HeadPlan
 from longshort.hf.head_plans import LayerCall, Observer, observed_by, use_head_plan
 from longshort.hf.shell import LongShortPreTrainedModel
-from longshort.nn import LSAttention
+from longshort.nn.attention import LSAttention, attention_layers
 from longshort.ops import attention
 
 AT_ONCE = 1 << 24
@@ -26,7 +26,7 @@ AT_ONCE = 1 << 24
 def make_observable(model: PreTrainedModel) -> None:
     """Let `attention_calls` see every layer: other models than ours run our attention, with the plans they have."""
     if isinstance(model, LongShortPreTrainedModel):
-        for layer in _layers(model):
+        for layer in attention_layers(model):
             if layer.smoothing is not None or layer.chunk is not None:
                 what = "attention_chunk" if layer.smoothing is None else "smoothing"
                 raise ValueError(f"model must attend key by key to be measured, got one with {what}")
@@ -48,17 +48,13 @@ def attention_calls(model: PreTrainedModel, observe: Observer) -> Iterator[None]
         return
     handles = [
         layer.register_forward_pre_hook(_calling(observe, number), with_kwargs=True)
-        for number, layer in enumerate(_layers(model))
+        for number, layer in enumerate(attention_layers(model))
     ]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _layers(model: nn.Module) -> list[LSAttention]:
-    return [module for module in model.modules() if isinstance(module, LSAttention)]
 
 
 def _calling(observe: Observer, number: int) -> Any:

@@ -30,6 +30,7 @@ from longshort.version import __version__
 RECORD = "conversion.json"
 
 
+@quiet()
 def convert(
     opened: OpenedFolder,
     out: Path,
@@ -61,52 +62,51 @@ def convert(
         raise ValueError("convert must have either plans or a budget, got both or neither")
     length = checked_length(opened, length)
     check_new_folder(out)
-    with quiet():
-        digest = model_digest(opened.model)
-        make_observable(opened.model)
-        least, wanted = 2 + bool(steps), rows + steps * batch
-        tokens, source = text_sequences(opened.tokenizer, text, rows=wanted, length=length, least=least)
-        settings = {
+    digest = model_digest(opened.model)
+    make_observable(opened.model)
+    least, wanted = 2 + bool(steps), rows + steps * batch
+    tokens, source = text_sequences(opened.tokenizer, text, rows=wanted, length=length, least=least)
+    settings = {
+        "version": __version__,
+        "--device": opened.model.device.type,
+        "model": digest,
+        "plan": None if plans is None else [plan.to_dict() for plan in plans],
+        "--budget": None if budget is None else asdict(budget),
+        "--first": first,
+        "--length": length,
+        "--rows": rows,
+        "--steps": steps,
+        "--batch": batch,
+        "--lr": rate,
+        "text": tokens_digest(tokens),
+    }
+    kept = min(rows, len(tokens) - 1) if steps else len(tokens)
+    seen, held_out, rest = tokens.to(opened.model.device).tensor_split([(kept + 1) // 2, kept])
+    with unfinished(out, settings) as begun:
+        with begun.removed_if_wrong():
+            try:
+                measured = begun.measured or begun.keep(
+                    _measured(opened, seen, held_out, plans, budget, first, progress, begun)
+                )
+            except KeyboardInterrupt:
+                raise Interrupted("interrupted while measuring") from None
+            model = with_plans(opened.model, [HeadPlan.from_dict(plan) for plan in measured["plans"]])
+            options: dict[str, Any] = {"steps": steps, "batch": batch, "rate": rate, "progress": progress}
+            losses = train(model, rest, begun.checkpoints, **options) if steps else []
+        after = loss_on(model, held_out) if steps else measured["loss"]["planned"]
+        record = {
+            "longshort_conversion": 1,
             "version": __version__,
-            "--device": opened.model.device.type,
-            "model": digest,
-            "plan": None if plans is None else [plan.to_dict() for plan in plans],
-            "--budget": None if budget is None else asdict(budget),
-            "--first": first,
-            "--length": length,
-            "--rows": rows,
-            "--steps": steps,
-            "--batch": batch,
-            "--lr": rate,
-            "text": tokens_digest(tokens),
+            "model": measured["model"],
+            "text": {"source": source, "length": length, "held_out": len(held_out), "training": len(rest)},
+            "plans": measured["plans"],
+            "costs": measured["costs"],
+            "training": {"steps": steps, "batch": batch, "lr": rate, "losses": losses},
+            "loss": measured["loss"] | {"after": after},
         }
-        kept = min(rows, len(tokens) - 1) if steps else len(tokens)
-        seen, held_out, rest = tokens.to(opened.model.device).tensor_split([(kept + 1) // 2, kept])
-        with unfinished(out, settings) as begun:
-            with begun.removed_if_wrong():
-                try:
-                    measured = begun.measured or begun.keep(
-                        _measured(opened, seen, held_out, plans, budget, first, progress, begun)
-                    )
-                except KeyboardInterrupt:
-                    raise Interrupted("interrupted while measuring") from None
-                model = with_plans(opened.model, [HeadPlan.from_dict(plan) for plan in measured["plans"]])
-                options: dict[str, Any] = {"steps": steps, "batch": batch, "rate": rate, "progress": progress}
-                losses = train(model, rest, begun.checkpoints, **options) if steps else []
-            after = loss_on(model, held_out) if steps else measured["loss"]["planned"]
-            record = {
-                "longshort_conversion": 1,
-                "version": __version__,
-                "model": measured["model"],
-                "text": {"source": source, "length": length, "held_out": len(held_out), "training": len(rest)},
-                "plans": measured["plans"],
-                "costs": measured["costs"],
-                "training": {"steps": steps, "batch": batch, "lr": rate, "losses": losses},
-                "loss": measured["loss"] | {"after": after},
-            }
-            with new_folder(out) as draft:
-                _write(draft, out, model, opened, record)
-            begun.remove()
+        with new_folder(out) as draft:
+            _write(draft, out, model, opened, record)
+        begun.remove()
     return record
 
 

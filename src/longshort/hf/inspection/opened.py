@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from longshort.files import is_of_transformers
+from longshort.hf.folder import no_progress_bar
 from longshort.hf.importers.layout import listed
 
 
@@ -73,12 +74,10 @@ def read_pretrained(kind: Any, folder: Path, what: str, **options: Any) -> Any:
 @contextmanager
 def quiet() -> Iterator[None]:
     """transformers without progress bars and without warnings."""
-    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
+    level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
-        yield
+        with no_progress_bar():
+            yield
     finally:
         logging.set_verbosity(level)
-        if shown:
-            logging.enable_progress_bar()

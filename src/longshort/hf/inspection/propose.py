@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from longshort.heads import HeadPlan
+from longshort.heads import HeadPlan, narrower
 from longshort.hf.inspection.measure import FIRST, Measured
 from longshort.reach import Costs, LayerReach, costs
 from longshort.reach import budget as pattern_within
@@ -159,13 +159,9 @@ def _pattern(
     made = []
     for number, (own, layer) in enumerate(zip(measured.plans, chosen.layers, strict=True)):
         pairs = zip(own.windows, layer.plan.windows, strict=True)
-        windows = (None if w is None and number in bound else _narrower(w, new) for w, new in pairs)
+        windows = (None if w is None and number in bound else narrower(w, new) for w, new in pairs)
         made.append(replace(own, windows=tuple(windows)))
     return tuple(made)
-
-
-def _narrower(one: int | None, other: int | None) -> int | None:
-    return min((w for w in (one, other) if w is not None), default=None)
 
 
 class _Group:
@@ -202,9 +198,8 @@ def narrowed(plan: HeadPlan, windows: Mapping[int, int | None], first: int) -> H
     >>> narrowed(HeadPlan(windows=(None, 8, 32)), {0: 16, 1: 16}, 4)
     HeadPlan(windows=(16, 8, 32), decays=None, slopes=None, firsts=(4, 0, 0))
     """
-    new = tuple(_narrower(w, windows.get(head)) for head, w in enumerate(plan.windows))
-    firsts = plan.firsts or (0,) * plan.n_heads
-    seen = tuple(max(f, first) if w != old else f for f, w, old in zip(firsts, new, plan.windows, strict=True))
+    new = tuple(narrower(w, windows.get(head)) for head, w in enumerate(plan.windows))
+    seen = tuple(max(f, first) if w != old else f for f, w, old in zip(plan.first_keys, new, plan.windows, strict=True))
     return replace(plan, windows=new, firsts=seen if any(seen) else None)
 
 

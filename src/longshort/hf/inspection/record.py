@@ -34,6 +34,7 @@ Kept = Callable[[str, Callable[[], float]], float]
 """Called with what a loss is of, and how to measure it; returns the loss."""
 
 
+@quiet()
 def inspect_model(
     opened: OpenedFolder,
     *,
@@ -49,19 +50,7 @@ def inspect_model(
     The first half of the sequences is measured on, and chosen by; the other half gives the losses. With `first`, plans
     are tried too in which local heads see the first keys of the sequence.
     """
-    with quiet():
-        return _inspected(opened, text, checked_length(opened, length), rows, budget, first, progress)
-
-
-def _inspected(
-    opened: OpenedFolder,
-    text: Path | None,
-    length: int,
-    rows: int,
-    budget: Budget | None,
-    first: bool,
-    progress: Progress,
-) -> dict[str, Any]:
+    length = checked_length(opened, length)
     make_observable(opened.model)
     tokens, source = text_sequences(opened.tokenizer, text, rows=rows, length=length, least=2)
     tokens = tokens.to(opened.model.device)

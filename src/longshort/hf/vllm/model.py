@@ -17,6 +17,7 @@ from vllm.model_executor.layers.attention import Attention
 from longshort.hf.vllm.sublayers import Sublayer, divide
 from longshort.model import GPT
 from longshort.nn import LSAttention, SigmaLinear
+from longshort.ops.heads import of_heads
 
 
 class PagedAttention(nn.Module):
@@ -63,8 +64,9 @@ class PagedAttention(nn.Module):
         q, k, v = (heads[0].transpose(0, 1) for heads in self.layer.heads(x, positions))
         parts = []
         for attention, sub in zip(self.attend, self.sublayers, strict=True):
-            keys, values = _of_heads(k, sub.kv_heads), _of_heads(v, sub.kv_heads)
-            parts.append(attention(_of_heads(q, sub.heads), keys, values).unflatten(-1, (-1, self.layer.head_dim)))
+            keys, values = (of_heads(x, sub.kv_heads).flatten(1) for x in (k, v))
+            out = attention(of_heads(q, sub.heads).flatten(1), keys, values)
+            parts.append(out.unflatten(-1, (-1, self.layer.head_dim)))
         out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         if self.order is not None:
             out = out[:, self.order]
@@ -136,13 +138,6 @@ class ServedModel(nn.Module):
                 if isinstance(child, SigmaLinear):
                     setattr(module, name, _plain(child))
         return filled
-
-
-def _of_heads(x: Tensor, heads: tuple[int, ...]) -> Tensor:
-    """These heads of x (tokens, heads, D) in one row per token."""
-    first, last = heads[0], heads[-1]
-    chosen = x[:, first : last + 1] if heads == tuple(range(first, last + 1)) else x[:, list(heads)]
-    return chosen.flatten(1)
 
 
 def _plain(layer: SigmaLinear) -> nn.Linear:

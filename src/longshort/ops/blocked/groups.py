@@ -25,6 +25,7 @@ from longshort.ops.blocked.tiles import (
     global_tiles,
     row_tiles,
 )
+from longshort.ops.heads import Heads, as_slice
 from longshort.ops.options import Options
 from longshort.ops.scores import slope_bias
 
@@ -39,8 +40,6 @@ _SLAB_ELEMENTS = 1 << 16
 SPREAD = 80.0
 """Largest range of the exponents of a decaying row for which queries and keys may be rescaled: exp(40) = 2e17 at its
 ends, far from the largest fp32 number; a common factor costs a dot product no digits."""
-
-Heads = slice | list[int]
 
 
 @dataclass(frozen=True)
@@ -223,7 +222,7 @@ def groups(
         first = 0 if options.firsts is None or reach.is_global(n_keys) else min(options.firsts[head], n_keys)
         by_reach.setdefault((reach, steep, first), []).append(head)
     for (reach, steep, first), members in by_reach.items():
-        heads, masks = _as_slice(members), dict[tuple[int, ...], Tensor]()
+        heads, masks = as_slice(members), dict[tuple[int, ...], Tensor]()
         for rows in _slabs(q, members):
             queries = flatten(q, rows, heads)
             keys, values = (flatten(x, rows, kv_heads(heads, size)) for x in (k, v))
@@ -254,11 +253,6 @@ def _per_head(rates: tuple[float, ...] | None, members: list[int], q_NTD: Tensor
         return None
     mine *= q_NTD.shape[0] // len(members)
     return torch.tensor(mine, dtype=torch.float64, device=q_NTD.device)[:, None, None, None]
-
-
-def _as_slice(members: list[int]) -> Heads:
-    first, last = members[0], members[-1]
-    return slice(first, last + 1) if members == list(range(first, last + 1)) else members
 
 
 def kv_heads(heads: Heads, size: int) -> Heads:

@@ -202,9 +202,14 @@ def _dense_forward(group: Group, out_NTD: Tensor, lse_NT: Tensor) -> None:
     for tile in group.dense_tiles():
         q, k, v = (x.to(wide) for x in _operands(group, tile))
         x, _ = _scores(group, tile, group.scale * (q @ k.mT), derivative=False)
-        part_lse = x.logsumexp(-1)
-        weights = (x - part_lse.masked_fill(part_lse == -torch.inf, 0)[..., None]).exp_()
+        weights, part_lse = _weights(x)
         _store(tile, out_NTD, lse_NT, weights @ v, part_lse)
+
+
+def _weights(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The softmax of logits, 0 in rows that see nothing, and its lse."""
+    lse = x.logsumexp(-1)
+    return (x - lse.masked_fill(lse == -torch.inf, 0)[..., None]).exp_(), lse
 
 
 def _dense_backward(
@@ -230,8 +235,7 @@ def _also_first_keys(group: Group, out_NTD: Tensor, lse_NT: Tensor) -> None:
     k, v = (keys.of_keys(x).to(wide) for x in (group.k, group.v))
     for rows, seen, distance in keys.tiles():
         x, _ = _first_scores(group, group.q[:, None, rows].to(wide) @ k.mT, seen, distance)
-        part_lse = x.logsumexp(-1)
-        weights = (x - part_lse.masked_fill(part_lse == -torch.inf, 0)[..., None]).exp_()
+        weights, part_lse = _weights(x)
         out, lse = out_NTD[:, rows], lse_NT[:, rows]
         part, total = _merged(out, lse, (weights @ v)[:, 0], part_lse[:, 0])
         out.copy_(part)

@@ -9,7 +9,7 @@ from typing import Any
 
 from longshort.data.tasks import TASKS
 from longshort.model.classifier import NORMS
-from longshort.model.config import Range
+from longshort.ranges import Range
 from longshort.train.muon import SCALES
 from longshort.train.settings.rl import ALGORITHMS, FORMS
 from longshort.train.settings.values import ConfigError, check_one_of
