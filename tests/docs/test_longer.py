@@ -13,19 +13,23 @@ PLACES = {"1 to 256": (0, 1), "257 to 512": (1, 2), "513 to 1,024": (2, 4), "1,0
 
 def test_the_table_is_what_was_measured():
     found = json.loads((ROOT / "docs" / "results" / "longer.json").read_text())
-    assert f"| plan | {' | '.join(PLACES)} |" in PAGE
+    assert f"| plan | {' | '.join(PLACES)} | seeds |" in PAGE
     for words, plan, yarn in (
         ("full attention", "full", False),
         ("full attention, YaRN", "full", True),
+        ("full attention, `positions=alibi`", "alibi", False),
+        ("full attention, `positions=none`", "none", False),
+        ("one head of four not rotated, the others with windows of 256", "windows-256-nope", False),
         ("ladder, global heads not rotated", "ladder-nope", False),
     ):
-        runs = [row["losses"] for row in found["rows"] if (row["plan"], row["yarn"]) == (plan, yarn)]
-        assert [row["seed"] for row in found["rows"] if (row["plan"], row["yarn"]) == (plan, yarn)] == [0, 1, 2]
+        rows = [row for row in found["rows"] if (row["plan"], row["yarn"]) == (plan, yarn)]
+        assert [row["seed"] for row in rows] == list(range(len(rows)))
         cells = []
         for first, last in PLACES.values():
-            means = [statistics.fmean(losses[first:last]) for losses in runs]
-            cells.append(f"{statistics.fmean(means):.2f} ± {statistics.stdev(means):.2f}")
-        assert f"| {words} | {' | '.join(cells)} |" in PAGE
+            means = [statistics.fmean(row["losses"][first:last]) for row in rows]
+            spread = f" ± {statistics.stdev(means):.2f}" if len(means) > 1 else ""
+            cells.append(f"{statistics.fmean(means):.2f}{spread}")
+        assert f"| {words} | {' | '.join(cells)} | {len(rows)} |" in PAGE
 
 
 LARGER = {

@@ -25,5 +25,5 @@ def test_a_variant_named_twice_is_run_once(config, tmp_path):
 
 @pytest.mark.parametrize("variants", [["plain", "pain"], []])
 def test_unknown_variants_are_an_error_that_lists_the_known_ones(config, tmp_path, variants):
-    with pytest.raises(ConfigError, match=r"variants must be among plain, ls, .*, got (pain|none)"):
+    with pytest.raises(ConfigError, match=r"--variants must be among plain, ls, .*, got ('pain'|none)"):
         plan_trials(config, variants, [0], tmp_path)
