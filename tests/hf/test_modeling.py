@@ -109,8 +109,8 @@ def test_gradients_of_the_loss_are_those_of_transformers():
 
 def test_gradient_checkpointing_gives_the_same_gradients(monkeypatch):
     plain, checkpointed = shell(positions="rotary").train(), shell(positions="rotary").train()
-    checkpointed.gradient_checkpointing_enable()
-    assert checkpointed.is_gradient_checkpointing
+    enable = getattr(checkpointed, "activation_checkpointing_enable", None)  # its name from transformers 5.23 on
+    (enable or checkpointed.gradient_checkpointing_enable)()
     calls, forward = [], checkpointed.model.blocks[0].forward
     monkeypatch.setattr(checkpointed.model.blocks[0], "forward", lambda *a, **k: (calls.append(1), forward(*a, **k))[1])
     for model in (plain, checkpointed):

@@ -15,18 +15,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from transformers import cache_utils
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
 from longshort.heads import HeadPlan
 
+_NOTHING: tuple[type, ...] = tuple(filter(None, [getattr(cache_utils, "DummyLayer", None)]))
+"""Layers of a cache that hold nothing."""
+
 
 def planned_layers(layers: Sequence[Any], plans: Sequence[HeadPlan]) -> list[Any]:
-    """The layers of a cache for heads of these plans, one for each; further plans are of layers that share their keys.
+    """The layers of a cache for heads of these plans. Layers that share the keys of others have plans, but nothing in
+    the cache: up to transformers 5.22 they are missing at its end, from 5.23 on dummies stand for them.
 
     If heads of a sliding layer also see the first keys, all sliding layers get full length, because they share a mask.
     """
     own = [layer.sliding_window if type(layer) is DynamicSlidingWindowLayer else None for layer in layers]
-    shared = plans[len(layers) :]
+    keeps = [not isinstance(layer, _NOTHING) for layer in layers]
+    shared = [*(plan for plan, kept in zip(plans, keeps, strict=False) if not kept), *plans[len(layers) :]]
     plans = [_either([plan, *shared], window) for plan, window in zip(plans, own, strict=False)]
     if any(window is not None and plan.firsts is not None for window, plan in zip(own, plans, strict=True)):
         layers = [layer if window is None else DynamicLayer() for layer, window in zip(layers, own, strict=True)]
