@@ -107,6 +107,6 @@ EXPERIMENT = Experiment(
     table=tables.losses,
     figure=figure,
     variants=variants,
-    settings=_SHORT.settings,
+    settings={**_SHORT.settings, "telemetry.logits_every": 10},
     steps=30_000,
 )

@@ -108,10 +108,10 @@ class LongShortForCausalLM(LongShortPreTrainedModel, GenerationMixin):
         if isinstance(logits_to_keep, Tensor) and logits is not None:
             logits = logits[:, logits_to_keep]
         result = CausalLMOutputWithPast(
-            loss=_scaled(output.loss, targets, num_items_in_batch),  # type: ignore[arg-type]
-            logits=logits,  # type: ignore[arg-type]
+            loss=_scaled(output.loss, targets, num_items_in_batch),
+            logits=logits,
             past_key_values=cache,
-            hidden_states=tuple(states) if wanted else None,  # type: ignore[arg-type]
+            hidden_states=tuple(states) if wanted else None,
         )
         return self._as_wanted(result, return_dict)
 

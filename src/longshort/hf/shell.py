@@ -64,9 +64,9 @@ class LongShortPreTrainedModel(PreTrainedModel):
         watched = between(self.model) if wanted else (self.model.norm,)
         _, states, cache = self._run_gpt(inputs, watched=watched, return_logits=False)
         return BaseModelOutputWithPast(
-            last_hidden_state=states[-1],  # type: ignore[arg-type]
+            last_hidden_state=states[-1],
             past_key_values=cache,
-            hidden_states=tuple(states) if wanted else None,  # type: ignore[arg-type]
+            hidden_states=tuple(states) if wanted else None,
         )
 
     def _as_wanted(self, result: Any, return_dict: bool | None) -> Any:

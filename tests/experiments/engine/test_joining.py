@@ -135,10 +135,11 @@ def test_what_is_not_known_of_all_seeds_goes_and_other_settings_are_refused():
     assert "half_at" not in joined(asked(0), asked(1, half_at={"recall": [50]}))["rows"][0]
     with pytest.raises(RunError, match="full: length must be the same in all runs, got 64 and 128"):
         joined(asked(0), asked(1, length=128))
-    with pytest.raises(
-        RunError, match=r"full: seeds .* all below or all above those published, got \[1\] and \[0, 2\]"
-    ):
-        joined(asked(0, 2), asked(1))
+
+
+def test_a_seed_may_lie_between_those_that_are_published():
+    (row,) = joined(asked(0, 2), asked(1))["rows"]
+    assert row["seeds"] == [0, 2, 1] and row["shares"] == {"recall": {"64": [0.5, 0.7, 0.6]}}
 
 
 def test_losses_of_the_whole_text_are_not_mixed_with_those_of_a_part():
