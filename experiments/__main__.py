@@ -215,16 +215,21 @@ def _take_in(experiment: Experiment, out: Path, *, unpack: list[Path], publish: 
         data, published = experiment.collect(out), pages.load(experiment)
         data = joined(published, data) if add and published is not None else data
         say(f"wrote {pages.save(experiment, data)}")
-        if lost := [] if published is None else sorted(_seeds_in(published) - _seeds_in(data)):
+        if lost := [] if published is None else sorted(_held(published) - _held(data)):
             say(f"no longer published, since {out} does not hold them: {', '.join(lost)}")
         _build((experiment.name,))
     _show(experiment, out)
 
 
-def _seeds_in(data: Data) -> set[str]:
-    """Every variant with each of its seeds."""
-    rows = [row for row in data["rows"] if "variant" in row and isinstance(row.get("seeds"), list)]
-    return {f"{row['variant']} seed {seed}" for row in rows for seed in row["seeds"]}
+def _held(data: Data) -> set[str]:
+    """Every variant with each of its seeds; what was measured without seeds, by its experiment."""
+    found: set[str] = set()
+    for row in data["rows"]:
+        if isinstance(row.get("seeds"), list) and "variant" in row:
+            found |= {f"{row['variant']} seed {seed}" for seed in row["seeds"]}
+        elif "experiment" in row:
+            found.add(f"{row['experiment']}/{row['variant']}")
+    return found
 
 
 def _show(experiment: Experiment, out: Path) -> None:

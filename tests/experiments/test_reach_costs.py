@@ -99,6 +99,18 @@ def test_no_measurement_begins_after_the_time_is_up(tmp_path, instant):
     assert measure(tmp_path, "reach/ladder", minutes=0.0) == ["stopped; run the same command again to resume"]
 
 
+def test_plans_that_a_folder_does_not_hold_are_named_when_it_is_published_over_them(tmp_path, instant, monkeypatch):
+    monkeypatch.setattr(pages, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(pages, "PAGES", tmp_path / "pages")
+    said = []
+    for place, variants in enumerate((("reach/full", "reach/ladder"), ("reach/full", "reach/ramp"))):
+        measure(tmp_path / str(place), *variants)
+        shown = CliRunner().invoke(app, ["reach-costs", "--out", str(tmp_path / str(place)), "--publish"])
+        assert shown.exit_code == 0, shown.output
+        said.append([line for line in shown.output.splitlines() if line.startswith("no longer published")])
+    assert said == [[], [f"no longer published, since {tmp_path / '1'} does not hold them: reach/ladder"]]
+
+
 def test_without_a_gpu_it_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="reach-costs needs a CUDA GPU, and --device is cpu"):
         EXPERIMENT.measure(Options(out=tmp_path, device="cpu"), print)
