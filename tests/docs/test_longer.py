@@ -96,27 +96,17 @@ def test_the_code_runs():
 
 def test_what_is_said_of_the_largest_models_is_what_was_measured():
     asked, rows = rows_of("retrieval-30m"), rows_of("reach-30m")
-    chains = [
-        asked[plan][key]["variables"]["16384"]
-        for plan, key in (
-            ("full", "shares_yarn"),
-            ("ladder-nope", "shares"),
-            ("ls1-w128-nope", "shares"),
-            ("ls1-w128", "shares_yarn"),
-        )
-    ]
-    assert {len(shares) for shares in chains} == {2}
-    (share,) = asked["interleave-5-1-nope"]["shares"]["variables"]["16384"]
-    layers = f"| one full layer in six, not rotated | | {100 * share:.0f} % (one seed) |"
-    names = (
-        "full attention, YaRN",
-        "ladder, global heads not rotated",
-        "LS, global heads not rotated",
-        "LS, YaRN",
-    )
-    slowed, plain = (rows["full"][name]["losses"]["1 to 2,048"] for name in ("beyond_yarn", "beyond"))
-    cost = " and ".join(f"{mine - theirs:.2f}" for mine, theirs in zip(slowed, plain, strict=True))
     text = " ".join(PAGE.split())
-    assert layers in text and f"YaRN costs full attention {cost} nats" in text
-    for name, (first, second) in zip(names, chains, strict=True):
-        assert re.search(rf"\| {name} \| \d+ % \| {100 * first:.0f}, {100 * second:.0f} % \|", text)
+    for name, plan, key, smaller in (
+        ("full attention, YaRN", "full", "shares_yarn", r"\d+ % "),
+        ("LS, YaRN", "ls1-w128", "shares_yarn", r"\d+ % "),
+        ("LS, global heads not rotated", "ls1-w128-nope", "shares", r"\d+ % "),
+        ("ladder, global heads not rotated", "ladder-nope", "shares", r"\d+ % "),
+        ("one full layer in six, not rotated", "interleave-5-1-nope", "shares", ""),
+    ):
+        first, second = asked[plan][key]["variables"]["16384"]
+        assert re.search(rf"\| {name} \| {smaller}\| {100 * first:.0f}, {100 * second:.0f} % \|", text)
+    slowed, plain = (rows["full"][name]["losses"]["1 to 2,048"] for name in ("beyond_yarn", "beyond"))
+    costs = [mine - theirs for mine, theirs in zip(slowed, plain, strict=True)]
+    assert len(costs) == 3
+    assert f"YaRN costs full attention {min(costs):.2f} to {max(costs):.2f} nats there (three seeds)" in text
