@@ -120,6 +120,7 @@ def asked(config: TrainConfig, out: Path) -> dict[str, Any]:
     with_yarn = [slowed(times) for times in longer] if meets_new_angles(model.config) else []
     before = answered("before", lambda: load_model(Path(config.task.start or ""), device)[0], kinds=(RECALL,))
     return {
+        "vocabulary": tokenizer.fingerprint,
         "retrieval": {key: [one for part in found for one in part[key]] for key in ("rows", "skipped")},
         "before": before,
         "yarn": {"rows": [one for part in with_yarn for one in part["rows"]]},

@@ -42,17 +42,16 @@ def joined(published: Data, new: Data) -> Data:
 
 
 def _check_texts(published: Data, new: Data) -> None:
-    """Variants are paired by the seed, so a seed must not stand for two texts."""
-    theirs, own = (data["provenance"].get("vocabularies", []) for data in (published, new))
-    both = sorted(
-        {seed for row in new["rows"] for seed in row["seeds"]} & set(published["provenance"].get("seeds", []))
-    )
-    if own and own != theirs and both:
-        raise RunError(
-            f"seeds {both} are published of another text (vocabulary {', '.join(theirs) or 'unknown'}, got "
-            f"{', '.join(own)}), and variants are compared seed by seed; train with seeds that are not published, "
-            "with what these variants are compared with among them"
-        )
+    """Variants are compared seed by seed, so a seed must not stand for two texts; one that is not known is another."""
+    theirs, own = (data["provenance"].get("vocabularies_by_seed", {}) for data in (published, new))
+    for seed in sorted({seed for row in published["rows"] for seed in row["seeds"]}):
+        text = own.get(str(seed))
+        if text is not None and text != (other := theirs.get(str(seed))):
+            raise RunError(
+                f"seed {seed} is published of another text (vocabulary {other or 'unknown'}, got {text}), and variants "
+                "are compared seed by seed; train with seeds that are not published, with what these variants are "
+                "compared with among them"
+            )
 
 
 def _curves(published: Data, new: Data) -> Data:
@@ -159,4 +158,5 @@ _JOINS: dict[type, Callable[[Any, Any], Any]] = {
     str: min,  # when the first run started
     float: lambda theirs, own: round(theirs + own, 1),
     list: _union,
+    dict: lambda theirs, own: theirs | own,
 }

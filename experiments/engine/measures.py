@@ -204,10 +204,18 @@ def provenance(found: Sequence[Outcome], folder: Path) -> dict[str, Any]:
     }
 
 
-def _vocabularies(found: Sequence[Outcome]) -> dict[str, list[str]]:
-    """Of the texts that were read, where that is known."""
-    known = sorted({outcome.after["vocabulary"] for outcome in found if "vocabulary" in outcome.after})
-    return {"vocabularies": known} if known else {}
+def _vocabularies(found: Sequence[Outcome]) -> dict[str, dict[str, str]]:
+    """Of the text that each seed stands for, where that is known: variants are compared seed by seed."""
+    known: dict[str, str] = {}
+    for outcome in found:
+        own = outcome.after.get("vocabulary")
+        if own is not None and known.setdefault(str(outcome.run.seed), own) != own:
+            raise RunError(
+                f"{outcome.run.path}: seed {outcome.run.seed} has another text here than in other runs of the folder "
+                f"(vocabulary {own}, got {known[str(outcome.run.seed)]} too), and variants are compared seed by seed; "
+                "move one of the two out of the folder"
+            )
+    return {"vocabularies_by_seed": known} if known else {}
 
 
 def commands(folder: Path) -> list[dict[str, str]]:

@@ -59,13 +59,21 @@ def test_a_run_that_is_in_both_or_took_other_steps_is_refused():
 def test_a_seed_does_not_stand_for_two_texts():
     def of(text, seeds, variant):
         found = data(seeds, variant=variant)
-        return found | {"provenance": {"seeds": seeds} | ({} if text is None else {"vocabularies": [text]})}
+        texts = {} if text is None else {"vocabularies_by_seed": {str(seed): text for seed in seeds}}
+        return found | {"provenance": texts}
 
-    for published, new in (("a", "b"), (None, "b")):
-        with pytest.raises(RunError, match=r"seeds \[0\] are published of another text"):
-            joined(of(published, [0, 1], "full"), of(new, [0], "ladder"))
-        found = joined(of(published, [0, 1], "full"), of(new, [2], "full"))
-        assert found["provenance"]["vocabularies"] == sorted({published or new, new})
+    for text, words in (("a", "vocabulary a, got b"), (None, "vocabulary unknown, got b")):
+        published = of(text, [0, 1], "full")
+        whole = joined(published, of("b", [2], "full"))
+        assert whole["provenance"]["vocabularies_by_seed"] == {
+            **({} if text is None else {"0": "a", "1": "a"}),
+            "2": "b",
+        }
+        for known in (published, whole):  # also once the other text has seeds of its own
+            with pytest.raises(RunError, match=rf"seed 0 is published of another text \({words}\)"):
+                joined(known, of("b", [0, 2], "ladder"))
+        assert joined(whole, of("b", [2], "ladder"))["rows"][1]["variant"] == "ladder"
+        assert joined(whole, of(None, [0], "ladder"))["rows"][1]["variant"] == "ladder"  # runs of earlier versions
     assert joined(of("a", [0], "full"), of("a", [0], "ladder"))["rows"][1]["variant"] == "ladder"
 
 

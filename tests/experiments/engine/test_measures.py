@@ -5,10 +5,12 @@ import math
 
 import pytest
 
+from experiments import load
 from experiments.engine.measures import AFTER, accuracy_row, loss_row, outcomes
 from longshort.runs import RunError
 
 from ...report.synthetic import eval_record, logits_of, run_record, train_record, write_lines
+from ..made_up import made_up_sweep
 
 
 def found(folder, *losses, seed=0, steps=2, after=None, logit=6.0, status="finished"):
@@ -51,6 +53,23 @@ def test_run_that_is_there_twice_is_refused(tmp_path):
     write_lines(tmp_path / "copy", [run_record("copy", variant="ls"), train_record(1, 2.0), eval_record(1, 2.0)])
     with pytest.raises(RunError, match="both are ls with seed 0"):
         outcomes(tmp_path)
+
+
+def test_a_seed_does_not_stand_for_two_texts_in_one_folder(tmp_path):
+    experiment = load("reach-30m")
+    folder = made_up_sweep(experiment, tmp_path, seeds=(0, 1), variants=("full", "ls1-w128"), steps=20)
+
+    def read(run, text):
+        path = folder / run / "after.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"vocabulary": text}))
+
+    read("full-seed0", "a")
+    read("full-seed1", "b")
+    read("ls1-w128-seed1", "b")
+    assert experiment.collect(folder)["provenance"]["vocabularies_by_seed"] == {"0": "a", "1": "b"}
+    read("ls1-w128-seed0", "b")
+    with pytest.raises(RunError, match=r"ls1-w128-seed0: seed 0 has another text here .*\(vocabulary b, got a too\)"):
+        experiment.collect(folder)
 
 
 def test_loss_of_a_variant_is_a_mean_over_all_its_seeds_or_none(tmp_path):
