@@ -69,6 +69,14 @@ def line_of(cells):
     return re.sub(" +", " ", f"| {' | '.join(cells)} |")
 
 
+def test_the_configuration_that_the_page_begins_with_has_the_plan_that_it_recommends():
+    shipped, said = (
+        TrainConfig.load("modern-10m", words) for words in ([], ["model.reach={pattern: ladder, nope: true}"])
+    )
+    assert shipped.model == said.model and "longshort train modern-10m data.path=DATA\n\nhas this plan." in PAGE
+    assert "`model.reach: {pattern: ladder, nope: true}`" in PAGE
+
+
 def test_losses_of_the_page_are_what_was_measured():
     full = LOSSES["full"]
     lines = []

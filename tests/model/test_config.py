@@ -97,6 +97,7 @@ def test_config_is_frozen_hashable_and_keyword_only() -> None:
         ({"n_global": 5, "window": 3}, "n_global must be None or an integer from 0 to n_heads=4, got 5"),
         ({"n_global": True, "window": 3}, "n_global must be None or an integer from 0 to n_heads=4, got True"),
         ({"window": 3}, "window must be None unless n_global is set, got 3"),
+        ({"window": 3, "reach": "full"}, "window must be None beside reach, which gives heads their windows, got 3"),
         ({"n_global": 1, "window": 0}, "window must be None or an integer from 1 to .*, got 0"),
         ({"n_global": 1, "window": 3, "plan": HeadPlan.full(4)}, "plan, plans, or reach, got n_global and plan"),
         ({"plan": HeadPlan.full(4), "plans": (HeadPlan.full(4),) * 2}, "plan, plans, or reach, got plan and plans"),

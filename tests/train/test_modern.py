@@ -13,7 +13,7 @@ CUT = [
     "model.n_layers=2",
     "model.width=64",
     "model.context=64",
-    "model.window=8",
+    "model.reach={pattern: ladder, nope: true, largest: 32}",
     "schedule.warmup=2",
     "schedule.kind=constant",
 ]
