@@ -35,6 +35,9 @@ _FLOPS = {True: 1.4e14, False: 3e10}
 """Training FLOPs per second, by whether it is on CUDA. CUDA: six runs of our pilot sharing one H200, 7,250 steps of
 32,768 tokens in 430 s. CPU: one core of a Xeon in the demo's setting."""
 _REPORT_SECONDS = 30.0
+EXAMINED_SECONDS = 90.0
+"""How long after the minutes of a call are over models that were trained in time may still be examined: they would be
+trained again elsewhere, since packs hold no weights."""
 
 
 def plan_sweep(experiment: Experiment, options: Options, *, data: Path | None) -> list[Trial]:
@@ -138,6 +141,7 @@ def run_sweep(experiment: Experiment, options: Options, message: Message) -> boo
         watch=_Lines(left, message),
         module=experiment.process,
         until=until,
+        grace=EXAMINED_SECONDS,
         failed=failed,
     )
     if failures:

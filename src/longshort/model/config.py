@@ -388,8 +388,8 @@ def _check_one_way_of_reach(config: GPTConfig) -> None:
         raise ValueError(f"heads must have their reach by n_global and window, plan, plans, or reach, got {given}")
     n_global, window, plans = config.n_global, config.window, config.plans
     if n_global is None:
-        right = f"None beside {ways[0]}, which gives heads their windows" if ways else "None unless n_global is set"
-        check("window", window, right, window is None)
+        instead = f"beside {ways[0]}, which gives heads their windows" if ways else "unless n_global is set"
+        check("window", window, f"None {instead}", window is None)
     else:
         in_range = is_int(n_global) and 0 <= n_global <= config.n_heads
         check("n_global", n_global, f"None or an integer from 0 to n_heads={config.n_heads}", in_range)

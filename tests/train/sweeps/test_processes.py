@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -94,28 +95,56 @@ def test_the_end_of_an_earlier_shorter_run_does_not_make_it_finished(config, tmp
         assert run_all([changed], jobs=1, poll_seconds=0.05, module="sleeper", until=0.0) == finished
 
 
+class Sleeping:
+    """A process that runs until it is told to end; `trained` leaves what a training that is over does."""
+
+    def __init__(self, config, clock):
+        self.out, self.clock, self.code, self.ended_at = Path(config.run.out), clock, None, None
+
+    def trained(self):
+        write_lines(self.out, [run_record(), {"kind": "end", "step": 2, "status": "finished"}])
+        return self
+
+    def poll(self):
+        return self.code
+
+    def terminate(self):
+        if self.code is None:
+            self.code, self.ended_at = -signal.SIGTERM, self.clock[0]
+
+    wait = poll
+
+
 def test_at_its_time_a_call_ends_what_runs_and_starts_nothing_more(config, tmp_path):
     started = []
-
-    class Sleeping:
-        code = None
-
-        def poll(self):
-            return self.code
-
-        def terminate(self):
-            self.code = -signal.SIGTERM
-
-        wait = poll
 
     def start(config):
         assert not started
         started.append(config.run.out)
-        return Sleeping()
+        return Sleeping(config, [0.0])
 
     configs = [config.with_overrides([f"run.out={tmp_path / name}"]) for name in "ab"]
     assert not run_all(configs, jobs=1, poll_seconds=0.0, until=0.0, start=start)
     assert started == [str(tmp_path / "a")]
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["by its time", "by a signal"])
+def test_a_run_that_is_trained_has_more_time_for_what_comes_after(config, tmp_path, monkeypatch, told):
+    clock, runs = [0.0], {}
+    monkeypatch.setattr(runner.time, "monotonic", lambda: clock[0])
+
+    def start(config):
+        run = runs[Path(config.run.out).name] = Sleeping(config, clock)
+        return run.trained() if run.out.name == "trained" else run
+
+    def watch(readers):
+        clock[0] += 1.0
+        if told and clock[0] == 12.0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    configs = [config.with_overrides([f"run.out={tmp_path / name}", "run.steps=2"]) for name in ("short", "trained")]
+    run_all(configs, jobs=2, poll_seconds=0.0, until=10.0, grace=5.0, start=start, watch=watch)
+    assert (runs["short"].ended_at, runs["trained"].ended_at) == (10.0, 12.0 if told else 15.0)
 
 
 def test_the_cores_are_divided_among_the_runs(config, tmp_path, monkeypatch):

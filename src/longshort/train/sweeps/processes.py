@@ -58,22 +58,25 @@ def run_all(
     poll_seconds: float = 0.5,
     module: str = MODULE,
     until: float = math.inf,
+    grace: float = 0.0,
     failed: Callable[[RunFailed], None] | None = None,
     start: Callable[[TrainConfig], Running] | None = None,
 ) -> bool:
     """Train all, `jobs` at a time with `threads` CPU threads each; True if all finished, False if interrupted.
 
     More threads than cores make every run several times slower, so by default the cores are divided among the runs. At
-    the time `until` (by time.monotonic), or when this process gets SIGTERM, the runs save and end. If `failed` is
-    given, a failing run is reported to it and does not stop the others. No run outlives the call. If the folder
-    of any of them holds something else, another run included, none starts and nothing is written. `start` starts runs
-    elsewhere than in processes of this machine.
+    the time `until` (by time.monotonic), or when this process gets SIGTERM, the runs save and end; one whose training
+    is over by `until`, but not what its process does after it, has `grace` seconds more. If `failed` is given, a
+    failing run is reported to it and does not stop the others. No run outlives the call. If the folder of any of them
+    holds something else, another run included, none starts and nothing is written. `start` starts runs elsewhere than
+    in processes of this machine.
     """
     for config in configs:
         check_folder_is_free(config)
     threads = threads or max(1, (os.cpu_count() or 1) // jobs)
-    waiting, running, stopped = list(configs), dict[str, Running](), False
+    waiting, running, told = list(configs), dict[str, Running](), set[str]()
     readers = {config.run.out: Reader(Path(config.run.out)) for config in configs}
+    steps = {config.run.out: config.run.steps for config in configs}
     terminated = threading.Event()  # by default SIGTERM would end this process and orphan its runs
     with told_to_stop(terminated.set, (signal.SIGTERM,)), _ended(running):
         while waiting or running:
@@ -87,13 +90,15 @@ def run_all(
             ended = {out: code for out, process in running.items() if (code := process.poll()) is not None}
             for out, code in ended.items():
                 del running[out]
-                if not stopped:  # a run stopped before its handler is set exits with the signal's code
+                if out not in told:  # a run stopped before its handler is set exits with the signal's code
                     _check_end(out, code, failed)
-            if (time.monotonic() >= until or terminated.is_set()) and not stopped:
-                stopped = True
+            late = math.inf if terminated.is_set() else time.monotonic() - until
+            if late >= 0:
                 waiting.clear()
-                for process in running.values():
-                    process.terminate()  # they save and end
+            for out in running.keys() - told:
+                if late >= (grace if finished(readers[out].end, steps[out]) else 0):
+                    told.add(out)
+                    running[out].terminate()  # it saves and ends
     for reader in readers.values():
         reader.update()  # the final records of runs that ended since the last update
     return not waiting and all(finished(readers[config.run.out].end, config.run.steps) for config in configs)
