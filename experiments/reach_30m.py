@@ -50,7 +50,7 @@ EXPERIMENT = replace(
         "written before any of these runs. From seed 1 on, the text is tokenized anew ([how](../howto/experiments.md"
         "#the-books)), with a slightly different vocabulary; plans are compared within a seed."
     ),
-    cost="H200: 22 minutes per seed, four plans together under MPS, then the fifth; CPU --quick: 12 seconds per run",
+    cost="H200: 18 minutes per seed, four plans together under MPS, then the fifth; CPU --quick: 12 seconds per run",
     caption=f"{reach.CAPTION}: means over seeds, with their range where there are several.",
     claims={
         "mixed": Claim(

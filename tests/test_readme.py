@@ -15,7 +15,7 @@ TEXT = README.read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", TEXT, flags=re.DOTALL | re.MULTILINE)
 NAMES = (
     r"GPT-2|H200|x86|bf16|fp32|e-exponentiated|Hajra \d{4}|Python 3\.\d+ to 3\.\d+|torch you have \(2\.\d+ or newer\)|"
-    r"127\.0\.0\.1"
+    r"127\.0\.0\.1|\[reach-30m\]"
 )
 """Digits that are part of a name or a version."""
 
@@ -61,38 +61,30 @@ def endurance():
     yield f"| {recipe}: perplexity by seed | {plain} | {ls} | | {len(seeds)} |"
 
 
-MODERN = ("full", "ls1-w64-nope", "ladder-nope")
-
-
 def reach():
-    rows = {row["variant"]: row for row in data("experiments/results/reach-modern.json")["rows"]}
-    assert len({tuple(rows[name]["seeds"]) for name in MODERN}) == 1
-    below = [comparison.difference(rows[name], rows["full"]) for name in MODERN[1:]]
-    full, *others = (f"{statistics.mean(rows[name]['final_losses']):.3f}" for name in MODERN)
-    ls, ladder = (f"{mean} ({found.low:+.3f} to {found.high:+.3f})" for mean, found in zip(others, below, strict=True))
-    yield f"validation loss | {full} | {ls} | {ladder} | {len(rows['full']['seeds'])} |"
-    assert comparison.difference(rows["full"], rows["ls1-w64"]).sign() == 0
-    larger = {row["variant"]: row for row in data("experiments/results/reach-30m.json")["rows"]}
-    below = [comparison.difference(larger["full"], larger[name]) for name in ("ladder-nope", "ls1-w128-nope")]
-    assert {found.seeds for found in below} == {3} and all(found.sign() > 0 for found in below)
-    ladder, ls = (f"{found.mean:.3f}" for found in below)
-    lead = "[lead](docs/results/reach-30m.md)"
-    yield f"With 27.5M parameters the {lead} is smaller: {ladder} nats for the ladder, {ls} for LS (three seeds)."
-    far = "8,193 to 16,384"
+    for name, short, words, seeds in (
+        ("reach-modern", "ls1-w64", "validation loss", 4),
+        ("reach-30m", "ls1-w128", "| the same, 27.5M parameters", 3),
+    ):
+        rows = {row["variant"]: row for row in data(f"experiments/results/{name}.json")["rows"]}
+        full, *mixed = (rows[plan] for plan in ("full", f"{short}-nope", "ladder-nope"))
+        below = [comparison.difference(row, full) for row in mixed]
+        assert all(found.seeds == len(full["seeds"]) == seeds and found.sign() < 0 for found in below)
+        cells = [f"{statistics.mean(row['final_losses']):.3f}" for row in (full, *mixed)]
+        ls, ladder = (f"{mean} ({d.low:+.3f} to {d.high:+.3f})" for mean, d in zip(cells[1:], below, strict=True))
+        yield f"{words} | {cells[0]} | {ls} | {ladder} | {seeds} |"
+        assert comparison.difference(full, rows[short]).sign() == 0
 
     def change(name, key="beyond"):
-        first, last = rows[name]["beyond"], rows[name][key]
-        near = dict(zip(first["seeds"], first["losses"]["1 to 2,048"], strict=True))
-        changes = [loss - near[seed] for seed, loss in zip(last["seeds"], last["losses"][far], strict=True)]
-        return f"{statistics.fmean(changes):+.2f}", len(changes)
+        last = rows[name][key]
+        near, far = rows[name]["beyond"]["losses"]["1 to 2,048"], last["losses"]["8,193 to 16,384"]
+        assert last["seeds"] == rows["full"]["seeds"]
+        return f"{statistics.fmean(far) - statistics.fmean(near):+.2f}"
 
-    (plain, *_), (slowed, least), *others = change("full"), change("full", "beyond_yarn"), *map(change, MODERN[1:])
-    (ls, most), (ladder, _) = others
-    cells = f"{plain}; with YaRN {slowed} | {ls} | {ladder} | {least} to {most} |"
-    rotated, seeds = change("ls1-w64", "beyond_yarn")
-    assert seeds == 1
-    yield f"rotated LS keeps its loss with YaRN ({rotated}, one seed)"
-    yield f"| the same: change of the loss at {8192 // 2048} to {16384 // 2048} times the training length | {cells}"
+    plain, ls, ladder = (change(name) for name in ("full", "ls1-w128-nope", "ladder-nope"))
+    cells = f"{plain}; with YaRN {change('full', 'beyond_yarn')} | {ls} | {ladder} | {seeds} |"
+    yield f"| its change at {8192 // 2048} to {16384 // 2048} times the training length | {cells}"
+    yield f"rotated LS keeps its loss with YaRN ({change('ls1-w128', 'beyond_yarn')})"
 
 
 def retrieval():
@@ -169,7 +161,7 @@ def soak():
 
 def settings():
     """Numbers that describe a setting, which the commands of the pages name too."""
-    yield "Models have 6.9 and 10.6 million parameters"
+    yield "The first models have 6.9 and 10.6 million parameters"
     yield "One global head of 12 and windows of 128"
     yield "95 % interval over seeds"
 
