@@ -217,17 +217,23 @@ def _curve(outcome: Outcome) -> Row:
     return {"variant": outcome.variant, "seed": outcome.run.seed, "kinds": curves}
 
 
+def method(models: str, *, steps: int = 1000, far: str = "", rules: str = "any of these runs") -> str:
+    """How it is done: with which models, trained for how many steps, asked how far, and before what the rules were."""
+    return (
+        f"{models} fine-tuned alike for {steps:,} steps of 32 sequences of 2,048 tokens, each seen once: the six "
+        "kinds of the task [retrieval](../howto/retrieval.md) take turns, and only the tokens of answers count. AdamW "
+        f"at 5e-4, warm-up 50, a cosine to 5 %. Then 512 examples of each kind at 1,024, 2,048 and 4,096 tokens{far}, "
+        "none of them seen in training, their books those of the test text. An answer is right if greedy decoding "
+        "would write it, every token of it; that of variable tracking is a chain of five names. The table is at 2,048 "
+        f"tokens. The rules were written before {rules}."
+    )
+
+
 EXPERIMENT = Experiment(
     name="retrieval",
     question="Do plans that mix reaches retrieve as well as full attention, and as soon?",
-    method=(
-        "Models as in `reach` (8 layers of 8 heads, 8.4M parameters, 144M tokens of books), trained again for this and "
-        "fine-tuned alike for 1,000 steps of 32 sequences of 2,048 tokens, each seen once: the six kinds of the task "
-        "[retrieval](../howto/retrieval.md) take turns, and only the tokens of answers count. AdamW at 5e-4, warm-up "
-        "50, a cosine to 5 %. Then 512 examples of each kind at 1,024, 2,048 and 4,096 tokens, none of them seen in "
-        "training, their books those of the test text. An answer is right if greedy decoding would write it, every "
-        "token of it; that of variable tracking is a chain of five names. The table is at 2,048 tokens. The rules were "
-        "written before any of these runs."
+    method=method(
+        "Models as in `reach` (8 layers of 8 heads, 8.4M parameters, 144M tokens of books), trained again for this and"
     ),
     cost="H200: about 3 minutes per seed beyond `reach`, six at a time; CPU --quick: two minutes",
     caption=(

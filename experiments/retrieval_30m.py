@@ -23,16 +23,13 @@ FAR = ("full", "full, YaRN", "ls1-w128, YaRN", *reach_30m.UNTURNED)
 """Drawn by length."""
 BASE = retrieval.after(SOURCE, retrieval.BASE, reach_30m.BASE["model"])
 QUICK_BASE = retrieval.after(SOURCE, retrieval.QUICK_BASE, reach_30m.QUICK_BASE["model"])
-_OLD = retrieval.EXPERIMENT
 EXPERIMENT = replace(
-    _OLD,
+    retrieval.EXPERIMENT,
     name="retrieval-30m",
     question="Do plans of reaches in a transformer of 30M parameters retrieve as well as full attention, and as soon?",
-    method=_OLD.method.replace(
-        "Models as in `reach` (8 layers of 8 heads, 8.4M parameters, 144M tokens of books), trained again for this and",
+    method=retrieval.method(
         f"The models of `{SOURCE}` (modern-30m, 300M tokens of books)",
-    ).replace(
-        " and 4,096 tokens", " and 4,096 tokens, 256 at 8,192 and 128 at 16,384, past 2,048 also with YaRN, untrained"
+        far=", 256 at 8,192 and 128 at 16,384, past 2,048 also with YaRN, untrained",
     )
     + " From seed 1 on, models and books are of newly tokenized text, as in `reach-30m`.",
     cost=f"H200: about 10 minutes per seed beyond `{SOURCE}`; CPU --quick: two minutes",

@@ -32,17 +32,11 @@ EXPERIMENT = replace(
     _OLD,
     name="retrieval-modern",
     question="Do plans of reaches in a modern block retrieve as well as full attention, and as soon?",
-    method=_OLD.method.replace(
-        "Models as in `reach` (8 layers of 8 heads, 8.4M parameters, 144M tokens of books), trained again for this and",
+    method=retrieval.method(
         f"The models of `{SOURCE}` (modern-10m, 200M tokens of books)",
-    )
-    .replace("1,000 steps of", "2,000 steps of")
-    .replace(
-        "4,096 tokens, none", "4,096 tokens (and, but for the first two seeds, 256 at 8,192 and 128 at 16,384), none"
-    )
-    .replace(
-        "written before any of these runs",
-        "written before any run of `retrieval` or of this; the last one after three seeds, before any run with YaRN",
+        steps=2000,
+        far=" (and, but for the first two seeds, 256 at 8,192 and 128 at 16,384)",
+        rules="any run of `retrieval` or of this; the last one after three seeds, before any run with YaRN",
     ),
     caption=f"{_OLD.caption} Past 4,096 tokens and with YaRN there are fewer seeds.",
     cost=f"H200: about 7 minutes per seed beyond `{SOURCE}`, nine at a time; CPU --quick: two minutes",
