@@ -8,8 +8,10 @@ import pytest
 from longshort import GPTConfig, HeadPlan
 from longshort.planning import Job, Machines, Settings, estimate, fastest, sweep
 from longshort.planning.job import check
+from longshort.planning.plan import job_of
 from longshort.planning.reaches import reaches
 from longshort.planning.search import fixed_settings
+from longshort.train import TrainConfig
 
 MODEL = GPTConfig(vocab_size=1024, context=16_384, n_layers=4, width=1024, n_heads=8, n_global=1, window=128)
 TOO_FAR = "a window must not reach past the rank before"
@@ -83,6 +85,17 @@ def test_sequences_that_training_cannot_share_are_not_shared_in_a_plan(changes, 
     job = Job(model=replace(MODEL, **changes), length=16_384, batch=1)
     assert check(job, Settings(cp=8)) == reason
     assert fastest(job, Machines(gpus=8)) is None
+
+
+def test_first_keys_of_documents_are_not_shared_in_a_plan_either():
+    streaming = replace(MODEL, n_global=None, window=None, plan=HeadPlan.streaming(8, 4, 128))
+    job = Job(model=streaming, length=16_384, batch=1)
+    assert check(job, Settings(cp=8)) is None
+    reason = check(replace(job, segments=True), Settings(cp=8))
+    assert reason.startswith("cp must be 1, got 8: segments must be None for streaming heads (plan.firsts) in a group")
+    assert check(replace(job, segments=True), Settings()) is None
+    config = TrainConfig.load("paper-6m", ["data.segments=true", "data.length=2048"])
+    assert job_of(config).segments and not job_of(TrainConfig.load("paper-6m")).segments
 
 
 @pytest.mark.parametrize(

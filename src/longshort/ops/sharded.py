@@ -77,8 +77,8 @@ def sharded_attention(
     check_shard(plan, k.shape[1], shard, smoothing)
     if smoothing is not None:
         k, v = smoothed_shard(k, v, plan, smoothing, segments, group)
+    check_firsts(plan, k.shape[1], shard.total, segments=segments is not None)
     roles = Roles.of(plan, k.shape[1], shard.total)
-    check_firsts(plan, roles.near, segments=segments is not None)
     arrived = Arrived(  # what is sent first travels while the heads after it are computed
         _gathered_keys(k, v, roles, group) if roles.far else None,
         _shared_out(of_heads(q, roles.far), shard, group) if roles.far else None,

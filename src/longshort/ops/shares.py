@@ -7,7 +7,6 @@ Shapes: N ranks, T positions of each, D head dimension.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from longshort.heads import HeadPlan
@@ -140,8 +139,9 @@ def check_shard(plan: HeadPlan, n_kv_heads: int, shard: Shard, smoothing: Smooth
         )
 
 
-def check_firsts(plan: HeadPlan, near: Sequence[int], *, segments: bool) -> None:
+def check_firsts(plan: HeadPlan, n_kv_heads: int, total: int, *, segments: bool) -> None:
     """Raise where the first keys that streaming heads see do not lie, or do not stand, where rank 0 has them."""
+    near = Roles.of(plan, n_kv_heads, total).near
     if plan.firsts is None or not any(plan.firsts[head] for head in near):
         return
     if segments:

@@ -9,7 +9,7 @@ from functools import cached_property
 from longshort.heads import HeadPlan
 from longshort.model import GPTConfig
 from longshort.nn.block import GATED
-from longshort.ops.shares import largest_group
+from longshort.ops.shares import check_firsts, largest_group
 from longshort.ops.smoothing import Smoothing
 
 
@@ -23,6 +23,8 @@ class Job:
     batch: int
     """Sequences per step, over all GPUs."""
     optimizer: str = "adamw"
+    segments: bool = False
+    """Does no document of a sequence see another?"""
 
     @property
     def tokens(self) -> int:
@@ -177,4 +179,9 @@ def check(job: Job, settings: Settings) -> str | None:
         if settings.cp > job.largest_cp:
             most = f"cp must be at most {job.largest_cp} for sequences of {job.length:,} tokens, got {settings.cp}"
             return f"{most}: a window must not reach past the rank before"
+        for plan, _ in job.plans:
+            try:
+                check_firsts(plan, job.kv_heads, job.length, segments=job.segments)
+            except ValueError as error:
+                return f"cp must be 1, got {settings.cp}: {error}"
     return None

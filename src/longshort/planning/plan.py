@@ -26,7 +26,13 @@ def job_of(config: TrainConfig) -> Job:
         raise ValueError(f"a plan must be of a language model, got the classifier of task={config.task.name}")
     if config.run.precision == "fp32":
         raise ValueError("a plan must be of a run in bf16, got run.precision=fp32")
-    return Job(model=config.model, length=config.length, batch=config.data.batch_size, optimizer=config.optimizer.kind)
+    return Job(
+        model=config.model,
+        length=config.length,
+        batch=config.data.batch_size,
+        optimizer=config.optimizer.kind,
+        segments=config.data.segments,
+    )
 
 
 def planned(

@@ -61,9 +61,8 @@ def share_sequences(model: Model, config: TrainConfig, world: World) -> None:
             "past the process before; longer sequences (data.length) or smaller windows would fit too"
         )
     for number, layer in enumerate(layers):
-        local = [head for head, window in enumerate(layer.plan.windows) if window is not None and window < length]
         try:
-            check_firsts(layer.plan, local, segments=config.data.segments)
+            check_firsts(layer.plan, layer.n_kv_heads, length, segments=config.data.segments)
         except ValueError as error:
             raise ConfigError(f"parallel.cp must be 1, got {cp}: layer {number}: {error}") from None
     model.share_sequences(sequence_group(config.parallel.sizes(world.size), world.device.type))
