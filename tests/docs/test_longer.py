@@ -106,7 +106,18 @@ def test_what_is_said_of_the_largest_models_is_what_was_measured():
     ):
         first, second = asked[plan][key]["variables"]["16384"]
         assert re.search(rf"\| {name} \| {smaller}\| {100 * first:.0f}, {100 * second:.0f} % \|", text)
-    slowed, plain = (rows["full"][name]["losses"]["1 to 2,048"] for name in ("beyond_yarn", "beyond"))
-    costs = [mine - theirs for mine, theirs in zip(slowed, plain, strict=True)]
-    assert len(costs) == 3
-    assert f"YaRN costs full attention {min(costs):.2f} to {max(costs):.2f} nats there (three seeds)" in text
+
+    def costs(plan):
+        """Of YaRN at the first positions, seed by seed."""
+        slowed, plain = (rows[plan][name]["losses"]["1 to 2,048"] for name in ("beyond_yarn", "beyond"))
+        return [mine - theirs for mine, theirs in zip(slowed, plain, strict=True)]
+
+    full, turned = costs("full"), costs("ls1-w128")
+    assert len(full) == len(turned) == 3 and f"{min(turned):.2f}" == f"{max(turned):.2f}"
+    words = f"YaRN costs full attention {min(full):.2f} to {max(full):.2f} nats there and LS {min(turned):.2f};"
+    assert words in text
+    full, turned, ladder = (
+        statistics.fmean(rows[plan][name]["losses"]["8,193 to 16,384"])
+        for plan, name in (("full", "beyond_yarn"), ("ls1-w128", "beyond_yarn"), ("ladder-nope", "beyond"))
+    )
+    assert f"has {full:.2f}, LS {turned:.2f}, the unrotated ladder {ladder:.2f} (three seeds)." in text

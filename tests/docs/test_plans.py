@@ -17,6 +17,7 @@ from longshort.train import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "ideas" / "plans.md").read_text(encoding="utf-8")
+TEXT = " ".join(PAGE.split())
 RESULTS = ROOT / "experiments" / "results"
 
 
@@ -119,30 +120,70 @@ def test_leads_in_the_course_of_the_training_are_what_was_measured():
 
 
 def test_leads_in_the_first_positions_are_what_was_measured():
-    def leads(rows, names):
-        full = rows["full"]
-        pairs = [zip(rows[name]["first_positions"], full["first_positions"], strict=True) for name in names]
-        return [[mine - theirs for mine, theirs in pair] for pair in pairs]
+    def lead(rows, name):
+        mine, theirs = (
+            dict(zip(row["seeds"], row["first_positions"], strict=True)) for row in (rows["full"], rows[name])
+        )
+        return paired(mine, theirs)
 
-    found = [-statistics.fmean(lead) for lead in leads(LOSSES, ("ls1-w64", "ls1-w64-nope", "ladder", "ladder-nope"))]
-    text = " ".join(PAGE.split())
-    assert f"{min(found):.3f} to {max(found):.3f} nats above LS and the ladder, rotated or not" in text
-    mixed = [name for name in LARGER_LOSSES if name != "full"]
-    assert f"that part is {-min(map(min, leads(LARGER_LOSSES, mixed))):.3f} nats at most" in text
+    rotated, *others = (lead(LOSSES, name).mean for name in ("ls1-w64", "ls1-w64-nope", "ladder", "ladder-nope"))
+    words = f"attention is {rotated:.3f} nats above rotated LS there, and {min(others):.3f} to {max(others):.3f} above"
+    assert words in TEXT
+    larger = lead(LARGER_LOSSES, "ladder-nope")
+    words = f"is {larger.mean:.3f} nats for the unrotated ladder ({larger.low:.3f} to {larger.high:.3f})"
+    assert f"{words} and undecided for LS" in TEXT and {
+        lead(LARGER_LOSSES, name).sign() for name in ("ls1-w128", "ls1-w128-nope")
+    } == {0}
+
+
+def chains(rows, name, length="2048"):
+    return dict(zip(rows[name]["seeds"], rows[name]["shares"]["variables"][length], strict=True))
+
+
+def test_chains_that_a_reader_decides_by_are_what_was_measured():
+    full, ladder, ls = (
+        " and ".join(f"{100 * share:.0f}" for share in chains(LARGER_ANSWERS, name).values())
+        for name in ("full", "ladder-nope", "ls1-w128-nope")
+    )
+    assert f"full attention answered {full} % of them, the unrotated ladder {ladder} %, unrotated LS {ls} %" in TEXT
+    found = paired(chains(ANSWERS, "ladder-nope"), chains(ANSWERS, "full"))
+    assert f"({100 * found.mean:+.1f} points, {100 * found.low:.1f} to {100 * found.high:+.1f}, three seeds)" in TEXT
+    assert found.seeds == 3
+    found = paired(chains(ANSWERS, "ls1-w64"), chains(ANSWERS, "full"))
+    assert f"as many ({100 * found.mean:+.1f} points, {100 * found.low:.1f} to {100 * found.high:+.1f};" in TEXT
+    assert found.seeds == 4
+
+
+def test_what_yarn_answers_past_the_training_is_what_was_measured():
+    slowed = LARGER_ANSWERS["full"]["shares_yarn"]["variables"]
+    full = {
+        (seed, length): share
+        for length, shares in slowed.items()
+        for seed, share in zip(LARGER_ANSWERS["full"]["seeds_of_shares_yarn"][length], shares, strict=True)
+    }
+    unrotated = [name for name in LARGER_ANSWERS if name.endswith("-nope")]
+    pairs = [
+        (full[seed, length], share)
+        for name in unrotated
+        for length in slowed
+        for seed, share in chains(LARGER_ANSWERS, name, length).items()
+        if (seed, length) in full
+    ]
+    assert len(pairs) == 15 and all(theirs > mine for theirs, mine in pairs)
+    assert "answered more than each unrotated plan from 4,096 tokens on, with each seed that both have" in TEXT
 
 
 def test_larger_models_answer_fewer_chains_than_full_attention():
-    asked = LARGER_ANSWERS["full"]
-    full = dict(zip(asked["seeds"], asked["shares"]["variables"]["2048"], strict=True))
+    full = chains(LARGER_ANSWERS, "full")
     behind = [
         100 * (full[seed] - share)
-        for name, row in LARGER_ANSWERS.items()
+        for name in LARGER_ANSWERS
         if name != "full"
-        for seed, share in zip(row["seeds"], row["shares"]["variables"]["2048"], strict=True)
+        for seed, share in chains(LARGER_ANSWERS, name).items()
         if seed in full
     ]
-    words = f"models that can be compared answered fewer, by {min(behind):.0f} to {max(behind):.0f} points"
-    assert len(behind) == 7 and f"all seven mixed {words}" in " ".join(PAGE.split())
+    words = f"compared answered fewer at 2,048 tokens, by {min(behind):.0f} to {max(behind):.0f} points"
+    assert len(behind) == 7 and f"all seven mixed models that can be {words}" in TEXT
 
 
 COSTS = {64: "1", 16: "2.8 times as fast", 8: "3.9 to 4.0 times as fast"}
@@ -200,8 +241,32 @@ def test_what_the_page_says_of_text_that_is_read_again_is_what_was_measured():
     assert len(found) == 9 and all(pair.sign() < 0 for pair in found.values())
     assert sum(comparison.difference(LOSSES[name], LOSSES["full"]).sign() < 0 for name in found) == 4
     ls = found["ls1-w64"]
-    text = " ".join(PAGE.split())
-    assert f"LS by {-ls.mean:.3f} ({-ls.high:.3f} to {-ls.low:.3f}); on other books four of nine are." in text
+    words = f"LS by {-ls.mean:.3f} ({-ls.high:.3f} to {-ls.low:.3f}); on other books four of nine are, and the rest are"
+    assert f"{words} undecided." in TEXT
+
+
+def test_what_unrotated_plans_gain_more_on_their_own_text_is_what_was_measured():
+    def more(rows, name):
+        """Of the lead over full attention on the training text, what there is not on the other."""
+        row, full = rows[name], rows["full"]
+        pairs = [(training_losses(of), dict(zip(of["seeds"], of["final_losses"], strict=True))) for of in (full, row)]
+        theirs, mine = ({seed: own[seed] - other[seed] for seed in own} for own, other in pairs)
+        return paired(theirs, mine)
+
+    for rows, words in ((LOSSES, "by {:.3f} nats, with"), (LARGER_LOSSES, "with 27.5M parameters by {:.3f}.")):
+        found = {name: more(rows, name) for name in rows if name.endswith("-nope") and name != "full-nope"}
+        assert [name for name, pair in found.items() if pair.sign() > 0] == ["ladder-nope"]
+        assert words.format(found["ladder-nope"].mean) in TEXT
+
+
+def test_leads_of_a_larger_model_in_the_course_of_its_training_are_what_was_measured():
+    data = pages.load(load("reach-30m"))
+    for name, words in (("ladder-nope", "for the ladder"), ("ls1-w128-nope", "for LS.")):
+        gaps = measures.gaps(data, "full", name)
+        assert f"from {-gaps[572]:.3f} to {-gaps[2290]:.3f}" in TEXT.replace("falls from", "from") and words in TEXT
+    turned = comparison.difference(LARGER_LOSSES["ls1-w128-nope"], LARGER_LOSSES["ls1-w128"])
+    assert f"undecided ({turned.mean:+.3f}, {turned.low:+.3f} to {turned.high:+.3f})" in TEXT
+    assert turned.sign() == 0 and turned.seeds == 3 and all(value < 0 for value in turned.values)
 
 
 def test_seeds_of_the_answers_are_those_that_the_page_names():
@@ -211,20 +276,19 @@ def test_seeds_of_the_answers_are_those_that_the_page_names():
         assert "shares_yarn" not in row or row["seeds_of_shares_yarn"]["16384"] == [3]
     chains = ANSWERS["full"]["shares"]["variables"]["2048"]
     said = f"full attention has {right(chains[:3])} with seeds 0 to 2 and {right(chains[3:])} with seed 3."
-    assert said in " ".join(PAGE.split())
+    assert said in TEXT
 
 
 def test_what_the_page_says_of_yarn_is_what_was_measured():
     plans = ("full", "ls1-w64", "ladder")
     kinds = [shares for name in plans for shares in ANSWERS[name]["shares_yarn"].items()]
     found = [share for kind, lengths in kinds if kind.startswith("needle") for share in lengths["16384"]]
-    text = " ".join(PAGE.split())
-    assert f"found {100 * min(found):.0f} to {100 * max(found):.0f} % of the needles at 16,384 tokens" in text
+    assert f"found {100 * min(found):.0f} to {100 * max(found):.0f} % of the needles at 16,384 tokens" in TEXT
     full, ls = (
         LOSSES[name]["beyond_yarn"]["losses"]["1 to 2,048"][-1] - LOSSES[name]["beyond"]["losses"]["1 to 2,048"][-1]
         for name in plans[:2]
     )
-    assert f"at the first 2,048 positions rose by {full:.2f}, that of LS by {ls:.2f} (one seed)" in text
+    assert f"at the first 2,048 positions rose by {full:.2f}, that of LS by {ls:.2f} (one seed)" in TEXT
 
 
 def test_drawing_is_that_of_the_command():

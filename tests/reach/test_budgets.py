@@ -87,7 +87,7 @@ def test_evidence_is_the_experiments(experiment):
     found = above_full(experiment)
     assert {name: round(found[name], 4) for name in EVIDENCE[experiment]} == EVIDENCE[experiment]
     seeds = {len(rows_of(experiment)[name]["seeds"]) for name in EVIDENCE[experiment]}
-    assert seeds == ({3} if experiment == "reach" else {3, 4})
+    assert seeds == ({3, 4} if experiment == "reach-modern" else {3})
     assert len(rows_of("reach-modern")["one-full-8"]["seeds"]) == 3
 
 
@@ -115,15 +115,21 @@ def test_what_the_reasons_say_is_in_the_experiments():
         assert right("ls1-w64-nope", kind, seeds=[3]) > right("full", kind, seeds=[3]) - 2
         assert rows["ls1-w64-nope"]["seeds"] == rows["one-full-8-nope"]["seeds"] == [3]
 
+    larger, asked = above_full("reach-30m"), rows_of("retrieval-30m")
+    assert min(larger, key=larger.__getitem__) == "ladder-nope" and len(larger) == 5
+    shares = [asked[name]["shares"]["variables"]["2048"] for name in ("ls1-w128-nope", "full")]
+    assert [[round(100 * share) for share in found] for found in shares] == [[91, 82], [98, 97]]
+
 
 def test_with_rotary_positions_global_heads_are_not_rotated():
     sizes = {"n_layers": 8, "n_heads": 8, "context": 2048, "rotary": True}
     ladder = reach.budget(**sizes, share=0.24)
     assert ladder.layers == reach.ladder(n_layers=8, n_heads=8, nope=True)
-    assert "not rotated" in ladder.reason and "-0.0769" in ladder.reason
+    assert "not rotated" in ladder.reason and "-0.0769" in ladder.reason and "-0.0383" in ladder.reason
     head_wise = reach.budget(**sizes, share=0.2)
     assert head_wise.layers == reach.long_short(1, 64, n_layers=8, n_heads=8, nope=True)
     assert "which is not rotated" in head_wise.reason and "-0.0641" in head_wise.reason
+    assert "-0.0259" in head_wise.reason and "answered 91 and 82 % of chains" in head_wise.reason
     late = reach.budget(**sizes, n_kv_heads=1, share=0.2)
     assert late.layers == reach.interleave("LLLLLLLG", 64, n_layers=8, n_heads=8, n_kv_heads=1, nope=True)
     assert "whose heads are not rotated" in late.reason and "-0.0672" in late.reason
