@@ -206,16 +206,17 @@ def provenance(found: Sequence[Outcome], folder: Path) -> dict[str, Any]:
 
 def _vocabularies(found: Sequence[Outcome]) -> dict[str, dict[str, str]]:
     """Of the text that each seed stands for, where that is known: variants are compared seed by seed."""
-    known: dict[str, str] = {}
+    known: dict[str, dict[str, str]] = {"vocabulary": {}, "text": {}}
     for outcome in found:
-        own = outcome.after.get("vocabulary")
-        if own is not None and known.setdefault(str(outcome.run.seed), own) != own:
-            raise RunError(
-                f"{outcome.run.path}: seed {outcome.run.seed} has another text here than in other runs of the folder "
-                f"(vocabulary {own}, got {known[str(outcome.run.seed)]} too), and variants are compared seed by seed; "
-                "move one of the two out of the folder"
-            )
-    return {"vocabularies_by_seed": known} if known else {}
+        seed, texts = str(outcome.run.seed), outcome.run.header.texts or {}
+        for what, own in (("vocabulary", outcome.after.get("vocabulary")), ("text", texts.get("train"))):
+            if own is not None and known[what].setdefault(seed, own) != own:
+                raise RunError(
+                    f"{outcome.run.path}: seed {seed} has another text here than in other runs of the folder ({what} "
+                    f"{own}, got {known[what][seed]} too), and variants are compared seed by seed; move one of the two "
+                    "out of the folder"
+                )
+    return {"vocabularies_by_seed": known["vocabulary"]} if known["vocabulary"] else {}
 
 
 def commands(folder: Path) -> list[dict[str, str]]:

@@ -104,6 +104,9 @@ def test_a_folder_without_text_says_what_it_looked_for(tmp_path):
 
 
 def test_a_missing_source_is_named(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(DataError, match=r"pipe.txt: neither a file nor a folder"):
+        open_corpus([tmp_path / "pipe.txt"])
     with pytest.raises(DataError, match="nowhere: no such file or folder"):
         open_corpus([tmp_path / "nowhere"])
 

@@ -144,3 +144,19 @@ def test_loading_bytes_as_bpe_is_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(ByteTokenizer().to_dict()))
     with pytest.raises(DataError, match="name a BPE vocabulary"):
         BPETokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "learned_from"),
+    [
+        ("x" * 1000, "x" * 1000),
+        ("x" * 2500, "\n".join(["x" * 1000, "x" * 1000, "x" * 500])),
+        (f"to be {'ab' * 600} or", f"to be {'ab' * 500}\n{'ab' * 100} or"),
+        (f"to{' ' * 3000}be", f"to{' ' * 1000}be"),
+        ("to be " * 1000, "to be " * 1000),
+    ],
+)
+def test_merges_are_not_learned_from_endless_words(text, learned_from):
+    ours, theirs = (BPETokenizer.train([each, *TEXTS], vocab_size=300) for each in (text, learned_from))
+    assert ours.to_dict() == theirs.to_dict()
+    assert ours.decode(ours.encode(text)) == text  # all of it is encoded

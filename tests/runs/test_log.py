@@ -202,6 +202,15 @@ def test_scalars_of_steps_and_evaluations_go_to_the_other_sinks(monkeypatch):
     assert logged == [(1, {"train/loss": 2.5, "train/logit_abs_max": 5.0}), (1, {"eval/loss": 2.0})]
 
 
+def test_a_logit_that_is_not_finite_is_not_shown_as_zero(monkeypatch):
+    logged, wandb = [], SimpleNamespace(init=lambda **about: wandb)
+    wandb.log = lambda scalars, step: logged.append(scalars)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    logits = {"logit_max": [[None, 3.0]], "logit_min": [[None, -1.0]]}
+    WandbSink("project", "name", {}).write({"kind": "train", "step": 1, "loss": 2.5} | logits)
+    assert math.isnan(logged[0]["train/logit_abs_max"]) and logged[0]["train/loss"] == 2.5
+
+
 def test_a_missing_tensorboard_is_one_line_that_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ValueError, match=r"run\.tensorboard needs TensorBoard: pip install 'longshort\[tensorboard\]'"):

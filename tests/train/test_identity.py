@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from longshort.data.prepare import prepare
 from longshort.runs import log
 from longshort.train import ConfigError, train
 from longshort.train.checkpoints.checkpoint import Checkpoint
-from longshort.train.identity import check_same_run
+from longshort.train.identity import check_same_run, check_same_texts
+from longshort.train.sweeps.processes import run_all
+from longshort.train.sweeps.trials import Trial
 
 from .tiny import tiny_config
 
@@ -61,3 +64,39 @@ def test_resuming_reads_the_log_once(config, tmp_path, monkeypatch):
     )
     train(config.with_overrides(["run.steps=3"]))
     assert parsed.count(2) == 1
+
+
+@pytest.fixture
+def two_texts(tmp_path):
+    """Two data folders of bytes, which have one vocabulary."""
+    for name, words in (("first", "one two three "), ("second", "four five six ")):
+        (tmp_path / f"{name}.txt").write_text("\n<|endoftext|>\n".join([words * 40] * 10))
+        prepare(tmp_path / f"{name}.txt", tmp_path / name, split=(0.8, 0.1, 0.1))
+    return tmp_path / "first", tmp_path / "second"
+
+
+def test_a_run_does_not_go_on_with_another_text_of_the_same_vocabulary(two_texts, tmp_path):
+    first, second = two_texts
+    short = [f"run.out={tmp_path / 'run'}", "run.steps=2"]
+    config = tiny_config(first, tmp_path / "run", *short)
+    train(config)
+    log_before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    other = config.with_overrides([f"data.path={second}", "run.steps=4"])
+    with pytest.raises(
+        ConfigError, match=rf"another (train|validation) text than .*second; set data.path={first} again"
+    ):
+        train(other)
+    assert not Trial("plain", 0, other.with_overrides(["run.steps=2"])).is_finished
+    with pytest.raises(ConfigError, match=r"another (train|validation) text"):
+        run_all([other], jobs=1)  # before anything starts
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == log_before
+    second.rename(tmp_path / "away")
+    first.rename(second)  # the same text elsewhere
+    assert Trial("plain", 0, other.with_overrides(["run.steps=2"])).is_finished
+    assert train(other).step == 4
+
+
+def test_a_run_that_did_not_record_its_texts_goes_on(two_texts, tmp_path):
+    config = tiny_config(two_texts[0], tmp_path / "run")
+    for known in ({}, {"texts": None}, {"texts": {}}):
+        check_same_texts(config, known, {"train": "a", "validation": "b"})

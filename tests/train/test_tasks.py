@@ -220,3 +220,19 @@ def test_a_start_with_another_tokenizer_or_model_is_refused(tmp_path, corpus):
         train(config(tmp_path / "a", f"task.tokenizer={tmp_path / 'bpe.json'}", task=task, model=TINY | ON_TEXT))
     with pytest.raises(ConfigError, match=r"task.start: .* has model.width=16, not 32; set it to the same"):
         train(config(tmp_path / "b", "model.width=32", task=task, model=TINY | ON_TEXT))
+
+
+def test_a_step_counts_every_target_alike_however_it_is_divided(tmp_path, ranks):
+    """Answers have different lengths, so its parts have different numbers of targets."""
+    found = {}
+    for name, parts, size, sections in (
+        ("whole", 1, 1, {}),
+        ("parts", 4, 1, {}),
+        ("shared", 1, 2, {"parallel": {"dp_shard": 2}}),
+        ("both", 2, 2, {"parallel": {"cp": 2}}),
+    ):
+        divided = config(tmp_path / name, f"run.accumulate={parts}", task=RETRIEVAL, model=TINY | ON_TEXT, **sections)
+        ranks.run(several.train, divided.to_dict(), tmp_path / "cache", size=size)
+        found[name] = losses(tmp_path / name)
+    for name in ("parts", "shared", "both"):
+        assert found[name] == pytest.approx(found["whole"], rel=1e-5)

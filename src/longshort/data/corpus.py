@@ -222,6 +222,8 @@ def _files(source: Path) -> list[TextFile]:
         raise DataError(f"{source}: no such file or folder")
     if source.is_file():
         return [TextFile.at(source, source.name)]
+    if not source.is_dir():
+        raise DataError(f"{source}: neither a file nor a folder")
     found = [path for path in _walk(source, skip=frozenset()) if path.suffix.lower() in LAYOUTS + COMPRESSIONS]
     if not found:
         raise DataError(f"{source}: holds no text files; names must end in {', '.join(LAYOUTS + COMPRESSIONS)}")

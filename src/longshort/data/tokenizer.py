@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILE = "tokenizer.json"
 LARGEST_VOCABULARY = 10_000_000
+_LONGEST_WORD = 1000
+"""Characters of a stretch with or without blanks that merges are learned from: the time grows with its square."""
+_BLANK = re.compile(r"\s")
+_STRETCH = re.compile(rf"(\S{{{_LONGEST_WORD}}})(?=\S)|(\s{{{_LONGEST_WORD}}})\s+")
 _END_TOKENS = (SEPARATOR, "<|end_of_text|>", "</s>", "<eos>")
 """Names of the end-of-document token in widely used vocabularies, in order of preference."""
 
@@ -126,7 +131,7 @@ class BPETokenizer:
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        inner.train_from_iterator(texts, trainer)
+        inner.train_from_iterator((_with_breaks(text) for text in texts), trainer)
         return cls(inner)
 
     @classmethod
@@ -230,6 +235,19 @@ def _is_bytes(data: dict[str, Any]) -> bool:
             known = {character: byte for byte, character in enumerate(byte_characters())}
             return end == SEPARATOR and vocabulary | {end: 256} == known | {end: 256}
     return False
+
+
+def _with_breaks(text: str) -> str:
+    """The text with a break in words that no language has, such as data in base64, and without most of long blanks.
+
+    >>> _with_breaks(f"to be {'a' * 1001} {' ' * 5000}or") == f"to be {'a' * 1000}\\na {' ' * 999}or"
+    True
+    """
+    half = _LONGEST_WORD // 2  # in such a stretch lie whole blocks of half its length: looking for these takes no time
+    blocks = (text[start : start + half] for start in range(0, len(text) - half + 1, half))
+    if not any(block.isspace() or _BLANK.search(block) is None for block in blocks):
+        return text
+    return _STRETCH.sub(lambda found: found[2] or f"{found[1]}\n", text)
 
 
 def tokenizer_checksum(data: dict[str, Any]) -> str:

@@ -98,6 +98,11 @@ class TokenFile:
         return int(self.header["end_of_document"])
 
     @property
+    def checksum(self) -> str:
+        """Checksum of the tokens."""
+        return str(self.header["checksum"])
+
+    @property
     def tokenizer_checksum(self) -> str | None:
         """Checksum of the tokenizer.json beside it; None in files from versions that did not record it."""
         return self.header.get("tokenizer")

@@ -68,6 +68,11 @@ class ProblemData:
         """None, since a task's tokens are not text."""
         return None
 
+    @property
+    def texts(self) -> dict[str, str]:
+        """None, since problems are drawn."""
+        return {}
+
     def keep_tokenizer(self, out: Path) -> None:
         """Do nothing: a task's tokens are not text, so it has no tokenizer."""
 

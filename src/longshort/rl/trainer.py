@@ -37,6 +37,7 @@ from longshort.train.divergence import nonfinite_weight
 from longshort.train.loop import Logits, Loop, run_loop
 from longshort.train.machine.distributed import World
 from longshort.train.machine.precision import autocast
+from longshort.train.parts import part_weights
 from longshort.train.progress import Reporter
 from longshort.train.settings.config import ConfigError, TrainConfig
 from longshort.train.state import RunResult
@@ -138,11 +139,12 @@ class RLTrainer(Loop):
         rate = self._set_rate(progress.step, peak=peak, steps=config.rl.supervised_steps)
         tokens, targets = self.data.solutions(problems, self.world.device)
         with_stats, total = self._wants_logits(), torch.zeros((), device=self.world.device)
-        for part, goal in zip(*(x.chunk(config.run.accumulate) for x in (tokens, targets)), strict=True):
+        parts, goals = (x.chunk(config.run.accumulate) for x in (tokens, targets))
+        for part, goal, weight in zip(parts, goals, part_weights(goals, self.world), strict=True):
             with autocast(config.run.precision, self.world.device):
                 output = self.parallel(part, goal, stats=with_stats)
-                (output.loss / config.run.accumulate).backward()
-            total += output.loss.detach() / config.run.accumulate
+                (output.loss * weight).backward()
+            total += output.loss.detach() * weight
             if with_stats:
                 self.meter.update(output.stats)
         logits = self.meter.read() if with_stats else None

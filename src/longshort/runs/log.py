@@ -166,7 +166,8 @@ def _scalars(record: dict[str, Any]) -> dict[str, float]:
         return {}
     scalars = {k: v for k, v in record.items() if isinstance(v, int | float) and k != "step"}
     if record.get("logit_max"):
-        scalars["logit_abs_max"] = largest_logit(record) or 0.0
+        largest = largest_logit(record)
+        scalars["logit_abs_max"] = math.nan if largest is None else largest
     return scalars
 
 

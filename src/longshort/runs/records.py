@@ -48,6 +48,8 @@ class Header:
     started: str
     firsts: tuple[tuple[int, ...], ...] | None = None
     """Per layer, per head: first keys that the head sees besides its window; None if no head does."""
+    texts: dict[str, str] | None = None
+    """Checksums of the texts that it was trained and validated with; None if it has none, or they were not recorded."""
 
     @property
     def sees(self) -> tuple[tuple[int | tuple[int, int] | None, ...], ...]:
@@ -209,6 +211,7 @@ def header(line: Line) -> Header:
         git=line.data.get("git"),
         started=str(line.data.get("started", "")),
         firsts=None if firsts is None else tuple(tuple(layer) for layer in firsts),
+        texts=line.data.get("texts"),
     )
 
 

@@ -29,6 +29,7 @@ from longshort.train.machine.distributed import World
 from longshort.train.machine.precision import matmul_precision
 from longshort.train.settings.config import ConfigError, TrainConfig
 from longshort.train.state import Progress
+from longshort.train.text import texts_of
 from longshort.version import __version__
 
 
@@ -105,6 +106,8 @@ def check_folder_is_free(config: TrainConfig) -> None:
         except (CheckpointError, PermissionError):
             return
         check_same_settings(config, state)
+        if state.get("texts"):
+            check_same_texts(config, state, texts_of(config))
 
 
 def check_same_run(config: TrainConfig, checkpoint: Checkpoint, fingerprint: str, tokenizer: str | None = None) -> None:
@@ -121,6 +124,19 @@ def check_same_run(config: TrainConfig, checkpoint: Checkpoint, fingerprint: str
         vocabulary = None  # the same vocabulary, but another tokenizer
     if vocabulary != fingerprint and not (imported and vocabulary is None):
         raise ConfigError(_other_vocabulary(config, recorded))
+
+
+def check_same_texts(config: TrainConfig, recorded: Mapping[str, Any], texts: Mapping[str, str]) -> None:
+    """Raise if the state or the log of a run says that it was trained on other texts; one that says nothing goes on."""
+    known = recorded.get("texts") or {}
+    for split in known.keys() & texts.keys():
+        if known[split] != texts[split]:
+            before, path = recorded["config"]["data"]["path"], config.data.path
+            back = "" if before in (path, None) else f"set data.path={before} again, or "
+            raise ConfigError(
+                f"{config.run.out}: trained with another {split} text than that of "
+                f"data.path={'null' if path is None else path}; {back}choose another run.out"
+            )
 
 
 def _other_vocabulary(config: TrainConfig, recorded: Mapping[str, Any]) -> str:

@@ -30,7 +30,14 @@ from longshort.train.compilation import announce_compilation, choose_compilation
 from longshort.train.divergence import TrainingStopped, nonfinite_weight, told
 from longshort.train.evaluation.held_out import eagerly
 from longshort.train.folder import run_folder
-from longshort.train.identity import check_nothing_is_lost, check_same_run, open_log, rewind_run, run_description
+from longshort.train.identity import (
+    check_nothing_is_lost,
+    check_same_run,
+    check_same_texts,
+    open_log,
+    rewind_run,
+    run_description,
+)
 from longshort.train.late import Logits
 from longshort.train.machine.determinism import equal_bits
 from longshort.train.machine.distributed import World, joined
@@ -56,6 +63,10 @@ class RunData(Protocol):
     @property
     def tokenizer_checksum(self) -> str | None:
         """Identifies the tokenizer, if there is one."""
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Checksums that identify the texts of the splits, if the data are text."""
 
     def keep_tokenizer(self, out: Path) -> None:
         """Copy the tokenizer beside the checkpoints, if there is one."""
@@ -362,6 +373,7 @@ class Loop(ABC):
         state |= self._own_state() | {
             "vocabulary": self._run_data.fingerprint,
             "tokenizer": self._run_data.tokenizer_checksum,
+            "texts": self._run_data.texts,
         }
         self._saver.save(step=self.progress.step, trainer=tensors, state=state, then=self._tidy(self.progress))
         self._saved_at = self.progress.step
@@ -385,6 +397,7 @@ class Loop(ABC):
             check_nothing_is_lost(self.out)
             return False
         check_same_run(self.config, newest, self._run_data.fingerprint, self._run_data.tokenizer_checksum)
+        check_same_texts(self.config, newest.state, self._run_data.texts)
         self._restore(newest)
         self.progress.nonfinite = 0  # steps skipped before the restart do not count
         imported = newest.state.get("imported")
@@ -403,6 +416,7 @@ class Loop(ABC):
             self._log = open_log(self.config, self.out)
             if self._log.is_empty:  # also if a resumed run lost its log: the description comes first
                 about = run_description(self.config, self.model, self.world, self.compilation)
+                about |= {"texts": self._run_data.texts} if self._run_data.texts else {}
                 self._record("run", **about, optimizer=describe_optimizer(self.optimizer))
             self._run_data.keep_tokenizer(self.out)
         if resumed:

@@ -17,6 +17,22 @@ READ_THROUGH = 1 << 30
 """Of a larger file only the header and size are checked: reading all of it would delay every start."""
 
 
+def text_folder(config: TrainConfig) -> Path:
+    """The folder that the configuration names, or the standard library's, which is prepared on first use."""
+    return default_data() if config.data.path is None else Path(config.data.path)
+
+
+def texts_of(config: TrainConfig) -> dict[str, str]:
+    """As `texts_in`, of the data of a run; empty if they are not text."""
+    is_text = config.task.name is None and config.rl.task is None
+    return texts_in(text_folder(config)) if is_text else {}
+
+
+def texts_in(folder: Path) -> dict[str, str]:
+    """What the texts for training and validation are known by: checksums of their tokens."""
+    return {split: TokenFile.open(folder / f"{split}.tokens").checksum for split in ("train", "validation")}
+
+
 def open_tokens(path: Path, fingerprint: str | None = None) -> TokenFile:
     """The token file, checked in full if it has at most `READ_THROUGH` bytes."""
     small = path.is_file() and path.stat().st_size <= READ_THROUGH
@@ -35,15 +51,15 @@ class TextData:
     share: float
     fingerprint: str
     tokenizer_checksum: str | None
+    texts: dict[str, str]
+    """As `texts_in` gives them."""
 
     @classmethod
     def open(cls, config: TrainConfig, message: Callable[[str], None] = lambda text: None) -> TextData:
         """The folder that the configuration names, or the standard library's, which is prepared on first use."""
         if config.data.path is None:
             message("no data.path given: using the source text of this Python's standard library, as bytes")
-            folder = default_data()
-        else:
-            folder = Path(config.data.path)
+        folder = text_folder(config)
         tokens = TokenFile.open(folder / "train.tokens")
         if tokens.vocab_size > config.model.vocab_size:
             raise ConfigError(
@@ -51,7 +67,7 @@ class TextData:
                 f"got {config.model.vocab_size}"
             )
         load_tokenizer(folder, fingerprint=tokens.fingerprint, checksum=tokens.tokenizer_checksum)
-        data, names = config.data, (tokens.fingerprint, tokens.tokenizer_checksum)
+        data, names = config.data, (tokens.fingerprint, tokens.tokenizer_checksum, texts_in(folder))
         return cls(folder, config.length, data.batch_size, data.segments, data.corruption, data.share, *names)
 
     def stream(self, split: str, *, seed: int) -> TokenStream:

@@ -8,6 +8,7 @@ as any two runs agree there.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from longshort.data.ahead import BatchesAhead
 from longshort.data.stream import Batch, TokenStream
 from longshort.data.tasks.example_stream import ExampleStream
+from longshort.model import GPT
 from longshort.nn import update_sigma
 from longshort.nn.modes import evaluating
 from longshort.ops.options import Stats
@@ -31,6 +33,7 @@ from longshort.train.loop import Loop, run_loop
 from longshort.train.machine.distributed import World
 from longshort.train.machine.flops import flops_per_token
 from longshort.train.machine.precision import autocast
+from longshort.train.parts import part_weights
 from longshort.train.progress import Reporter
 from longshort.train.settings.config import ConfigError, TrainConfig
 from longshort.train.state import RunResult
@@ -207,16 +210,24 @@ class Trainer(Loop):
         seed = (self.config.run.seed << 40) + (self.progress.batch << 12) + self.world.rank
         torch.manual_seed(seed % 2**63)  # torch takes at most 63 bits
         pieces = [None if x is None else x.to(device, non_blocking=True).chunk(accumulate) for x in batch[:3]]
+        assert pieces[1] is not None
+        weights = self._weights(pieces[1])
         total = torch.zeros((), device=device)
         for i in range(accumulate):
             tokens, targets, segments = (None if piece is None else piece[i] for piece in pieces)
             with self._gradient_sync(last=i == accumulate - 1), autocast(self.config.run.precision, device):
                 output = self.parallel(tokens, targets, segments=segments, stats=with_stats)
-                (output.loss / accumulate).backward()
-            total += output.loss.detach() / accumulate
+                (output.loss * weights[i]).backward()
+            total += output.loss.detach() * weights[i]
             if with_stats:
                 self.meter.update(output.stats)
         return self.world.mean(total)
+
+    def _weights(self, targets: Sequence[Tensor]) -> Sequence[float] | Tensor:
+        """What each part counts for; parts of text have equally many targets."""
+        if isinstance(self.data, TaskData):
+            return part_weights(targets, self.world, self.model.group if isinstance(self.model, GPT) else None)
+        return [1 / len(targets)] * len(targets)
 
     def _gradient_sync(self, *, last: bool) -> Any:
         if isinstance(self.parallel, DistributedDataParallel) and not last:

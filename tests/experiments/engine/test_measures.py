@@ -10,7 +10,7 @@ from experiments.engine.measures import AFTER, accuracy_row, loss_row, outcomes
 from longshort.runs import RunError
 
 from ...report.synthetic import eval_record, logits_of, run_record, train_record, write_lines
-from ..made_up import made_up_sweep
+from ..made_up import made_up_sweep, rewrite
 
 
 def found(folder, *losses, seed=0, steps=2, after=None, logit=6.0, status="finished"):
@@ -69,6 +69,11 @@ def test_a_seed_does_not_stand_for_two_texts_in_one_folder(tmp_path):
     assert experiment.collect(folder)["provenance"]["vocabularies_by_seed"] == {"0": "a", "1": "b"}
     read("ls1-w128-seed0", "b")
     with pytest.raises(RunError, match=r"ls1-w128-seed0: seed 0 has another text here .*\(vocabulary b, got a too\)"):
+        experiment.collect(folder)
+    read("ls1-w128-seed0", "a")
+    rewrite(folder / "full-seed0", lambda record: record | {"texts": {"train": "sha256:1"}})
+    rewrite(folder / "ls1-w128-seed0", lambda record: record | {"texts": {"train": "sha256:2"}})
+    with pytest.raises(RunError, match=r"\(text sha256:2, got sha256:1 too\)"):
         experiment.collect(folder)
 
 

@@ -56,6 +56,11 @@ class TaskData:
         """None unless the task's tokens are text."""
         return None if self.task.tokenizer is None else tokenizer_checksum(self.task.tokenizer.to_dict())
 
+    @property
+    def texts(self) -> dict[str, str]:
+        """None, since the fingerprint covers the examples."""
+        return {}
+
     def stream(self, split: str, *, seed: int) -> ExampleStream:
         """Batches of one split."""
         return ExampleStream(self.task, split, batch_size=self.batch_size, seed=seed)

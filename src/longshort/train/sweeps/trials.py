@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from longshort.runs import METRICS, RunError, load_run
-from longshort.train.identity import different_setting
+from longshort.train.identity import check_same_texts, different_setting
 from longshort.train.settings.config import ConfigError, TrainConfig
 from longshort.train.sweeps.variants import VARIANTS
+from longshort.train.text import texts_of
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,15 @@ class Trial:
 
     @property
     def is_finished(self) -> bool:
-        """Whether an earlier call took all its steps, or more; the device and the folders do not matter."""
+        """Whether an earlier call took all its steps, or more, with the same texts; the device and the folders do not
+        matter."""
         if not (self.out / METRICS).is_file():
             return False
         try:
             run = load_run(self.out)
             same = different_setting(self.config, run.config) is None
+            if run.header.texts:
+                check_same_texts(self.config, {"config": run.config, "texts": run.header.texts}, texts_of(self.config))
         except (RunError, ConfigError):  # from another version, or cut short: the trainer decides whether to resume it
             return False
         return same and run.is_finished(self.config.run.steps)
