@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, TextIteratorStreamer
 
-from longshort import GPT, generate
+from longshort import GPT, HeadPlan, generate
 from longshort.data.tokenizer import ByteTokenizer
 from longshort.hf import LongShortCache, fast_tokenizer
 
@@ -14,6 +14,7 @@ from .small import VARIANTS, shell
 
 ROWS = [list(range(5, 35)), [3], [200, 100, 50]]
 POSITIONS = ["learned", "rotary", "sinusoidal", "alibi", "no positions"]
+FIRST_KEYS_LATER = (HeadPlan.full(4), HeadPlan(windows=(8,) * 4, firsts=(2,) * 4))
 COUNT = 20
 """Enough for the longest row to pass the 8 + 32 rows of a ring."""
 
@@ -224,8 +225,9 @@ def test_drafts_of_the_first_layers_are_refused(model):
     [
         {"attention_chunk": 16},
         {"smoothing": 3, "smoothing_stage": "before", "smoothing_side": "leading", "backend": "reference"},
+        {"positions": "alibi", "plans": FIRST_KEYS_LATER},
     ],
-    ids=str,
+    ids=["chunks", "smoothing", "first keys with slopes in the second layer"],
 )
 def test_a_model_that_no_cache_serves_is_run_without_one(options):
     model = shell(**options)

@@ -168,13 +168,14 @@ def test_a_padded_row_gives_what_it_gives_alone(positions, side):
     close(logits[1], model(TOKENS[1:]).logits[0])
 
 
-def test_positions_that_start_again_begin_a_new_document(model):
-    positions = torch.cat((torch.arange(15), torch.arange(25)))[None]
-    packed = model(TOKENS[:1], position_ids=positions).logits
-    alone = [model(part).logits for part in TOKENS[:1].split((15, 25), dim=1)]
+@pytest.mark.parametrize("shape", [(40,), (1, 40), (2, 40)], ids=str)
+def test_positions_that_start_again_begin_a_new_document(model, shape):
+    positions = torch.cat((torch.arange(15), torch.arange(25))).expand(shape)
+    packed = model(TOKENS, position_ids=positions).logits
+    alone = [model(part).logits for part in TOKENS.split((15, 25), dim=1)]
     close(packed, torch.cat(alone, dim=1))
     with torch.no_grad():
-        close(model(TOKENS[:1], position_ids=positions).logits, packed)
+        close(model(TOKENS, position_ids=positions).logits, packed)
 
 
 def test_a_cache_is_returned_only_where_no_gradients_are_wanted(model):

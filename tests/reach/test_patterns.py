@@ -176,8 +176,6 @@ def test_bad_pattern_gets_one_clear_error(call, words):
         ({"like": "gemma-2"}, "reach gemma-2: window must be at most context=2048, got 4096"),
         ([], "reach must have one entry for each of n_layers=8, got 0"),
         ([{"plan": {"windows": [4]}}] * 8, r"reach\[0\] must have a plan of n_heads=8 heads, got 1"),
-        ([{"plan": {"windows": [4] * 7 + [4096]}}] * 8, r"reach\[0\] must have windows of at most context=2048"),
-        ([{"plan": {"windows": [4] * 8, "firsts": [4096] * 8}}] * 8, r"reach\[0\] must have windows .* got 4096"),
         ([{"plan": {"windows": []}}], r"reach\[0\]: windows must have at least one entry"),
         (["full"] * 8, r"reach\[0\] must be a LayerReach or a mapping, got 'full'"),
     ],

@@ -24,8 +24,8 @@ def layout(mask: Tensor | None, position_ids: Tensor | None, *, batch_size: int,
     """Layout of the new tokens, given a mask (B, S), position ids (T,), (1, T) or (B, T), both or neither.
 
     With the mask alone, positions count from the first token of each sequence that is not padding, so that padding does
-    not change a sequence's result. With position ids alone, a position that does not follow the previous one begins a
-    new segment, which is how transformers packs sequences without padding.
+    not change a sequence's result. With position ids alone, and nothing cached, a position that does not follow the
+    previous one begins a new segment, which is how transformers packs sequences without padding.
 
     >>> layout(torch.tensor([[0, 0, 1, 1]]), None, batch_size=1, past=1, new=3)
     Layout(positions=tensor([[0, 0, 1]]), segments=tensor([[-1,  0,  0]]))
@@ -36,8 +36,7 @@ def layout(mask: Tensor | None, position_ids: Tensor | None, *, batch_size: int,
     if positions is not None and positions.ndim == 2 and len(positions) == 1:
         positions = positions.expand(batch_size, -1)
     if mask is None:
-        packed = positions is not None and positions.ndim == 2 and past == 0
-        return Layout(positions, _packed_segments(positions) if packed and positions is not None else None)
+        return Layout(positions, None if positions is None or past else _packed_segments(positions, batch_size))
     if not isinstance(mask, Tensor) or mask.shape != (batch_size, past + new):
         came = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(
@@ -52,10 +51,10 @@ def layout(mask: Tensor | None, position_ids: Tensor | None, *, batch_size: int,
     return Layout(positions, torch.where(real[:, past:], 0, -1))
 
 
-def _packed_segments(positions: Tensor) -> Tensor | None:
+def _packed_segments(positions: Tensor, batch_size: int) -> Tensor | None:
     starts = torch.zeros_like(positions, dtype=torch.long)
-    starts[:, 1:] = positions[:, 1:] != positions[:, :-1] + 1
-    return None if _known(~starts.any()) else starts.cumsum(dim=1)
+    starts[..., 1:] = positions[..., 1:] != positions[..., :-1] + 1
+    return None if _known(~starts.any()) else starts.cumsum(dim=-1).expand(batch_size, -1)
 
 
 def _known(condition: Tensor) -> bool:

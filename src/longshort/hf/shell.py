@@ -160,7 +160,8 @@ class LongShortPreTrainedModel(PreTrainedModel):
 
     def _why_no_cache(self) -> str | None:
         try:
-            self.model.blocks[0].attention.check_cacheable()
+            for block in self.model.blocks:
+                block.attention.check_cacheable()
         except ValueError as problem:
             return str(problem)
         return None

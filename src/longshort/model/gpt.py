@@ -233,7 +233,8 @@ class GPT(nn.Module):
         (torch.Size([1, 20, 257]), 20)
         """
         layers = self._attention_layers()
-        layers[0].check_cacheable()
+        for layer in layers:
+            layer.check_cacheable()
         weight, context = self.embedding.weight, self.config.context
         plans = [layer.reach for layer in layers]
         sizes: dict[str, Any] = {"n_kv_heads": layers[0].n_kv_heads, "head_dim": layers[0].head_dim}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from longshort.heads import HeadPlan
 from longshort.nn.arguments import check_input, check_positions, check_values, head_dim_of, projected_sizes
 from longshort.nn.chunks import attend_within_chunks
-from longshort.nn.layer_cache import CacheLayer, check_smoothing
+from longshort.nn.layer_cache import CacheLayer, check_smoothing, check_streaming
 from longshort.nn.norms import QKNorm
 from longshort.nn.positions import RopeScaling, place, placed_heads
 from longshort.nn.sigma_reparam import linear
@@ -371,6 +371,7 @@ class LSAttention(nn.Module):
                 "give the heads windows, which a cache serves"
             )
         check_smoothing(self.smoothing)
+        check_streaming(self.plan)
 
     @property
     def _untouched(self) -> bool:

@@ -62,7 +62,7 @@ class CacheLayer(ABC):
         self.smoothing = smoothing
         self.held_heads = held_heads(plan, n_kv_heads, smoothing)
         self.pools: list[Pool] = []
-        _check_streaming(plan)
+        check_streaming(plan)
         reaches = list(zip(plan.kv_windows(self.held_heads), plan.kv_firsts(self.held_heads), strict=True))
         for window, first in dict.fromkeys(reaches):
             kv_heads = [head for head, reach in enumerate(reaches) if reach == (window, first)]
@@ -280,7 +280,8 @@ def _sees_all_of(pool: Pool) -> bool:
     return set(pool.plan.windows) == {pool.window} and pool.plan.firsts == first
 
 
-def _check_streaming(plan: HeadPlan) -> None:
+def check_streaming(plan: HeadPlan) -> None:
+    """First keys are cached without how far back they are."""
     if plan.firsts is not None and not (plan.decays is None and plan.slopes is None):
         raise ValueError(
             "a cache serves first keys without decays and slopes, which need the distance to them, got "

@@ -53,11 +53,6 @@ def resolve(
     for place, layer in enumerate(layers):
         if layer.n_heads != n_heads:
             raise ValueError(f"reach[{place}] must have a plan of n_heads={n_heads} heads, got {layer.n_heads}")
-        widest = max(
-            (reach for reach in (*layer.plan.windows, *(layer.plan.firsts or ())) if reach is not None), default=0
-        )
-        if context is not None and widest > context:
-            raise ValueError(f"reach[{place}] must have windows of at most context={context}, got {widest}")
     return layers
 
 

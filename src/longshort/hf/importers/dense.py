@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longshort.heads import HeadPlan
+from longshort.heads import HeadPlan, narrower
 from longshort.hf.importers.layout import Tensors, listed, loaded
 from longshort.hf.importers.plans import saved_plans
 from longshort.hf.importers.rope import Rope, rope_of
@@ -149,7 +149,7 @@ def _our_config(
     rotated = _rotated(family, config, named)
     if plans is not None or any(window is not None for window in windows) or not all(rotated):
         plans = plans or [HeadPlan.full(n_heads)] * len(windows)
-        fields["reach"] = _reach(plans, windows, rotated, rope, config.max_position_embeddings, named)
+        fields["reach"] = _reach(plans, windows, rotated, rope, named)
     try:
         return GPTConfig(
             vocab_size=config.vocab_size,
@@ -222,10 +222,9 @@ def _rotated(family: Family, config: Any, named: str) -> list[bool]:
 
 
 def _reach(
-    plans: list[HeadPlan], windows: list[int | None], rotated: list[bool], rope: Rope, context: int, named: str
+    plans: list[HeadPlan], windows: list[int | None], rotated: list[bool], rope: Rope, named: str
 ) -> tuple[LayerReach, ...]:
-    """The layers' plans, cut to the window that the layer has. Heads whose window is beyond the context are global, so
-    that they see past it what they see in transformers, unless the positions of global heads are scaled."""
+    """The layers' plans, cut to the window that the layer has, which may be wider than the context."""
     layers, scaled = [], rope.scaling is not None and rope.scaling.heads == "global"
     for number, (plan, window, turns) in enumerate(zip(plans, windows, rotated, strict=True)):
         if scaled and window is None and plan.n_global < plan.n_heads:
@@ -233,12 +232,9 @@ def _reach(
                 f"{named}: head_plans must leave every head of layer {number} global, got {list(plan.windows)}: its "
                 "positions are scaled, and a GPT does not scale those of local heads beside them"
             )
-        most = context if window is None else min(window, context)
-        wide = window is None or (window > context and not scaled)
-        cut = tuple(None if w is None and wide else min(w or most, most) for w in plan.windows)
         base = None if window is None else rope.local_theta
         share = 1.0 if turns else 0.0
-        own = replace(plan, windows=cut)
+        own = replace(plan, windows=tuple(narrower(w, window) for w in plan.windows))
         other = base if own.n_global else None
         layers.append(LayerReach(plan=own, local_base=base, global_base=other, local_share=share, global_share=share))
     return tuple(layers)
