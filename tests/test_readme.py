@@ -96,7 +96,7 @@ def retrieval():
     yield f"Of {chains} plain attention (27.5M) answers {plain} %, the ladder {ladder} %, LS {ls} %."
     larger = {row["variant"]: row for row in data("experiments/results/reach-30m.json")["rows"]}
     assert comparison.difference(larger["ls1-w128-nope"], larger["ls1-w128"]).sign() == 0
-    yield "after the first pass](docs/ideas/plans.md#when-the-gain-comes), at 27.5M undecided."
+    yield "after the first pass](docs/ideas/plans-compared.md#when-the-gain-comes), at 27.5M undecided."
     rows = {row["variant"]: row for row in data("experiments/results/retrieval-modern.json")["rows"]}
     shares = [
         dict(zip(rows[name]["seeds"], rows[name]["shares"]["variables"]["2048"], strict=True))

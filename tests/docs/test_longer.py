@@ -3,9 +3,9 @@
 import json
 import re
 import statistics
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from .measured import ROOT, rows_of
+
 PAGE = (ROOT / "docs" / "howto" / "longer.md").read_text(encoding="utf-8")
 PLACES = {"1 to 256": (0, 1), "257 to 512": (1, 2), "513 to 1,024": (2, 4), "1,025 to 2,048": (4, 8)}
 """Columns, in buckets of 256 positions."""
@@ -41,11 +41,6 @@ LARGER = {
     "ladder, global heads not rotated": ("ladder-nope", "beyond"),
 }
 """Rows of the table of larger models, as the experiment calls them."""
-
-
-def rows_of(experiment):
-    found = json.loads((ROOT / "experiments" / "results" / f"{experiment}.json").read_text())["rows"]
-    return {row["variant"]: row for row in found}
 
 
 def test_the_table_of_larger_models_is_what_was_measured():

@@ -1,24 +1,19 @@
-"""The page on plans: its code runs, and what it shows of the command line is what the command line shows."""
+"""The page on which plan to choose: its code runs, and its numbers are what was measured."""
 
 import json
 import re
-import statistics
-from pathlib import Path
 
 import pytest
 
-from experiments import load, reach_modern
 from experiments import reach as experiment
-from experiments.engine import comparison, measures, pages
+from experiments.engine import comparison
 from experiments.engine.evidence import paired
-from longshort import reach
-from longshort.report.plan import plan_text
 from longshort.train import TrainConfig
 
-ROOT = Path(__file__).parents[2]
+from .measured import ANSWERS, LARGER_ANSWERS, LARGER_LOSSES, RESULTS, ROOT, chains
+
 PAGE = (ROOT / "docs" / "ideas" / "plans.md").read_text(encoding="utf-8")
 TEXT = " ".join(PAGE.split())
-RESULTS = ROOT / "experiments" / "results"
 
 
 @pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", PAGE, re.S))
@@ -26,118 +21,15 @@ def test_code_of_the_page_runs(block):
     exec(block, {})
 
 
-ROWS = {
-    "ladder, unrotated": "ladder-nope",
-    "the last layer full, unrotated": "one-full-8-nope",
-    "LS, unrotated": "ls1-w64-nope",
-    "one full layer in four, unrotated": "interleave-3-1-nope",
-    "one full layer in six, and the last": "interleave-5-1",
-    "the sixth layer full": "one-full-6",
-    "every second layer full": "interleave-1-1",
-    "one full layer in four": "interleave-3-1",
-    "ladder": "ladder",
-    "the last layer full": "one-full-8",
-    "LS with two global heads": "ls2-w64",
-    "LS": "ls1-w64",
-    "full attention": "full",
-    "full attention, unrotated": "full-nope",
-}
-"""Rows of the page's tables, as the experiments call them."""
-LARGER = {
-    "ladder, unrotated": "ladder-nope",
-    "one full layer in six, unrotated": "interleave-5-1-nope",
-    "LS, unrotated": "ls1-w128-nope",
-    "full attention": "full",
-    "LS": "ls1-w128",
-}
-"""Rows of the tables of a larger model."""
-LOSSES, ANSWERS, LARGER_LOSSES, LARGER_ANSWERS = (
-    {row["variant"]: row for row in json.loads((RESULTS / f"{name}.json").read_text())["rows"]}
-    for name in ("reach-modern", "retrieval-modern", "reach-30m", "retrieval-30m")
-)
-
-
-def right(shares):
-    return f"{100 * statistics.fmean(shares):.0f} %" if shares else ""
-
-
-def with_interval(pair):
-    return f"{pair.mean:+.3f} ({pair.low:+.3f} to {pair.high:+.3f})"
-
-
-def line_of(cells):
-    """A line of a table, without cells of spaces."""
-    return re.sub(" +", " ", f"| {' | '.join(cells)} |")
-
-
 def test_the_configuration_that_the_page_begins_with_has_the_plan_that_it_recommends():
     shipped, said = (
         TrainConfig.load("modern-10m", words) for words in ([], ["model.reach={pattern: ladder, nope: true}"])
     )
-    assert shipped.model == said.model and "longshort train modern-10m data.path=DATA\n\nhas this plan." in PAGE
+    assert (
+        shipped.model == said.model
+        and "This configuration does so:\n\n    longshort train modern-10m data.path=DATA\n" in PAGE
+    )
     assert "`model.reach: {pattern: ladder, nope: true}`" in PAGE
-
-
-def test_losses_of_the_page_are_what_was_measured():
-    full = LOSSES["full"]
-    lines = []
-    for words, name in ROWS.items():
-        row = LOSSES[name]
-        against = comparison.difference(row, full)
-        loss = with_interval(against) if row is not full else "0"
-        first, *_, last = (statistics.fmean(losses) for losses in row["beyond"]["losses"].values())
-        cache = f"{100 * row['cache_bytes'] / full['cache_bytes']:.0f} %"
-        lines.append(line_of([words, str(row["n_global"]), cache, loss, f"{last - first:+.2f}"]))
-    assert [line for line in lines if line not in PAGE] == []
-    means = [statistics.fmean(LOSSES[name]["final_losses"]) for name in ROWS.values()]
-    assert means == sorted(means)
-    assert {len(LOSSES[name]["seeds"]) for name in ROWS.values()} == {3, 4}
-
-
-def test_answers_of_the_page_are_what_was_measured():
-    lines = []
-    for words, name in ROWS.items():
-        if (asked := ANSWERS.get(name)) is None:
-            continue
-        cells = [words, ", ".join(map(str, asked["seeds"]))]
-        for key, length in (("shares", "2048"), ("shares", "16384"), ("shares_yarn", "16384")):
-            cells.append(right(asked.get(key, {}).get("variables", {}).get(length, [])))
-        lines.append(line_of(cells))
-    assert len(lines) == 10 and [line for line in lines if line not in PAGE] == []
-
-
-def test_leads_in_the_course_of_the_training_are_what_was_measured():
-    data = pages.load(load("reach-modern"))
-    for words, name in (
-        ("ladder, unrotated", "ladder-nope"),
-        ("ladder", "ladder"),
-        ("LS, unrotated", "ls1-w64-nope"),
-        ("LS", "ls1-w64"),
-    ):
-        gaps = measures.gaps(data, "full", name)
-        assert line_of([words, *(f"{gaps[step]:+.3f}" for step in (760, 1520, 3050))]) in PAGE
-        assert len(LOSSES[name]["seeds"]) == 4
-
-
-def test_leads_in_the_first_positions_are_what_was_measured():
-    def lead(rows, name):
-        mine, theirs = (
-            dict(zip(row["seeds"], row["first_positions"], strict=True)) for row in (rows["full"], rows[name])
-        )
-        return paired(mine, theirs)
-
-    rotated, *others = (lead(LOSSES, name).mean for name in ("ls1-w64", "ls1-w64-nope", "ladder", "ladder-nope"))
-    words = f"attention is {rotated:.3f} nats above rotated LS there, and {min(others):.3f} to {max(others):.3f} above"
-    assert words in TEXT
-    larger = lead(LARGER_LOSSES, "ladder-nope")
-    words = f"is {larger.mean:.3f} nats for the unrotated ladder ({larger.low:.3f} to {larger.high:.3f})"
-    assert f"{words} and undecided for LS" in TEXT and {
-        lead(LARGER_LOSSES, name).sign() for name in ("ls1-w128", "ls1-w128-nope")
-    } == {0}
-
-
-def chains(rows, name, length="2048"):
-    return dict(zip(rows[name]["seeds"], rows[name]["shares"]["variables"][length], strict=True))
 
 
 def test_chains_that_a_reader_decides_by_are_what_was_measured():
@@ -150,27 +42,8 @@ def test_chains_that_a_reader_decides_by_are_what_was_measured():
     assert f"({100 * found.mean:+.1f} points, {100 * found.low:.1f} to {100 * found.high:+.1f}, three seeds)" in TEXT
     assert found.seeds == 3
     found = paired(chains(ANSWERS, "ls1-w64"), chains(ANSWERS, "full"))
-    assert f"as many ({100 * found.mean:+.1f} points, {100 * found.low:.1f} to {100 * found.high:+.1f};" in TEXT
+    assert f"full attention ({100 * found.mean:+.1f} points, {100 * found.low:.1f} to {100 * found.high:+.1f};" in TEXT
     assert found.seeds == 4
-
-
-def test_what_yarn_answers_past_the_training_is_what_was_measured():
-    slowed = LARGER_ANSWERS["full"]["shares_yarn"]["variables"]
-    full = {
-        (seed, length): share
-        for length, shares in slowed.items()
-        for seed, share in zip(LARGER_ANSWERS["full"]["seeds_of_shares_yarn"][length], shares, strict=True)
-    }
-    unrotated = [name for name in LARGER_ANSWERS if name.endswith("-nope")]
-    pairs = [
-        (full[seed, length], share)
-        for name in unrotated
-        for length in slowed
-        for seed, share in chains(LARGER_ANSWERS, name, length).items()
-        if (seed, length) in full
-    ]
-    assert len(pairs) == 15 and all(theirs > mine for theirs, mine in pairs)
-    assert "answered more than each unrotated plan from 4,096 tokens on, with each seed that both have" in TEXT
 
 
 def test_larger_models_answer_fewer_chains_than_full_attention():
@@ -201,102 +74,7 @@ def test_costs_of_the_page_are_what_was_measured():
         assert words.startswith(" to ".join(ends).replace("1.0", "1")) and f"| {words} |" in PAGE
 
 
-def training_losses(row):
-    return dict(zip(row["seeds"], row["training_losses"], strict=True))
-
-
-def test_losses_of_a_larger_model_are_what_was_measured():
-    full, lines = LARGER_LOSSES["full"], []
-    for words, name in LARGER.items():
-        row = LARGER_LOSSES[name]
-        pairs = [comparison.difference(row, full), paired(training_losses(row), training_losses(full))]
-        assert all(pair.seeds == 3 for pair in pairs)
-        near, far = (statistics.fmean(row["beyond"]["losses"][place]) for place in ("1 to 2,048", "8,193 to 16,384"))
-        slowed = row.get("beyond_yarn", {}).get("losses", {}).get("8,193 to 16,384")
-        past = [f"{far - near:+.2f}", f"{statistics.fmean(slowed) - near:+.2f}" if slowed else ""]
-        losses = ["0", "0"] if row is full else map(with_interval, pairs)
-        lines.append(line_of([words, f"{100 * row['cache_bytes'] / full['cache_bytes']:.0f} %", *losses, *past]))
-    assert [line for line in lines if line not in PAGE] == []
-    means = [LARGER_LOSSES[name]["final_loss"] for name in LARGER.values()]
-    assert means == sorted(means)
-
-
-def test_answers_of_a_larger_model_are_what_was_measured():
-    lines = []
-    for words, name in LARGER.items():
-        asked = LARGER_ANSWERS[name]
-        shares = (
-            asked.get(key, {}).get("variables", {}).get(length, ())
-            for key, length in (("shares", "2048"), ("shares", "16384"), ("shares_yarn", "16384"))
-        )
-        answers = (", ".join(f"{100 * share:.0f}" for share in found) for found in shares)
-        lines.append(line_of([words, ", ".join(map(str, asked["seeds"])), *answers]))
-    assert [line for line in lines if line not in PAGE] == []
-
-
-def test_what_the_page_says_of_text_that_is_read_again_is_what_was_measured():
-    found = {
-        name: paired(training_losses(LOSSES[name]), training_losses(LOSSES["full"])) for name in reach_modern.MIXED
-    }
-    assert len(found) == 9 and all(pair.sign() < 0 for pair in found.values())
-    assert sum(comparison.difference(LOSSES[name], LOSSES["full"]).sign() < 0 for name in found) == 4
-    ls = found["ls1-w64"]
-    words = f"LS by {-ls.mean:.3f} ({-ls.high:.3f} to {-ls.low:.3f}); on other books four of nine are, and the rest are"
-    assert f"{words} undecided." in TEXT
-
-
-def test_what_unrotated_plans_gain_more_on_their_own_text_is_what_was_measured():
-    def more(rows, name):
-        """Of the lead over full attention on the training text, what there is not on the other."""
-        row, full = rows[name], rows["full"]
-        pairs = [(training_losses(of), dict(zip(of["seeds"], of["final_losses"], strict=True))) for of in (full, row)]
-        theirs, mine = ({seed: own[seed] - other[seed] for seed in own} for own, other in pairs)
-        return paired(theirs, mine)
-
-    for rows, words in ((LOSSES, "by {:.3f} nats, with"), (LARGER_LOSSES, "with 27.5M parameters by {:.3f}.")):
-        found = {name: more(rows, name) for name in rows if name.endswith("-nope") and name != "full-nope"}
-        assert [name for name, pair in found.items() if pair.sign() > 0] == ["ladder-nope"]
-        assert words.format(found["ladder-nope"].mean) in TEXT
-
-
-def test_leads_of_a_larger_model_in_the_course_of_its_training_are_what_was_measured():
-    data = pages.load(load("reach-30m"))
-    for name, words in (("ladder-nope", "for the ladder"), ("ls1-w128-nope", "for LS.")):
-        gaps = measures.gaps(data, "full", name)
-        assert f"from {-gaps[572]:.3f} to {-gaps[2290]:.3f}" in TEXT.replace("falls from", "from") and words in TEXT
+def test_what_rotation_costs_in_larger_models_is_what_was_measured():
     turned = comparison.difference(LARGER_LOSSES["ls1-w128-nope"], LARGER_LOSSES["ls1-w128"])
     assert f"undecided ({turned.mean:+.3f}, {turned.low:+.3f} to {turned.high:+.3f})" in TEXT
     assert turned.sign() == 0 and turned.seeds == 3 and all(value < 0 for value in turned.values)
-
-
-def test_seeds_of_the_answers_are_those_that_the_page_names():
-    for row in ANSWERS.values():
-        far = row["seeds_of_shares"].get("16384", [])
-        assert far == [seed for seed in row["seeds"] if seed in (2, 3)]
-        assert "shares_yarn" not in row or row["seeds_of_shares_yarn"]["16384"] == [3]
-    chains = ANSWERS["full"]["shares"]["variables"]["2048"]
-    said = f"full attention has {right(chains[:3])} with seeds 0 to 2 and {right(chains[3:])} with seed 3."
-    assert said in TEXT
-
-
-def test_what_the_page_says_of_yarn_is_what_was_measured():
-    plans = ("full", "ls1-w64", "ladder")
-    kinds = [shares for name in plans for shares in ANSWERS[name]["shares_yarn"].items()]
-    found = [share for kind, lengths in kinds if kind.startswith("needle") for share in lengths["16384"]]
-    assert f"found {100 * min(found):.0f} to {100 * max(found):.0f} % of the needles at 16,384 tokens" in TEXT
-    full, ls = (
-        LOSSES[name]["beyond_yarn"]["losses"]["1 to 2,048"][-1] - LOSSES[name]["beyond"]["losses"]["1 to 2,048"][-1]
-        for name in plans[:2]
-    )
-    assert f"at the first 2,048 positions rose by {full:.2f}, that of LS by {ls:.2f} (one seed)" in TEXT
-
-
-def test_drawing_is_that_of_the_command():
-    drawn = plan_text(TrainConfig.load("paper-6m", ["model.reach=ladder"]).model)
-    indented = "\n".join(f"    {line}".rstrip() for line in drawn.splitlines())
-    assert f"    $ longshort show paper-6m model.reach=ladder\n{indented}\n" in PAGE
-
-
-def test_every_pattern_and_model_is_on_the_page():
-    assert [name for name in reach.PATTERNS if f"`{name}(" not in PAGE] == []
-    assert [name for name in reach.MODELS if f"`{name}`" not in PAGE] == []
