@@ -239,17 +239,7 @@ def farther(
             if (pair := paired(mine, theirs)) is not None:
                 pairs[f"{name} and {other}"] = pair
     more = "the first has more"
-    return comparison.judged(pairs, len(names) * len(others), more, lower=False, shown_as=_in_points)
-
-
-def _in_points(pair: Difference) -> str:
-    """
-    >>> _in_points(Difference(-0.02, -0.051, 0.011, (-0.02,) * 3)), _in_points(Difference(0.1, 0.1, 0.1, (0.1,)))
-    ('-2.0, -5.1 to +1.1 points', '+10.0 points')
-    """
-    if pair.seeds < FEWEST_SEEDS:
-        return f"{', '.join(f'{100 * value:+.1f}' for value in pair.values)} points"
-    return f"{100 * pair.mean:+.1f}, {100 * pair.low:+.1f} to {100 * pair.high:+.1f} points"
+    return comparison.judged(pairs, len(names) * len(others), more, lower=False, unit=comparison.POINTS)
 
 
 def _far(row: Row, kinds: Sequence[str], *, yarn: bool = False) -> dict[int, float]:

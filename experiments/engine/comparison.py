@@ -5,7 +5,9 @@ the differences show), and largest logits with two fixed bounds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from experiments.engine.evidence import FEWEST_SEEDS, Difference, paired, verdict_of
 from experiments.engine.measures import Row, by_name
@@ -119,14 +121,37 @@ def against_each(data: Data, name: str, others: Sequence[str], words: str, *, lo
     return judged(against(data, name, others), len(others), words, lower=lower)
 
 
-def nats(found: Difference) -> str:
-    """
-    >>> nats(Difference(-0.02, -0.051, 0.011, (-0.02,) * 3)), nats(Difference(1.0, 0.5, 1.5, (0.5, 1.5)))
-    ('-0.020, -0.051 to +0.011', '+0.500, +1.500')
-    """
-    if found.seeds < FEWEST_SEEDS:
-        return ", ".join(f"{value:+.3f}" for value in found.values)
-    return f"{found.mean:+.3f}, {interval_of(found)}"
+class Unit(NamedTuple):
+    """What differences are shown in."""
+
+    times: float
+    digits: int
+    name: str
+
+    def number(self, value: float) -> str:
+        """
+        >>> NATS.number(-0.0001)
+        '+0.000'
+        """
+        return f"{round(self.times * value, self.digits) + 0.0:+.{self.digits}f}"
+
+    def whole(self, found: Difference) -> str:
+        """The mean and its interval, or the values of one seed or two.
+
+        >>> POINTS.whole(Difference(-0.02, -0.051, 0.011, (-0.02,) * 3))
+        '-2.0, -5.1 to +1.1 points'
+        >>> NATS.whole(Difference(1.0, 0.5, 1.5, (0.5, 1.5)))
+        '+0.500, +1.500'
+        """
+        if found.seeds < FEWEST_SEEDS:
+            return f"{', '.join(map(self.number, found.values))}{self.name}"
+        mean, low, high = map(self.number, (found.mean, found.low, found.high))
+        return f"{mean}, {low} to {high}{self.name}"
+
+
+NATS, POINTS = Unit(1, 3, ""), Unit(100, 1, " points")
+MOST_NAMED = 3
+"""Differences of one kind that a table of all claims names."""
 
 
 def judged(
@@ -135,7 +160,7 @@ def judged(
     words: str,
     *,
     lower: bool,
-    shown_as: Callable[[Difference], str] = nats,
+    unit: Unit = NATS,
 ) -> Finding | None:
     """In which comparisons the first has the lower value (or the higher one), whatever they are of."""
     if len(pairs) < expected:
@@ -144,13 +169,25 @@ def judged(
     cases = {name: signs[pair.sign()] for name, pair in pairs.items()}
     kinds = {words: True, "the other way round": False, "undecided": None}
     parts = {what: [name for name, case in cases.items() if case is value] for what, value in kinds.items()}
-    ours = "; ".join(
-        f"{what}: {', '.join(f'{name} ({shown_as(pairs[name])})' for name in names)}"
-        for what, names in parts.items()
-        if names
+    ours, brief = (
+        "; ".join(f"{what}: {told({name: pairs[name] for name in names})}" for what, names in parts.items() if names)
+        for told in (partial(_each, unit=unit), partial(_briefly, unit=unit, of=len(pairs)))
     )
     seeds = tuple(pair.seeds for pair in pairs.values())
-    return Finding(ours=ours, verdict=verdict_of(list(cases.values())), seeds=seeds)
+    short = brief if len(pairs) > MOST_NAMED else ""
+    return Finding(ours=ours, verdict=verdict_of(list(cases.values())), seeds=seeds, brief=short)
+
+
+def _each(pairs: Mapping[str, Difference], unit: Unit) -> str:
+    return ", ".join(f"{name} ({unit.whole(pair)})" for name, pair in pairs.items())
+
+
+def _briefly(pairs: Mapping[str, Difference], unit: Unit, of: int) -> str:
+    """Means alone, and of many their ends."""
+    means = [pair.mean for pair in pairs.values()]
+    if len(pairs) > MOST_NAMED:
+        return f"{len(pairs)} of {of} (means of {unit.number(min(means))} to {unit.number(max(means))}{unit.name})"
+    return ", ".join(f"{name} ({unit.number(mean)}{unit.name})" for name, mean in zip(pairs, means, strict=True))
 
 
 LOGITS_RULE = (

@@ -176,8 +176,9 @@ def _rows(experiments: Iterable[Experiment]) -> tuple[list[str], list[str]]:
         findings = {} if data is None else experiment.findings(data)
         link = f"`{experiment.name}`" if data is None else f"[{experiment.name}]({experiment.name}.md)"
         for key, claim in experiment.claims.items():
-            ours, seeds, verdict = _found(findings.get(key))
-            rows.append(cells(claim.text, claim.paper, ours, seeds, verdict, link))
+            ours, seeds, verdict = _found(found := findings.get(key))
+            brief = found.brief if found is not None else ""
+            rows.append(cells(claim.text, claim.paper, brief or ours, seeds, verdict, link))
             verdicts.append(verdict)
     return rows, verdicts
 

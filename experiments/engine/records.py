@@ -30,6 +30,8 @@ class Finding:
     seeds: tuple[int, ...]
     """How many seeds each compared variant has, and how many they share; empty for measurements without seeds, such as
     timings."""
+    brief: str = ""
+    """`ours` for a table of all claims, where it is too long for that."""
 
     def by_seeds(self) -> Finding:
         """The same with the weaker verdict of one seed or two, where a side has no more."""

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from experiments.engine import comparison, measures
-from experiments.engine.evidence import FAILS, HOLDS, PARTLY, UNDECIDED, by_bounds
+from experiments.engine.evidence import FAILS, HOLDS, PARTLY, UNDECIDED, Difference, by_bounds
 
 
 def row(*losses, variant="a", **more):
@@ -83,3 +83,19 @@ def test_a_gap_is_the_mean_over_common_seeds_at_common_steps():
     runs += [curve("plain", 1, 5.1, 4.1)]
     assert measures.gaps({"curves": runs}, "ls", "plain") == pytest.approx({0: 0.3, 1: 0.3})
     assert measures.gaps({"curves": runs}, "ls", "nobody") == {}
+
+
+def test_the_table_of_all_claims_counts_what_is_too_much_to_name():
+    def pairs(*means):
+        return {
+            f"p{place}": Difference(mean, mean - 0.01, mean + 0.01, (mean,) * 3) for place, mean in enumerate(means)
+        }
+
+    few = comparison.judged(pairs(-0.02, -0.03, 0.0), 3, "lower", lower=True)
+    assert few.brief == "" and few.ours.startswith("lower: p0 (-0.020, -0.030 to -0.010), p1")
+    many = comparison.judged(pairs(-0.02, -0.03, -0.04, -0.05, 0.0, 0.02), 6, "lower", lower=True)
+    assert (
+        many.brief
+        == "lower: 4 of 6 (means of -0.050 to -0.020); the other way round: p5 (+0.020); undecided: p4 (+0.000)"
+    )
+    assert many.ours.count(" to ") == 6 and many.verdict == PARTLY
