@@ -57,7 +57,10 @@ def independent(data: Data) -> Finding | None:
     if not better:
         return None
     seeds = comparison.seeds_of(*(row for rows in whole.values() for row in rows))
-    ours = f"with {', '.join(e for e in better if better[e]) or 'none'} of {', '.join(better)}"
+    shown = {encoding: "no positions" if encoding == "none" else encoding for encoding in better}
+    kinds = {"loss and logits lower with": True, "not with": False, "undecided with": None}
+    named = {words: [shown[e] for e, case in better.items() if case is kind] for words, kind in kinds.items()}
+    ours = "; ".join(f"{words} {', '.join(names)}" for words, names in named.items() if names)
     return Finding(ours=ours, verdict=verdict_of(better.values(), of=len(ENCODINGS) - 1), seeds=seeds)
 
 

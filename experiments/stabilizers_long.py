@@ -79,7 +79,8 @@ def ahead(data: Data, *, name: str, others: tuple[str, ...]) -> Finding | None:
     if not found:
         return None
     cases = [pair.is_above() for pair in found.values()]
-    return Finding(ours=_words(found), verdict=verdict_of(cases, of=len(others)), seeds=_seeds(found))
+    ours = f"nats above {name}: {_words(found)}"
+    return Finding(ours=ours, verdict=verdict_of(cases, of=len(others)), seeds=_seeds(found))
 
 
 def keeps(data: Data) -> Finding | None:
@@ -89,7 +90,8 @@ def keeps(data: Data) -> Finding | None:
     if not early or len(late) < len(NAMES) - 1:
         return None
     cases = [_same(pair, late[name]) for name, pair in early.items()]
-    ours = f"decided after {EARLY:,}: {_words(early)}; after {LATE:,}: {_words({name: late[name] for name in early})}"
+    decided = {name: late[name] for name in early}
+    ours = f"nats above {LS}, decided after {EARLY:,}: {_words(early)}; after {LATE:,}: {_words(decided)}"
     return Finding(ours=ours, verdict=verdict_of(cases), seeds=_seeds(early) + _seeds(late))
 
 
@@ -98,7 +100,7 @@ def _same(early: Difference, late: Difference) -> bool | None:
 
 
 def _words(found: Mapping[str, Difference]) -> str:
-    return ", ".join(f"{name} {pair.mean:+.3f}" for name, pair in found.items())
+    return ", ".join(f"{name} ({comparison.NATS.whole(pair)})" for name, pair in found.items())
 
 
 def _seeds(found: Mapping[str, Difference]) -> tuple[int, ...]:
