@@ -16,7 +16,7 @@ from longshort.hf.cache import LongShortCache
 from longshort.hf.config import LongShortConfig
 from longshort.hf.shell import LongShortPreTrainedModel, given_input
 from longshort.model import GPT
-from longshort.model.gpt import IGNORED_TARGET
+from longshort.model.inputs import IGNORED_TARGET
 
 _logger = logging.get_logger(__name__)
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from longshort.losses.head import head_scores
 from longshort.model.config import GPTConfig
-from longshort.model.inputs import check_integers, check_range, check_tensor
+from longshort.model.inputs import IGNORED_TARGET, check_inputs
 from longshort.model.recompute import recomputed
 from longshort.model.shared import check_shareable, mean_over_ranks, own_rows, whole_rows
 from longshort.nn import (
@@ -38,9 +38,6 @@ from longshort.ops.options import Stats, extremes_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-IGNORED_TARGET = -100
-"""Targets of this value are left out of the loss and its mean."""
 
 
 class GPTOutput(NamedTuple):
@@ -130,7 +127,7 @@ class GPT(nn.Module):
         rank it gets what they hold together: see `generation.shared_prefill`.
         """
         check_shareable(self)
-        for layer in self._attention_layers():
+        for layer in self.attention_layers():
             layer.share_sequences(group)
         self.group = group
 
@@ -190,7 +187,9 @@ class GPT(nn.Module):
         """
         if last_logits is not None and (not is_int(last_logits) or last_logits < 1):
             raise ValueError(f"last_logits must be None or an integer >= 1, got {last_logits!r}")
-        self._check_inputs(tokens, targets, embeddings, segments, positions, cache)
+        check_inputs(
+            self.config, self.attention_layers(), self.group, tokens, targets, embeddings, segments, positions, cache
+        )
         with nullcontext() if cache is None else torch.no_grad():
             hidden, statistics = self._hidden(tokens, embeddings, segments, positions, cache, stats)
             loss = None if targets is None else self._loss(hidden, targets)
@@ -209,7 +208,9 @@ class GPT(nn.Module):
         stats: Stats = False,
     ) -> tuple[Tensor, Any]:
         """The normalised last hidden state (B, T, width), and the statistics or None; see `forward`."""
-        self._check_inputs(tokens, None, embeddings, segments, positions, None)
+        check_inputs(
+            self.config, self.attention_layers(), self.group, tokens, None, embeddings, segments, positions, None
+        )
         return self._hidden(tokens, embeddings, segments, positions, None, stats)
 
     def new_cache(
@@ -232,7 +233,7 @@ class GPT(nn.Module):
         >>> model(torch.randint(256, (1, 20)), cache=cache).logits.shape, cache.length
         (torch.Size([1, 20, 257]), 20)
         """
-        layers = self._attention_layers()
+        layers = self.attention_layers()
         for layer in layers:
             layer.check_cacheable()
         weight, context = self.embedding.weight, self.config.context
@@ -247,7 +248,8 @@ class GPT(nn.Module):
             raise ValueError(f"max_length must be at most the {context} learned positions, got {max_length}")
         return LSStaticCache(plans, max_length=context if max_length is None else max_length, **sizes)
 
-    def _attention_layers(self) -> list[LSAttention]:
+    def attention_layers(self) -> list[LSAttention]:
+        """The attention of each block."""
         return [block.attention for block in self.blocks]  # type: ignore[misc]
 
     def _hidden(
@@ -341,76 +343,6 @@ class GPT(nn.Module):
         if self.training and self.config.loss.z_loss:
             total = total + self.config.loss.z_loss * logits.logsumexp(-1)[counted].square().sum()
         return total / counted.sum().clamp_min(1)
-
-    def _check_inputs(
-        self,
-        tokens: Tensor | None,
-        targets: Tensor | None,
-        embeddings: Tensor | None,
-        segments: Tensor | None,
-        positions: Tensor | None,
-        cache: KVCache | None,
-    ) -> None:
-        if (tokens is None) == (embeddings is None):
-            raise ValueError(f"input must be tokens or embeddings, got {'neither' if tokens is None else 'both'}")
-        if tokens is not None:
-            check_tensor("tokens", tokens)
-            if tokens.ndim != 2:
-                raise ValueError(f"tokens must have shape (batch, length), got {tuple(tokens.shape)}")
-            shape = tokens.shape
-            check_integers("tokens", tokens, shape)
-            check_range("tokens", tokens, self.config.vocab_size)
-        elif embeddings is not None:
-            check_tensor("embeddings", embeddings)
-            if embeddings.ndim != 3 or embeddings.shape[2] != self.config.width or not embeddings.is_floating_point():
-                raise ValueError(
-                    f"embeddings must be floating-point of shape (batch, length, {self.config.width}), "
-                    f"got {embeddings.dtype} of shape {tuple(embeddings.shape)}"
-                )
-            shape = embeddings.shape[:2]
-        if targets is not None:
-            check_tensor("targets", targets)
-            if targets.dtype != torch.int64:
-                raise ValueError(f"targets must be int64, got {targets.dtype}")
-            check_integers("targets", targets, shape)
-            check_range("targets", targets, self.config.vocab_size, ignored=IGNORED_TARGET)
-        if segments is not None:
-            check_integers("segments", segments, shape)
-        if cache is not None:
-            self._check_cache(shape, cache)
-        self._check_positions(shape, positions, cache)
-
-    def _check_cache(self, shape: torch.Size, cache: KVCache) -> None:
-        if not isinstance(cache, KVCache):
-            raise ValueError(f"cache must be an LSCache, got {type(cache).__name__}")
-        layers = self._attention_layers()
-        fits = len(cache.layers) == len(layers) and all(map(LSAttention.fits, layers, cache.layers))
-        if not fits:
-            raise ValueError("cache must have the plans, KV heads, head dim and smoothing of this model: see new_cache")
-        if self.group is not None and cache.length:
-            raise ValueError(
-                f"cache must be empty while sequences are shared (share_sequences), got {cache.length} tokens"
-            )
-        cache.check(shape[0], shape[1] * (1 if self.group is None else self.group.size()))
-
-    def _check_positions(self, shape: torch.Size, positions: Tensor | None, cache: KVCache | None) -> None:
-        if positions is not None:
-            check_tensor("positions", positions)
-            check_integers("positions", positions, shape[1:] if positions.ndim == 1 else shape)
-        if self.position_embedding is None:
-            return
-        held = 0 if cache is None else cache.known_length
-        if self.group is not None:  # the positions on other ranks
-            held = shape[1] * (self.group.size() - 1)
-        if positions is None and cache is not None and cache.next_positions(0).ndim == 2:
-            positions = cache.next_positions(shape[1])
-        if positions is not None:
-            check_range("positions", positions, self.config.context)
-        elif held is not None and held + shape[1] > self.config.context:
-            raise ValueError(
-                f"sequences must be no longer than the {self.config.context} learned positions, "
-                f"got length {held + shape[1]}"
-            )
 
 
 def _block(config: GPTConfig, layer: int, causal: bool) -> Block:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from longshort.data.problems import Problem, ProblemTask, checked_problem, drawn, file_of
-from longshort.model.gpt import IGNORED_TARGET
+from longshort.model.inputs import IGNORED_TARGET
 from longshort.train.settings.config import ConfigError, TrainConfig
 from longshort.train.settings.vocabulary import open_problems
 
