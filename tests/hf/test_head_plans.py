@@ -295,6 +295,13 @@ def test_caches_and_masks_that_do_not_fit_are_refused(options, words):
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.long, torch.float16])
+def test_a_finished_mask_is_refused_whatever_numbers_it_holds(dtype):
+    mask = torch.ones(LENGTH, LENGTH).tril().to(dtype).expand(2, 1, -1, -1)
+    with pytest.raises(ValueError, match=r"attention_mask must be \(batch, length\)"):
+        with_plan("llama", PLAN)(tokens(), attention_mask=mask)
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_models_without_a_plan_are_as_they_were(name):
     config = CONFIGS[name]
