@@ -98,7 +98,7 @@ def refused(group, length, options):
     ("length", "options", "message"),
     [
         (2, {}, "tokens must have more positions than the group has ranks, 2, got 2"),
-        (33, {}, "group must have at most 1 ranks for 32 positions, got 2"),
+        (33, {}, "group must have at most 1 ranks for a prompt of 33 tokens, got 2"),
         (40, {"use_cache": False}, "group needs use_cache and a prompt within the context of 96, got use_cache=False"),
         (97, {}, r"group needs use_cache .* and 97 tokens"),
     ],
@@ -106,6 +106,12 @@ def refused(group, length, options):
 def test_prompts_that_cannot_be_shared_are_refused(ranks, length, options, message):
     with pytest.raises(ValueError, match=message):
         ranks.run(refused, length, options, size=2)
+
+
+def test_a_prompt_too_short_for_the_ranks_is_refused_with_the_number_that_can_share_it(ranks):
+    with pytest.raises(ValueError, match=r"at most 2 ranks .* 42"):  # three would share 39, which two do not divide
+        ranks.run(refused, 42, {}, size=3)
+    assert ranks.run(refused, 42, {}, size=2) == [None] * 2
 
 
 def filled_before(group):

@@ -95,6 +95,19 @@ def test_global_heads_are_the_models_own_attention(name):
         torch.testing.assert_close(new(ids, **case).logits[real], logits[real], atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.no_grad()
+def test_packed_sequences_are_apart_where_they_are_with_the_models_own_attention(name):
+    ids, packed = tokens(), torch.cat([torch.arange(10), torch.arange(LENGTH - 10)])[None].expand(2, -1)
+    apart = []
+    for model in (eager(name), with_plan(name, HeadPlan.full(4))):
+        second = model(ids, position_ids=packed, use_cache=False).logits[:, 10:]
+        alone = model(ids[:, 10:], use_cache=False).logits
+        apart.append(torch.allclose(second, alone, atol=2e-5, rtol=1e-4))
+    assert apart[0] == apart[1]
+    assert apart[0] or name == "gpt-oss"  # transformers gives its masks no position_ids
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_windows_are_those_of_a_mask_by_head_and_gradients_too(name):
     old, new, ids = eager(name), with_plan(name, PLAN), tokens()
@@ -293,6 +306,13 @@ def test_caches_and_masks_that_do_not_fit_are_refused(options, words):
         else:
             model.generate(ids, max_new_tokens=2, pad_token_id=0, **options)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.long, torch.float16])
+def test_a_finished_mask_is_refused_whatever_numbers_it_holds(dtype):
+    mask = torch.ones(LENGTH, LENGTH).tril().to(dtype).expand(2, 1, -1, -1)
+    with pytest.raises(ValueError, match=r"attention_mask must be \(batch, length\)"):
+        with_plan("llama", PLAN)(tokens(), attention_mask=mask)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from longshort import HeadPlan, Smoothing, attention
 from longshort.ops.sharded import sharded_attention
-from longshort.ops.shares import Roles, Shard, bytes_sent, check_shard, largest_group
+from longshort.ops.shares import Roles, Shard, bytes_sent, check_firsts, check_shard, largest_group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +170,9 @@ def sent_bytes(group, call):
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize("size", [4, 3, 2])
-@pytest.mark.parametrize("name", ["long and short", "windows and order mixed", "grouped", "smoothed values"])
+@pytest.mark.parametrize(
+    "name", ["long and short", "windows and order mixed", "grouped", "smoothed values", "smoothed keys"]
+)
 def test_it_sends_what_the_formula_says_and_no_more(ranks, name, size):
     call = CALLS[name]
     n_kv_heads, smoothing = call.n_kv_heads or call.plan.n_heads, dict(call.options).get("smoothing")
@@ -228,6 +230,17 @@ def test_first_keys_and_smoothing_count_towards_what_a_shard_must_hold():
         check_shard(streaming, 2, Shard(0, 3, 8))
     assert largest_group(HeadPlan.full(2), 2, 24, Smoothing(width=6)) == 4
     assert largest_group(HeadPlan.full(2), 2, 24) == 24
+
+
+def test_a_local_head_whose_smoothed_keys_are_its_own_reaches_no_further_than_the_rank_before():
+    plan, smoothing = HeadPlan(windows=(None, 10), decays=(0.3, 0.1)), Smoothing(width=2, stage="before")
+    assert largest_group(plan, 1, 32) == 32  # the global head's keys serve both
+    assert largest_group(plan, 1, 32, smoothing) == 2
+    with pytest.raises(ValueError, match=r"at most 2 ranks for 32 positions, got 4.* need 9 keys"):
+        check_shard(plan, 1, Shard(0, 4, 8), smoothing)
+    streaming = replace(plan, firsts=(0, 2), windows=(None, 4), decays=(0.3, 0.0))
+    with pytest.raises(ValueError, match="segments must be None for streaming heads"):
+        check_firsts(streaming, 1, 32, smoothing, segments=True)
 
 
 @pytest.mark.parametrize(

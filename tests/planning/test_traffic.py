@@ -99,12 +99,13 @@ def test_a_layer_of_7b_moves_1409_megabytes_under_fsdp():
     assert (sum(two.values()) - sum(one.values())) / 1e6 == pytest.approx(1409, rel=0.001)
 
 
-def test_copies_sum_their_gradients_once_per_step():
-    job = job_of(batch=8)
-    sent = by_name(Settings(dp_replicate=4, accumulate=2))
+def test_copies_sum_their_gradients_once_per_step_and_copies_of_shards_once_per_micro_batch():
+    job = job_of(batch=16)
+    sent = by_name(Settings(dp_replicate=4, accumulate=2), job)
     assert sent == {"gradients of the copies": pytest.approx(2 * 4 * job.parameters * 3 / 4)}
-    both = by_name(Settings(dp_replicate=2, dp_shard=4))
-    assert both["gradients of the copies"] == pytest.approx(2 * 4 * job.parameters / 4 / 2)
+    for passes in (1, 2):  # counted in tests/train/test_sharded.py
+        both = by_name(Settings(dp_replicate=2, dp_shard=4, accumulate=passes), job)
+        assert both["gradients of the copies"] == pytest.approx(passes * 2 * 4 * job.parameters / 4 / 2)
 
 
 def test_one_gpu_sends_nothing():

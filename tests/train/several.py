@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from longshort.data.stream import TokenStream
 from longshort.parallel.mesh import Sizes, build_mesh
@@ -45,6 +46,20 @@ def train(group, values, cache=None):
         os.environ["LONGSHORT_CACHE"] = str(cache)
     spoil("spoiled" in config.run.out)
     Trainer(config, world_of(group), Silent()).run()
+
+
+def all_reduced(group, values):
+    """Train; returns the numbers in all tensors of blocks and the rest of the model that were summed over copies."""
+    whole, counted = dist.all_reduce, []
+
+    def counting(tensor, *args, **options):
+        counted.append(tensor.numel())
+        return whole(tensor, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "all_reduce", counting)
+        train(group, values)
+    return sum(count for count in counted if count > 100)  # less are losses and norms
 
 
 def train_and_die(group, values, step):

@@ -5,6 +5,9 @@ from functools import cache
 import pytest
 import torch
 
+from longshort.planning.job import Job, Settings
+from longshort.planning.machines import Machines
+from longshort.planning.traffic import sharding
 from longshort.train import ConfigError, TrainConfig, train
 from longshort.train.checkpoints.checkpoint import load_checkpoint
 
@@ -116,6 +119,17 @@ def test_all_ranks_follow_one_verdict_on_a_spike(mesh, name, run):
 def test_clips_were_at_work(run):
     largest = [torch.tensor(record["logit_max"]).max() for record in records(run("clips"), "train")]
     assert max(largest) > 0.02
+
+
+def test_copies_of_shards_sum_their_gradients_in_every_micro_batch_as_a_plan_counts_them(corpus, ranks, tmp_path):
+    for micro in (1, 2):
+        changes = ["data.batch_size=8", "parallel.dp_shard=2", "run.steps=1", f"run.accumulate={micro}"]
+        config = tiny_config(corpus, tmp_path / str(micro), *changes)
+        job = Job(model=config.model, length=config.length, batch=8)
+        spread = Settings(dp_replicate=2, dp_shard=2, accumulate=micro)
+        planned = {sent.name: sent.bytes for sent in sharding(job, spread, Machines(gpus=4))}
+        sent = 4 * ranks.run(several.all_reduced, config.to_dict(), size=4)[0]  # a ring of two sends as much
+        assert planned["gradients of the copies"] == pytest.approx(sent, rel=0.01)
 
 
 def test_sizes_that_do_not_fit_the_processes_are_refused(corpus, tmp_path):

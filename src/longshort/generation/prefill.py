@@ -9,6 +9,8 @@ from torch import Tensor
 
 from longshort.model import GPT
 from longshort.nn import KVCache
+from longshort.nn.attention import attention_layers
+from longshort.ops.shares import largest_group
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -39,6 +41,12 @@ def shared_prefill(
     share = (length - 1) // size
     if share < 1:
         raise ValueError(f"tokens must have more positions than the group has ranks, {size}, got {length}")
+    most = next(ranks for ranks in range(size, 0, -1) if _fits(model, length, ranks))
+    if size > most:
+        raise ValueError(
+            f"group must have at most {most} ranks for a prompt of {length} tokens, got {size}: a window must not "
+            f"reach past the {share} tokens of the rank before; fewer ranks or a longer prompt would fit"
+        )
     whole = {"tokens": tokens, "segments": segments, "positions": positions}
     given = {name: x for name, x in whole.items() if x is not None}
     own = slice(group.rank() * share, (group.rank() + 1) * share)
@@ -51,3 +59,10 @@ def shared_prefill(
     logits = model(**rest, cache=cache, last_logits=1).logits
     assert logits is not None
     return logits[:, -1]
+
+
+def _fits(model: GPT, length: int, ranks: int) -> bool:
+    """Whether so many ranks can share a prompt."""
+    total = (length - 1) // ranks * ranks
+    layers = attention_layers(model)
+    return all(largest_group(layer.plan, layer.n_kv_heads, total, layer.smoothing) >= ranks for layer in layers)

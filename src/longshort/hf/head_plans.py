@@ -28,6 +28,8 @@ ATTENTION_NAME = "longshort"
 """The name of the attention, for `attn_implementation`."""
 _UNKNOWN = ("position_bias", "cache", "head_mask", "indices", "block_indices")
 """Options of some models' attention that the op does not support: biases, paged caches, selected keys."""
+_MADE = torch.int32
+"""The type of what `head_plan_mask` returns, by which other masks of four dimensions are told from it and refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,17 +192,17 @@ def head_plan_mask(
             ids = torch.where(real, 0 if ids is None else ids, -1)
     sizes = (2 if kv_offset > 0 else 1, 1 + (local_size or 0))
     if ids is None:
-        return None if sizes == (1, 1) else torch.empty(batch_size, *sizes, 0, dtype=torch.long, device=device)
-    return ids[:, None, None].expand(-1, *sizes, -1)
+        return None if sizes == (1, 1) else torch.empty(batch_size, *sizes, 0, dtype=_MADE, device=device)
+    return ids.to(_MADE)[:, None, None].expand(-1, *sizes, -1)
 
 
 def _read(made: Tensor | None) -> tuple[Tensor | None, int | None, bool]:
     """Segments (B, S), the layer's window, and whether keys are forgotten, from what `head_plan_mask` returned."""
     if made is None:
         return None, None, False
-    if made.ndim != 4 or made.shape[1] > 2 or made.dtype != torch.long:
+    if made.ndim != 4 or made.shape[1] > 2 or made.dtype != _MADE:
         raise ValueError(f"attention_mask must be (batch, length) with 0 for padding, got shape {tuple(made.shape)}")
-    return (made[:, 0, 0] if made.shape[3] else None), (made.shape[2] - 1 or None), made.shape[1] == 2
+    return (made[:, 0, 0].long() if made.shape[3] else None), (made.shape[2] - 1 or None), made.shape[1] == 2
 
 
 @contextmanager

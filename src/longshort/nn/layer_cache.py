@@ -22,7 +22,7 @@ from longshort.ops import LogitStats, Smoothing, attention
 from longshort.ops.blocked.fused import attend_last
 from longshort.ops.heads import as_slice
 from longshort.ops.options import Stats
-from longshort.ops.smoothing import key_decays
+from longshort.ops.smoothing import held_heads
 from longshort.reach import LayerReach
 
 FIRST_ROWS = 64
@@ -297,12 +297,3 @@ def check_smoothing(smoothing: Smoothing | None) -> None:
         f"a cache serves smoothing of side 'causal', got side {smoothing.side!r}, in which later tokens change earlier "
         "ones: run the whole sequence without a cache"
     )
-
-
-def held_heads(plan: HeadPlan, n_kv_heads: int, smoothing: Smoothing | None) -> int:
-    """Heads of the keys and values that a cache holds: as many as query heads where those of a group decay differently
-    and keys are smoothed.
-    """
-    if smoothing is None or smoothing.stage == "after":
-        return n_kv_heads
-    return len(key_decays(plan.decays, n_kv_heads) or range(n_kv_heads))

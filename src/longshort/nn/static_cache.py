@@ -17,11 +17,12 @@ from torch import Tensor
 
 from longshort.heads import HeadPlan
 from longshort.nn.kv_cache import KVCache
-from longshort.nn.layer_cache import CachedAttention, CacheLayer, held_heads
+from longshort.nn.layer_cache import CachedAttention, CacheLayer
 from longshort.ops import Smoothing
 from longshort.ops.decode import HeadLayout, decode
 from longshort.ops.documents import starts
 from longshort.ops.options import Stats
+from longshort.ops.smoothing import held_heads
 from longshort.reach import LayerReach
 
 MOST_TOKENS = 8

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from longshort.heads import HeadPlan
-from longshort.ops.smoothing import Smoothing
+from longshort.ops.smoothing import Smoothing, held_heads
 
 
 class Shard(NamedTuple):
@@ -123,13 +123,13 @@ def largest_group(plan: HeadPlan, n_kv_heads: int, total: int, smoothing: Smooth
     >>> largest_group(HeadPlan.long_short(n_heads=4, n_global=1, window=128), 4, 1024)
     8
     """
-    most = total // max(_needed(Roles.of(plan, n_kv_heads, total), smoothing), 1)
+    most = total // max(_needed(plan, n_kv_heads, total, smoothing), 1)
     return next(size for size in range(max(most, 1), 0, -1) if total % size == 0)
 
 
 def check_shard(plan: HeadPlan, n_kv_heads: int, shard: Shard, smoothing: Smoothing | None = None) -> None:
     """Raise if a head reaches past the neighbour of a rank."""
-    needed = _needed(Roles.of(plan, n_kv_heads, shard.total), smoothing)
+    needed = _needed(plan, n_kv_heads, shard.total, smoothing)
     if shard.size > 1 and needed > shard.length:
         fits = largest_group(plan, n_kv_heads, shard.total, smoothing)
         raise ValueError(
@@ -139,9 +139,11 @@ def check_shard(plan: HeadPlan, n_kv_heads: int, shard: Shard, smoothing: Smooth
         )
 
 
-def check_firsts(plan: HeadPlan, n_kv_heads: int, total: int, *, segments: bool) -> None:
+def check_firsts(
+    plan: HeadPlan, n_kv_heads: int, total: int, smoothing: Smoothing | None = None, *, segments: bool
+) -> None:
     """Raise where the first keys that streaming heads see do not lie, or do not stand, where rank 0 has them."""
-    near = Roles.of(plan, n_kv_heads, total).near
+    near = Roles.of(plan, held_heads(plan, n_kv_heads, smoothing), total).near
     if plan.firsts is None or not any(plan.firsts[head] for head in near):
         return
     if segments:
@@ -179,7 +181,7 @@ def bytes_sent(
     {'halo': 2.0, 'gather': 58.7, 'queries': 4.2, 'first': 0.0, 'smoothing': 0.0}
     """
     shard = Shard(0, size, length // size)
-    roles, row = Roles.of(plan, n_kv_heads, length), head_dim * itemsize
+    roles, row = Roles.of(plan, held_heads(plan, n_kv_heads, smoothing), length), head_dim * itemsize
     others = size - 1
     reach = [0, 0] if smoothing is None else [-smoothing.offsets[0], smoothing.offsets[-1]]
     return {
@@ -191,7 +193,8 @@ def bytes_sent(
     }
 
 
-def _needed(roles: Roles, smoothing: Smoothing | None) -> int:
+def _needed(plan: HeadPlan, n_kv_heads: int, total: int, smoothing: Smoothing | None) -> int:
     """Keys that a shard must have, so that what its neighbours need is there, and first keys are in no halo."""
+    roles = Roles.of(plan, held_heads(plan, n_kv_heads, smoothing), total)
     pooled = 0 if smoothing is None else max(-smoothing.offsets[0], smoothing.offsets[-1])
     return max(roles.back + roles.first, pooled)

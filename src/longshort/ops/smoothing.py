@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from longshort.heads import HeadPlan
 from longshort.numeric import is_int
 
 SIDES = ("causal", "centred", "leading")
@@ -148,6 +149,15 @@ def key_decays(decays: tuple[float, ...] | None, n_kv_heads: int) -> tuple[float
     group = len(decays) // n_kv_heads
     shared = decays[::group]
     return shared if decays == tuple(decay for decay in shared for _ in range(group)) else decays
+
+
+def held_heads(plan: HeadPlan, n_kv_heads: int, smoothing: Smoothing | None) -> int:
+    """Heads of the keys and values that are attended to: as many as query heads where keys are smoothed and those of a
+    group decay differently.
+    """
+    if smoothing is None or smoothing.stage == "after":
+        return n_kv_heads
+    return len(key_decays(plan.decays, n_kv_heads) or range(n_kv_heads))
 
 
 def _parts(x: Tensor, smoothing: Smoothing, segments: Tensor | None) -> list[Tensor]:

@@ -107,9 +107,12 @@ class Job:
         return self.block_matrices + biases + self.norms * self._norm + extra
 
     @property
-    def smoothing(self) -> Smoothing:
-        """How values or keys are averaged; a width of 1 changes nothing."""
-        return Smoothing(width=self.model.smoothing or 1, side=self.model.smoothing_side)
+    def smoothing(self) -> Smoothing | None:
+        """How values or keys are averaged."""
+        model = self.model
+        if model.smoothing in (None, 1):
+            return None
+        return Smoothing(width=model.smoothing, side=model.smoothing_side, stage=model.smoothing_stage)
 
     @cached_property
     def largest_cp(self) -> int:
@@ -181,7 +184,7 @@ def check(job: Job, settings: Settings) -> str | None:
             return f"{most}: a window must not reach past the rank before"
         for plan, _ in job.plans:
             try:
-                check_firsts(plan, job.kv_heads, job.length, segments=job.segments)
+                check_firsts(plan, job.kv_heads, job.length, job.smoothing, segments=job.segments)
             except ValueError as error:
                 return f"cp must be 1, got {settings.cp}: {error}"
     return None

@@ -101,9 +101,10 @@ def sharding(job: Job, settings: Settings, machines: Machines) -> list[Sent]:
         ]
     if copies > 1:
         rate, others = machines.group_bandwidth(copies, stride=shards), (copies - 1) / copies
+        passes, of = (micro, "micro-batch") if shards > 1 else (1, "step")
         size = 2 * (reduced if shards > 1 else 4) * job.parameters / shards * others
         buckets = layers + 1 if shards > 1 else max(1, 4 * job.parameters / 25e6)  # DDP's have 25 MB
-        found += [Sent(REPLICAS, 0, size, rate, buckets, copies, "all-reduce, once per step")]
+        found += [Sent(REPLICAS, 0, passes * size, rate, passes * buckets, copies, f"all-reduce, once per {of}")]
     return found
 
 

@@ -62,7 +62,7 @@ def share_sequences(model: Model, config: TrainConfig, world: World) -> None:
         )
     for number, layer in enumerate(layers):
         try:
-            check_firsts(layer.plan, layer.n_kv_heads, length, segments=config.data.segments)
+            check_firsts(layer.plan, layer.n_kv_heads, length, layer.smoothing, segments=config.data.segments)
         except ValueError as error:
             raise ConfigError(f"parallel.cp must be 1, got {cp}: layer {number}: {error}") from None
     model.share_sequences(sequence_group(config.parallel.sizes(world.size), world.device.type))

@@ -210,6 +210,16 @@ def test_a_file_shards_a_state_dict_and_a_model_give_the_same(tmp_path):
         torch.testing.assert_close(logits(from_transformers(source, values)), expected, **TIGHT)
 
 
+def test_shards_of_an_earlier_save_are_not_read_beside_a_whole_file(tmp_path):
+    """transformers leaves their index when it saves again, and opens the whole file."""
+    build("gemma 3").save_pretrained(tmp_path, max_shard_size="20KB")
+    again = build("gemma 3")
+    again.get_input_embeddings().weight.data.mul_(2)
+    again.save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors.index.json").is_file()
+    torch.testing.assert_close(logits(from_transformers(tmp_path)), logits(again), **TIGHT)
+
+
 def test_configurations_of_older_files_are_read(tmp_path):
     """Flat rotary fields, a pattern in place of types of layers, and tables of angles among the weights."""
     theirs = build("gemma 3, scaled")

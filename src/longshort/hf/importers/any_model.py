@@ -15,9 +15,9 @@ from longshort.model import GPT
 def from_transformers(source: Weights, config: Mapping[str, Any] | None = None) -> GPT:
     """A `GPT` with the weights of a model of transformers; its logits equal transformers' up to fp32 rounding.
 
-    Dense models of the types llama, mistral, qwen2, qwen3, gemma2, gemma3_text, olmo2 and olmo3, gpt2, and this
-    package's own, longshort. Layers with a sliding window become local heads. Where only some layers of a model have
-    biases, the others get zeros. What a `GPT` cannot be is refused before the weights are read.
+    Dense models of the types llama, mistral, qwen2, qwen3, gemma2, gemma3_text, olmo2, olmo3, smollm3 and exaone4,
+    gpt2, and this package's own, longshort. Layers with a sliding window become local heads. Where only some layers of
+    a model have biases, the others get zeros. What a `GPT` cannot be is refused before the weights are read.
 
     Args:
         source: a folder written by `save_pretrained`, a safetensors file, the state dict of a causal language model, or

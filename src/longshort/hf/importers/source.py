@@ -69,7 +69,7 @@ def _tensors_of(path: Path) -> dict[str, Any]:
 
     if path.is_dir():
         files = [path / _WEIGHTS]
-        if (path / _INDEX).is_file():
+        if not files[0].is_file() and (path / _INDEX).is_file():  # the index of an earlier save may lie beside it
             try:
                 names = set(parse_json((path / _INDEX).read_text(encoding="utf-8"))["weight_map"].values())
                 files = [path / name for name in sorted(names)]
