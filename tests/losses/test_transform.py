@@ -249,5 +249,5 @@ def test_wrong_argument_is_a_clear_error(call, message):
 
 def test_the_example_of_the_guide_runs():
     guide = (Path(__file__).parents[2] / "docs" / "ideas" / "robust-loss.md").read_text(encoding="utf-8")
-    _, example = re.findall(r"```python\n(.*?)```", guide, re.S)  # tests/docs/test_ideas.py runs the first
+    example, _ = re.findall(r"```python\n(.*?)```", guide, re.S)  # tests/docs/test_ideas.py runs the second
     exec(compile(example, "docs/ideas/robust-loss.md", "exec"), {"__name__": "example"})

@@ -14,7 +14,7 @@ DRAWS = 200_000
 
 
 def test_python_of_the_page_runs():
-    _, example = re.findall(r"```python\n(.*?)```", PAGE, re.S)  # tests/docs/test_ideas.py runs the first
+    example, _ = re.findall(r"```python\n(.*?)```", PAGE, re.S)  # tests/docs/test_ideas.py runs the second
     scope = {"__name__": "example"}
     exec(compile(example, "docs/ideas/soft-thinking.md", "exec"), scope)
     assert (scope["ratio"] == 1).all()
