@@ -219,6 +219,23 @@ def test_the_guard_skips_an_update_whose_loss_is_not_finite(tmp_path, monkeypatc
     assert [record["step"] for record in records(tmp_path / "run", "train")] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize("kl", [0, 0.001])
+def test_the_first_rewards_after_a_time_of_equal_ones_are_no_spikes(kl, tmp_path, monkeypatch):
+    calls = []
+
+    def reward(self, problem, tokens):
+        calls.append(None)
+        return float(len(calls) > 8 * 16 and len(tokens) < 3)
+
+    monkeypatch.setattr(Chains, "reward", reward)
+    guard = ["stability.guard=skip", "stability.guard_warmup=4", "stability.guard_threshold=100"]
+    changes = ["rl.supervised_steps=0", "run.steps=14", "rl.algorithm=grpo", f"rl.kl={kl}"]
+    reinforce(tiny_rl(tmp_path / "run", *guard, *changes))
+    shares = [record["signal_share"] for record in records(tmp_path / "run", "train")]
+    assert not any(shares[:8]) and any(shares[8:])
+    assert not records(tmp_path / "run", "spike")
+
+
 def test_a_rollback_takes_other_problems(tmp_path, monkeypatch):
     spoil(monkeypatch, step=5, update=1)
     original, taken = RLTrainer._roll_out, []

@@ -186,7 +186,7 @@ class RLTrainer(Loop):
         made: list[Tensor] = []
         for update in range(rl.updates):
             measured = self._update(experience, update)
-            action = self._judge_update(measured, logits, update)
+            action = self._judge_update(measured, experience, logits, update)
             if action == "rollback":
                 self._roll_back(progress.step + 1, progress.batch)
                 return
@@ -200,11 +200,17 @@ class RLTrainer(Loop):
         metrics |= self._metrics(numbers, per_update, drawn)
         self._finish(start, rolled_out, per_update, rate, logits, metrics)
 
-    def _judge_update(self, measured: Tensor, logits: Logits | None, update: int) -> str | None:
-        """See `_judge`, for which the host has to wait for the update."""
+    def _judge_update(self, measured: Tensor, experience: Experience, logits: Logits | None, update: int) -> str | None:
+        """See `_judge`, for which the host has to wait for the update.
+
+        Where no rewards differ, the loss is 0 but for the divergence: after some of these, all others would be spikes.
+        """
         if self.config.stability.guard == "off":
             return None
         loss, norm = measured[:2].tolist()
+        slices = self._slices()[update]
+        if math.isfinite(loss + norm) and not experience.advantages[slices[0].start : slices[-1].stop].any():
+            return None
         return self._judge(self.progress.step + 1, self.progress.batch, loss, norm, logits, update=update)
 
     def _finish(
