@@ -236,6 +236,24 @@ def test_the_first_rewards_after_a_time_of_equal_ones_are_no_spikes(kl, tmp_path
     assert not records(tmp_path / "run", "spike")
 
 
+def test_a_step_of_which_every_update_is_skipped_leaves_the_weights(tmp_path, monkeypatch):
+    for update in range(2):
+        spoil(monkeypatch, step=5, update=update)
+    changes = ["stability.guard=skip", "stability.qk_clip=0.001", "run.save_every=1"]
+    reinforce(tiny_rl(tmp_path / "run", *changes))
+    steps = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    before, after = map(load_checkpoint, steps[3:5])
+    assert (before.step, after.step) == (4, 5)
+    assert all(value.equal(after.model[name]) for name, value in before.model.items())
+
+
+def test_a_guard_measures_no_more_often(tmp_path):
+    reinforce(tiny_rl(tmp_path / "run", "stability.guard=skip", "telemetry.logits_every=5"))
+    for record in records(tmp_path / "run", "train")[3:]:
+        measured = ("logit_max" in record, "rollout_kl" in record, "gradient_noise" in record)
+        assert measured == (record["step"] == 5,) * 3
+
+
 def test_a_rollback_takes_other_problems(tmp_path, monkeypatch):
     spoil(monkeypatch, step=5, update=1)
     original, taken = RLTrainer._roll_out, []

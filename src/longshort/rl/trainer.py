@@ -194,7 +194,8 @@ class RLTrainer(Loop):
                 self._apply(measured[1])
                 made.append(measured)
             self.optimizer.zero_grad(set_to_none=True)
-        self._clip_logits(logits)
+        if made:
+            self._clip_logits(logits)
         numbers = torch.stack((entropy, gap, drawn.mask.sum(), drawn.mixed_share().to(entropy))).tolist()
         per_update = torch.stack(made or [measured]).tolist()  # the one time that the host waits for the updates
         metrics |= self._metrics(numbers, per_update, drawn)
@@ -265,7 +266,7 @@ class RLTrainer(Loop):
         """
         rl, accumulate = self.config.rl, self.config.run.accumulate
         problems = rl.prompts // rl.updates
-        halved = accumulate == 1 and problems % 2 == 0 and self._wants_logits()
+        halved = accumulate == 1 and problems % 2 == 0 and self._wants_logits() is True
         pieces = 2 if halved else accumulate
         size = problems * rl.group // pieces
         firsts = range(0, rl.prompts * rl.group, size)
@@ -290,7 +291,7 @@ class RLTrainer(Loop):
                 assert scores.entropy is not None
                 old.append(scores.log_probs)
                 entropy = entropy + scores.entropy.sum()
-                if wanted and part.drawn_log_probs is not None:
+                if wanted is True and part.drawn_log_probs is not None:
                     replayed = scores.log_probs if self.form == "paper" else part.log_probs(self.policy)
                     gap = gap + (kl_estimate(part.drawn_log_probs, replayed) * part.mask).sum()
                 if self.reference is not None:
@@ -349,7 +350,7 @@ class RLTrainer(Loop):
         metrics |= {"clip_share": clipped / max(1, tokens)}
         if self.reference is not None:
             metrics["kl"] = kl / max(1, tokens)
-        if drawn.drawn_log_probs is not None and self._wants_logits():
+        if drawn.drawn_log_probs is not None and self._wants_logits() is True:
             metrics["rollout_kl"] = gap
         if drawn.thinking is not None and not self.config.rl.truncate:
             metrics["mixed_share"] = mixed
