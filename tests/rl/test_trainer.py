@@ -247,6 +247,20 @@ def test_a_step_of_which_every_update_is_skipped_leaves_the_weights(tmp_path, mo
     assert all(value.equal(after.model[name]) for name, value in before.model.items())
 
 
+def test_the_means_of_a_step_are_those_of_the_updates_that_were_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("longshort.rl.objective.k3", lambda log_probs, reference: torch.ones_like(log_probs))
+    spoil(monkeypatch, step=5, update=0)
+    reinforce(tiny_rl(tmp_path / "run", "stability.guard=skip"))
+    assert [record["kl"] for record in records(tmp_path / "run", "train")[3:]] == [1, 1, 1]
+
+
+def test_the_gradients_of_the_layers_are_recorded(tmp_path):
+    reinforce(tiny_rl(tmp_path / "run", "telemetry.layer_gradients=true", "rl.updates=1", n_layers=2))
+    for record in records(tmp_path / "run", "train"):
+        squares = [norm**2 for norm in record["layer_gradients"].values()]
+        assert list(record["layer_gradients"]) == ["0", "1"] and 0 < sum(squares) < record["grad_norm"] ** 2
+
+
 def test_a_guard_measures_no_more_often(tmp_path):
     reinforce(tiny_rl(tmp_path / "run", "stability.guard=skip", "telemetry.logits_every=5"))
     for record in records(tmp_path / "run", "train")[3:]:
