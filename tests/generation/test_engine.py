@@ -250,3 +250,13 @@ def test_a_stream_of_text_is_the_text_of_the_tokens(model):
     assert "".join(stream) == tokenizer.decode(tokens).rstrip("\N{REPLACEMENT CHARACTER}")
     assert stream.n_tokens == len(tokens)
     assert stream.tokens_per_second == pytest.approx(len(tokens) / stream.seconds)
+
+
+def test_a_stream_of_text_ends_with_a_stop_token(model):
+    options = {"max_new_tokens": 20, "temperature": 0.7, "seed": 1}
+    tokens = text(model, [list(b"def ")], stop=256, **options)[0]
+    stop = tokens[5]
+    stream = TextStream(model, ByteTokenizer(), "def ", stop=[stop], **options)
+    written = tokens[: tokens.index(stop) + 1]
+    assert "".join(stream) == ByteTokenizer().decode(written).rstrip("\N{REPLACEMENT CHARACTER}")
+    assert stream.n_tokens == len(written)

@@ -48,6 +48,10 @@ def test_a_temperature_next_to_nothing_is_nearly_greedy():
     assert next_token(torch.tensor([[1.0, 30.0, -3.0]]), temperature=1e-42).tolist() == [1]
 
 
+def test_a_temperature_that_fp32_rounds_to_zero_is_greedy():
+    assert next_token(torch.tensor([[0.0, 5.0, 1.0]]), temperature=1e-60).tolist() == [1]
+
+
 def test_without_a_mask_every_token_may_come():
     assert drawn(3000, temperature=3.0) == [{0, 1, 2, 3, 4}] * 2
 

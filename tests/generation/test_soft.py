@@ -251,6 +251,19 @@ def test_the_seed_repeats_the_noise(model):
     assert one == same != other
 
 
+def test_thinking_does_not_depend_on_the_default_dtype(model):
+    def text():
+        thinking = SoftThinking(end=3, top_k=4)
+        return written(model, [[1, 2], [4]], thinking=thinking, max_new_tokens=6, seed=0)
+
+    before = text()
+    torch.set_default_dtype(torch.bfloat16)  # as where large models are made
+    try:
+        assert text() == before
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_tokens_that_the_tokenizer_does_not_have_are_in_no_mixture():
     record = ThinkingRecord()
     text(build(vocab_size=320), [[1]], thinking=quiet(top_k=300), tokenizer=ByteTokenizer(), record=record)

@@ -82,6 +82,12 @@ def test_advantages_are_rewards_over_the_spread_of_their_group():
     assert signal_share(rewards, 3) == 0.5
 
 
+@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("reward", [0.7, 1000.1])
+def test_equal_rewards_have_no_advantage_where_their_mean_is_rounded(reward, normalise):
+    assert not group_advantages(torch.full((16,), reward), 8, normalise=normalise).any()
+
+
 @pytest.mark.parametrize("group", [1, 4, 2.0, -2])
 def test_a_group_that_cannot_be_compared_is_named(group):
     with pytest.raises(ValueError, match=f"group must be an integer >= 2 that divides the 6 rewards, got {group}"):

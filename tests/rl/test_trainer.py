@@ -219,6 +219,55 @@ def test_the_guard_skips_an_update_whose_loss_is_not_finite(tmp_path, monkeypatc
     assert [record["step"] for record in records(tmp_path / "run", "train")] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize("kl", [0, 0.001])
+def test_the_first_rewards_after_a_time_of_equal_ones_are_no_spikes(kl, tmp_path, monkeypatch):
+    calls = []
+
+    def reward(self, problem, tokens):
+        calls.append(None)
+        return float(len(calls) > 8 * 16 and len(tokens) < 3)
+
+    monkeypatch.setattr(Chains, "reward", reward)
+    guard = ["stability.guard=skip", "stability.guard_warmup=4", "stability.guard_threshold=100"]
+    changes = ["rl.supervised_steps=0", "run.steps=14", "rl.algorithm=grpo", f"rl.kl={kl}"]
+    reinforce(tiny_rl(tmp_path / "run", *guard, *changes))
+    shares = [record["signal_share"] for record in records(tmp_path / "run", "train")]
+    assert not any(shares[:8]) and any(shares[8:])
+    assert not records(tmp_path / "run", "spike")
+
+
+def test_a_step_of_which_every_update_is_skipped_leaves_the_weights(tmp_path, monkeypatch):
+    for update in range(2):
+        spoil(monkeypatch, step=5, update=update)
+    changes = ["stability.guard=skip", "stability.qk_clip=0.001", "run.save_every=1"]
+    reinforce(tiny_rl(tmp_path / "run", *changes))
+    steps = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    before, after = map(load_checkpoint, steps[3:5])
+    assert (before.step, after.step) == (4, 5)
+    assert all(value.equal(after.model[name]) for name, value in before.model.items())
+
+
+def test_the_means_of_a_step_are_those_of_the_updates_that_were_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("longshort.rl.objective.k3", lambda log_probs, reference: torch.ones_like(log_probs))
+    spoil(monkeypatch, step=5, update=0)
+    reinforce(tiny_rl(tmp_path / "run", "stability.guard=skip"))
+    assert [record["kl"] for record in records(tmp_path / "run", "train")[3:]] == [1, 1, 1]
+
+
+def test_the_gradients_of_the_layers_are_recorded(tmp_path):
+    reinforce(tiny_rl(tmp_path / "run", "telemetry.layer_gradients=true", "rl.updates=1", n_layers=2))
+    for record in records(tmp_path / "run", "train"):
+        squares = [norm**2 for norm in record["layer_gradients"].values()]
+        assert list(record["layer_gradients"]) == ["0", "1"] and 0 < sum(squares) < record["grad_norm"] ** 2
+
+
+def test_a_guard_measures_no_more_often(tmp_path):
+    reinforce(tiny_rl(tmp_path / "run", "stability.guard=skip", "telemetry.logits_every=5"))
+    for record in records(tmp_path / "run", "train")[3:]:
+        measured = ("logit_max" in record, "rollout_kl" in record, "gradient_noise" in record)
+        assert measured == (record["step"] == 5,) * 3
+
+
 def test_a_rollback_takes_other_problems(tmp_path, monkeypatch):
     spoil(monkeypatch, step=5, update=1)
     original, taken = RLTrainer._roll_out, []

@@ -127,6 +127,18 @@ def test_a_tensor_without_gradient_in_warm_up_is_not_frozen():
     assert params[0].grad.norm() > 0
 
 
+def test_steps_without_gradient_after_the_warm_up_leave_the_means():
+    params = parameters([0.2], [0.0])
+    clip = TensorClip(params, ratio=1.5, warmup=1)
+    clip.clip()
+    for _ in range(5):
+        set_gradients(params, [0.0], [0.0])
+        clip.clip()
+    set_gradients(params, [10.0], [3.0])
+    clip.clip()
+    assert norms(params) == pytest.approx([0.3, 3.0])
+
+
 def parameters_with_zero_first_gradient():
     params = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))]
     params[0].grad, params[1].grad = torch.zeros(3), torch.ones(2)

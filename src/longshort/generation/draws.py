@@ -63,7 +63,7 @@ class Draws:
         k = 0 if thinking is None else min(thinking.top_k, vocabulary)
         self.ids = torch.zeros(batch, count, k, dtype=torch.long, device=device)
         """(B, T, k) tokens of each mixture; they mean nothing where `soft` is False."""
-        self.values = torch.zeros(batch, count, k, device=device)
+        self.values = torch.zeros(batch, count, k, dtype=torch.float32, device=device)
         """(B, T, k) values of these tokens, from which `SoftThinking.weights` has the weights."""
         self.soft = torch.zeros(batch, count, dtype=torch.bool, device=device)
         """(B, T) where a mixture was drawn, the one that ends the thinking included."""
@@ -76,7 +76,7 @@ class Draws:
             self._entering = table.new_zeros(batch, 1, table.shape[1])
             if thinking.noise == "gaussian":
                 self.noise = table.new_zeros(batch, count, table.shape[1])
-        self.log_probs = torch.zeros(batch, count, device=device) if log_probs else None
+        self.log_probs = torch.zeros(batch, count, dtype=torch.float32, device=device) if log_probs else None
         """(B, T) log-probabilities of tokens, log-densities of mixtures; 0 after a sequence has ended."""
         self._thinks = torch.full((batch,), thinking is not None, device=device)
 

@@ -73,8 +73,9 @@ def next_token(
     if temperature == 0:
         return logits.argmax(-1)
     if temperature != 1:
-        # The largest becomes 0: divided by a temperature that is next to nothing, it would be infinite.
-        logits = (logits - logits.amax(-1, keepdim=True)) / temperature
+        # The largest becomes 0: divided by a temperature that is next to nothing, it would be infinite. One that is 0
+        # in the logits' precision would make it NaN.
+        logits = (logits - logits.amax(-1, keepdim=True)) / max(temperature, torch.finfo(torch.float32).tiny)
     if top_k is not None and top_k < logits.shape[-1]:
         kth = logits.topk(top_k).values[:, -1:]
         logits = logits.masked_fill(logits < kth, -torch.inf)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from longshort.generation.arguments import stop_tokens
 from longshort.generation.engine import generate
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ class TextStream:
     """Iterate over what the model writes after the prompt, in pieces; afterwards ask how fast it was.
 
     A piece comes when the bytes of its characters are all there and it can no longer begin a stop string. The text ends
-    before the stop string, and at the end of a document. `beginning` are tokens that go before the prompt's; `options`
-    are those of `generate`.
+    before the stop string, with a `stop` token, and at the end of a document. `beginning` are tokens that go before the
+    prompt's; `options` are those of `generate`.
 
     >>> from longshort import GPT, GPTConfig
     >>> from longshort.data.tokenizer import ByteTokenizer
@@ -38,6 +39,7 @@ class TextStream:
         prompt: str,
         *,
         beginning: Sequence[int] = (),
+        stop: int | Collection[int] | None = None,
         stop_strings: Sequence[str] = (),
         **options: Any,
     ) -> None:
@@ -52,7 +54,7 @@ class TextStream:
         self._tokens = generate(
             model,
             [start],
-            stop=tokenizer.end_of_document,
+            stop=[tokenizer.end_of_document, *stop_tokens(stop, tokenizer.vocab_size)],
             stop_strings=stop_strings,
             tokenizer=tokenizer,
             **options,

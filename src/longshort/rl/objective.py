@@ -49,7 +49,8 @@ def group_advantages(rewards: Tensor, group: int, *, normalise: bool = True) -> 
     centred = grouped - grouped.mean(1, keepdim=True)
     if normalise:
         centred = centred / (grouped.std(1, keepdim=True) + 1e-6)
-    return centred.flatten()
+    equal = (grouped == grouped[:, :1]).all(1, keepdim=True)
+    return centred.masked_fill(equal, 0).flatten()  # the rounded mean of equal rewards may be none of them
 
 
 def signal_share(rewards: Tensor, group: int) -> float:

@@ -30,7 +30,7 @@ from longshort.rl.rewards import Rewards, check_failures, verified
 from longshort.rl.rollout import Rollout
 from longshort.rl.signal import signal_and_noise
 from longshort.stability import qk_clip, watch_logits
-from longshort.stability.clipping import gradient_norm
+from longshort.stability.clipping import gradient_norm, layer_norms
 from longshort.train.checkpoints.checkpoint import Checkpoint
 from longshort.train.checkpoints.start import load_start
 from longshort.train.divergence import nonfinite_weight
@@ -149,7 +149,7 @@ class RLTrainer(Loop):
                 self.meter.update(output.stats)
         logits = self.meter.read() if with_stats else None
         norm = gradient_norm(self.policy.parameters())
-        loss, size = torch.stack((total, norm)).tolist()
+        loss, size, *layers = torch.cat((torch.stack((total, norm)), self._layer_norms())).tolist()
         step = progress.step + 1
         self._count_nonfinite(step, loss, size)
         action = self._judge(step, progress.batch, loss, size, logits)
@@ -162,7 +162,7 @@ class RLTrainer(Loop):
         self._count_step()
         if action is None:
             values: dict[str, Any] = {"loss": loss, "norm": size, "rate": rate, "logits": logits}
-            values |= {"seconds": time.perf_counter() - start, "tokens": tokens.numel()}
+            values |= {"seconds": time.perf_counter() - start, "tokens": tokens.numel()} | _of_layers(layers)
             self._record_step(step, entropy=self._entropy(), **values)
 
     def _apply(self, norm: Tensor) -> None:
@@ -186,7 +186,7 @@ class RLTrainer(Loop):
         made: list[Tensor] = []
         for update in range(rl.updates):
             measured = self._update(experience, update)
-            action = self._judge_update(measured, logits, update)
+            action = self._judge_update(measured, experience, logits, update)
             if action == "rollback":
                 self._roll_back(progress.step + 1, progress.batch)
                 return
@@ -194,17 +194,24 @@ class RLTrainer(Loop):
                 self._apply(measured[1])
                 made.append(measured)
             self.optimizer.zero_grad(set_to_none=True)
-        self._clip_logits(logits)
+        if made:
+            self._clip_logits(logits)
         numbers = torch.stack((entropy, gap, drawn.mask.sum(), drawn.mixed_share().to(entropy))).tolist()
         per_update = torch.stack(made or [measured]).tolist()  # the one time that the host waits for the updates
         metrics |= self._metrics(numbers, per_update, drawn)
         self._finish(start, rolled_out, per_update, rate, logits, metrics)
 
-    def _judge_update(self, measured: Tensor, logits: Logits | None, update: int) -> str | None:
-        """See `_judge`, for which the host has to wait for the update."""
+    def _judge_update(self, measured: Tensor, experience: Experience, logits: Logits | None, update: int) -> str | None:
+        """See `_judge`, for which the host has to wait for the update.
+
+        Where no rewards differ, the loss is 0 but for the divergence: after some of these, all others would be spikes.
+        """
         if self.config.stability.guard == "off":
             return None
         loss, norm = measured[:2].tolist()
+        slices = self._slices()[update]
+        if math.isfinite(loss + norm) and not experience.advantages[slices[0].start : slices[-1].stop].any():
+            return None
         return self._judge(self.progress.step + 1, self.progress.batch, loss, norm, logits, update=update)
 
     def _finish(
@@ -259,7 +266,7 @@ class RLTrainer(Loop):
         """
         rl, accumulate = self.config.rl, self.config.run.accumulate
         problems = rl.prompts // rl.updates
-        halved = accumulate == 1 and problems % 2 == 0 and self._wants_logits()
+        halved = accumulate == 1 and problems % 2 == 0 and self._wants_logits() is True
         pieces = 2 if halved else accumulate
         size = problems * rl.group // pieces
         firsts = range(0, rl.prompts * rl.group, size)
@@ -284,7 +291,7 @@ class RLTrainer(Loop):
                 assert scores.entropy is not None
                 old.append(scores.log_probs)
                 entropy = entropy + scores.entropy.sum()
-                if wanted and part.drawn_log_probs is not None:
+                if wanted is True and part.drawn_log_probs is not None:
                     replayed = scores.log_probs if self.form == "paper" else part.log_probs(self.policy)
                     gap = gap + (kl_estimate(part.drawn_log_probs, replayed) * part.mask).sum()
                 if self.reference is not None:
@@ -298,7 +305,9 @@ class RLTrainer(Loop):
         return experience, entropy / tokens, gap / tokens, logits
 
     def _update(self, experience: Experience, update: int) -> Tensor:
-        """Compute the gradients of one update; its loss, gradient norm, clipped tokens, KL, signal and noise."""
+        """Compute the gradients of one update; its loss, gradient norm, clipped tokens, KL, signal, noise, tokens and
+        gradient norms of the layers.
+        """
         rl, slices = self.config.rl, self._slices()[update]
         rows = slice(slices[0].start, slices[-1].stop)
         mask = experience.drawn.mask[rows]
@@ -316,7 +325,12 @@ class RLTrainer(Loop):
         loss, clipped, kl = torch.stack(parts).sum(0)
         norm = gradient_norm(self.policy.parameters())
         signal, noise = (norm * math.nan,) * 2 if half is None else signal_and_noise(half, self._gradients())
-        return torch.stack((loss, norm, clipped, kl, signal, noise))
+        return torch.cat((torch.stack((loss, norm, clipped, kl, signal, noise, mask.sum())), self._layer_norms()))
+
+    def _layer_norms(self) -> Tensor:
+        """The gradient norm of each block, if these are recorded; else none."""
+        wanted = self.config.telemetry.layer_gradients
+        return layer_norms(self.policy.blocks) if wanted else torch.zeros(0, device=self.world.device)
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.policy.parameters() if p.grad is not None]
@@ -336,19 +350,20 @@ class RLTrainer(Loop):
         )
 
     def _metrics(self, numbers: list[float], per_update: list[list[float]], drawn: Rollout) -> dict[str, Any]:
-        """Means over the tokens of the step; signal and noise are those of the first update."""
-        entropy, gap, tokens, mixed = numbers
-        _, _, clipped, kl, _, _ = (sum(values) for values in zip(*per_update, strict=True))
-        metrics: dict[str, Any] = {"drawn_tokens": int(tokens), "token_entropy": entropy}
-        metrics |= {"clip_share": clipped / max(1, tokens)}
+        """Means over the tokens of the step, or of its updates; signal and noise are those of the first update."""
+        entropy, gap, drawn_tokens, mixed = numbers
+        _, _, clipped, kl, _, _, tokens, *layers = (sum(values) for values in zip(*per_update, strict=True))
+        metrics: dict[str, Any] = {"drawn_tokens": int(drawn_tokens), "token_entropy": entropy}
+        metrics |= {"clip_share": clipped / max(1, tokens)} | _of_layers([x / len(per_update) for x in layers])
         if self.reference is not None:
             metrics["kl"] = kl / max(1, tokens)
-        if drawn.drawn_log_probs is not None and self._wants_logits():
+        if drawn.drawn_log_probs is not None and self._wants_logits() is True:
             metrics["rollout_kl"] = gap
         if drawn.thinking is not None and not self.config.rl.truncate:
             metrics["mixed_share"] = mixed
-        if not math.isnan(per_update[0][4]):
-            metrics |= {"gradient_signal": per_update[0][4], "gradient_noise": per_update[0][5]}
+        signal, noise = per_update[0][4:6]
+        if not math.isnan(signal):
+            metrics |= {"gradient_signal": signal, "gradient_noise": noise}
         return metrics
 
     def _evaluate(self) -> bool:
@@ -380,3 +395,8 @@ class RLTrainer(Loop):
     def _one_sequence(self) -> dict[str, Tensor]:
         tokens, _ = self.data.solutions(self.data.held_out(1), self.world.device)
         return {"tokens": tokens}
+
+
+def _of_layers(norms: list[float]) -> dict[str, Any]:
+    """The record of the layers' gradient norms, if there are any."""
+    return {"layer_gradients": {str(layer): norm for layer, norm in enumerate(norms)}} if norms else {}

@@ -34,7 +34,7 @@ class TensorClip:
     """Clips each tensor's gradient to `ratio` times the running mean of its own norm (as AdaGC, arXiv 2502.11034).
 
     During the first `warmup` steps the global norm is clipped to `limit` instead, and the running means start from the
-    smallest norms seen. Everything stays on the device; a non-finite norm never enters a mean.
+    smallest norms seen. Everything stays on the device; a norm that is 0 or not finite never enters a mean.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class TensorClip:
         if self.steps <= self.warmup:
             scale = (self.limit / (total + 1e-6)).clamp(max=1.0).expand_as(norms)
             clipped = norms * scale
-            # A tensor that has had no gradient yet has no norm to be clipped to.
-            updated = torch.where(clipped > 0, torch.minimum(self.means, clipped), self.means)
+            updated = torch.minimum(self.means, clipped)
         else:
             scale = (self.ratio * self.means / (norms + 1e-12)).clamp(max=1.0)
             clipped = norms * scale
             moved = self.momentum * self.means + (1 - self.momentum) * clipped
             updated = torch.where(self.means.isfinite(), moved, clipped)
-        self.means = torch.where(updated.isfinite(), updated, self.means)
+        # No gradient says nothing of how large it is: with means of 0, nothing would ever pass again.
+        self.means = torch.where(updated.isfinite() & (clipped > 0), updated, self.means)
         for gradient, factor in zip(gradients, scale.unbind(), strict=True):
             local(gradient).mul_(factor)
 
