@@ -108,7 +108,7 @@ def _write(draft: Path, files: dict[str, dict[str, Tensor]]) -> dict[str, str]:
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read and verify a checkpoint; for a run's folder or a folder of checkpoints, the newest complete one."""
     if (path / _STATE).is_file():
-        return _read(path)
+        return _read(path, verified(path))
     newest = newest_checkpoint(path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path)
     if newest is None and not path.exists():
         raise CheckpointError(f"{path}: no such folder; name a run or one of its checkpoints")
@@ -117,9 +117,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return newest
 
 
-def _read(path: Path) -> Checkpoint:
-    """One checkpoint, verified and read."""
-    state = verified(path)
+def _read(path: Path, state: dict[str, Any]) -> Checkpoint:
+    """A checkpoint whose files were verified."""
     model, trainer = whole_tensors(path, state)
     return Checkpoint(path, int(state["step"]), model, trainer, state)
 
@@ -172,13 +171,10 @@ def verified(path: Path) -> dict[str, Any]:
 def newest_checkpoint(folder: Path, message: Callable[[str], None] = _say) -> Checkpoint | None:
     """The newest complete checkpoint of a folder; damaged ones are skipped and reported through `message`."""
     found = newest_complete(folder, message)
-    if found is None:
-        return None
-    path, state = found
-    return Checkpoint(path, int(state["step"]), *whole_tensors(path, state), state)
+    return None if found is None else _read(*found)
 
 
-def newest_complete(folder: Path, message: Callable[[str], None] = _say) -> tuple[Path, dict[str, Any]] | None:
+def newest_complete(folder: Path, message: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
     """Path and state of the newest complete checkpoint, whose tensors were verified but not read."""
     names = checkpoint_names(folder)
     while names:
