@@ -7,7 +7,6 @@ when it is complete. In a run whose model is sharded, files of shards take the p
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
@@ -21,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from longshort.files import give_usual_mode, sealed, unsealed
+from longshort.files import flush, give_usual_mode, sealed, sha256, unsealed
 
 FORMAT, SHARDED = 1, 2
 """Of a checkpoint with whole tensors, and of one with a file per process."""
@@ -80,7 +79,7 @@ def finish(draft: Path, step: int, document: dict[str, Any]) -> Path:
     folder = draft.parent
     (draft / _STATE).write_text(sealed(document), encoding="utf-8")
     for path in (*draft.iterdir(), draft):
-        _flush(path)
+        flush(path)
     final = folder / f"{_PREFIX}{step:08d}"
     replaced = folder / f".{final.name}.replaced.tmp"
     if os.path.lexists(final):
@@ -88,7 +87,7 @@ def finish(draft: Path, step: int, document: dict[str, Any]) -> Path:
         final.rename(replaced)
     draft.rename(final)
     _remove(replaced)
-    _flush(folder)
+    flush(folder)
     return final
 
 
@@ -101,7 +100,7 @@ def _write(draft: Path, files: dict[str, dict[str, Tensor]]) -> dict[str, str]:
         except SafetensorError as error:
             raise OSError(f"cannot write {draft / name}: {error}") from None
         give_usual_mode(draft / name)
-        sums[name] = checksum(draft / name)
+        sums[name] = sha256(draft / name)
     return sums
 
 
@@ -160,7 +159,7 @@ def verified(path: Path) -> dict[str, Any]:
     state = state_of(path)
     names = _TENSORS if state.get("format", FORMAT) == FORMAT else sorted(state["sha256"])
     for name in names:
-        if not (path / name).is_file() or checksum(path / name) != state["sha256"][name]:
+        if not (path / name).is_file() or sha256(path / name) != state["sha256"][name]:
             raise DamagedCheckpoint(f"{path / name}: damaged or missing (its checksum differs)")
     others = {file.name for file in path.glob("shard-*")} - {*names}
     if others:  # all files of shards are read
@@ -217,17 +216,3 @@ def _remove(path: Path) -> None:
         path.unlink()
     elif path.exists():
         shutil.rmtree(path, ignore_errors=path.name.startswith("."))
-
-
-def checksum(path: Path) -> str:
-    """The SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
