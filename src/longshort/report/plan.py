@@ -54,14 +54,18 @@ def kinds(plans: Windows) -> dict[Sees, Kind]:
     widths = sorted({window for layer in plans for window in layer if window is not None}, key=_width, reverse=True)
     found: dict[Sees, Kind] = {}
     if any(window is None for layer in plans for window in layer):
-        found[None] = Kind("G", _GLOBAL, "all")
+        found[None] = Kind("G", _GLOBAL, label(None))
     for place, window in enumerate(widths):
         weight = place / max(len(widths) - 1, 1)
         mixed = (round(a + weight * (b - a)) for a, b in zip(_WIDEST, _NARROWEST, strict=True))
         letter = _LETTERS[min(place, len(_LETTERS) - 1)]
-        label = str(window) if isinstance(window, int) else f"{window[0]} + {window[1]}"
-        found[window] = Kind(letter, "#{:02x}{:02x}{:02x}".format(*mixed), label)
+        found[window] = Kind(letter, "#{:02x}{:02x}{:02x}".format(*mixed), label(window))
     return found
+
+
+def label(sees: Sees) -> str:
+    """What a head sees, in few letters."""
+    return "all" if sees is None else str(sees) if isinstance(sees, int) else f"{sees[0]} + {sees[1]}"
 
 
 def seen_by(plan: HeadPlan) -> tuple[Sees, ...]:
