@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 760, 360
 X_AXES = ("step", "tokens", "time")
-LOSSES = {"loss": "loss", "perplexity": "perplexity"}
+LOSSES = ("loss", "perplexity")
 EDGE = 8  # pixels below the upper edge, where marks without a finite value stand
 READABLE_ROW = 9  # pixels
 MAX_PICTURED_HEAT_MAPS = 4
