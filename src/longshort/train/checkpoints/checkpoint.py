@@ -124,7 +124,7 @@ def _read(path: Path, state: dict[str, Any]) -> Checkpoint:
 
 def whole_tensors(path: Path, state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The weights, and the optimizer's tensors, of a checkpoint of either format."""
-    if state.get("format", FORMAT) == SHARDED:
+    if state["format"] == SHARDED:
         from longshort.train.checkpoints.shard_files import read_whole  # loads torch.distributed.checkpoint
 
         return read_whole(path)
@@ -136,13 +136,13 @@ def state_of(path: Path) -> dict[str, Any]:
     """What `state.json` holds. A file without read permission, or of another format version, is not damaged."""
     try:
         state = unsealed((path / _STATE).read_text(encoding="utf-8"))
-        kind = state.get("format", FORMAT)
+        kind = state["format"]
         if kind not in (FORMAT, SHARDED):
             raise CheckpointError(
                 f"{path}: format {kind!r}, but this version reads only formats {FORMAT} and {SHARDED}"
             )
         int(state["step"])
-        names = _TENSORS if kind == FORMAT else state["sha256"]
+        names = {*state["sha256"], *(_TENSORS if kind == FORMAT else ())}
         if not names or any(Path(name).name != name or not isinstance(state["sha256"][name], str) for name in names):
             raise ValueError("its checksums are not those of its files")
         if not isinstance(state.get("config", {}), dict):
@@ -157,7 +157,7 @@ def state_of(path: Path) -> dict[str, Any]:
 def verified(path: Path) -> dict[str, Any]:
     """The state of a checkpoint all of whose files are what was written."""
     state = state_of(path)
-    names = _TENSORS if state.get("format", FORMAT) == FORMAT else sorted(state["sha256"])
+    names = sorted(state["sha256"])
     for name in names:
         if not (path / name).is_file() or sha256(path / name) != state["sha256"][name]:
             raise DamagedCheckpoint(f"{path / name}: damaged or missing (its checksum differs)")

@@ -18,7 +18,6 @@ from torch import Tensor
 from longshort.files import give_usual_mode, sha256
 from longshort.parallel.shards import as_shard
 from longshort.train.checkpoints.checkpoint import (
-    FORMAT,
     SHARDED,
     Checkpoint,
     finish,
@@ -95,7 +94,7 @@ def read_sharded(path: Path, parameters: Mapping[str, Tensor]) -> Checkpoint:
         parameter = parameters.get(parameter_name(key))
         return parameter if parameter is not None and parameter.shape == shape else None
 
-    if state.get("format", FORMAT) == SHARDED:
+    if state["format"] == SHARDED:
         tensors = read_shards(path, parameter_of)
     else:
         whole = joined_names(*whole_tensors(path, state))
