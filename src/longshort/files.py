@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import tempfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,22 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
 def give_usual_mode(path: Path) -> None:
     """Give a file the mode that a plain `open` would: some writers use 0600, which other users cannot read."""
     os.chmod(path, 0o666 & ~_umask())
+
+
+def flush(path: Path) -> None:
+    """Make a file, or the renames in a folder, survive a power cut. Windows cannot open folders; it needs no call."""
+    with suppress(PermissionError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def sha256(path: Path) -> str:
+    """The checksum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_writable(path: Path) -> None:

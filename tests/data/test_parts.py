@@ -25,7 +25,7 @@ from longshort.data.tokenizer import BPETokenizer
 from longshort.data.tokens import TokenFile
 from longshort.files import unsealed
 
-SRC = str(Path(__file__).parents[2] / "src")
+SRC, HERE = str(Path(__file__).parents[2] / "src"), str(Path(__file__).parent)
 
 
 @pytest.fixture
@@ -304,38 +304,16 @@ def test_the_corpora_of_each_split_can_be_parted(tmp_path):
 
 
 KILLED_AT_EVERY_STEP = """
-    import os, signal, sys
+    import sys
     from pathlib import Path
-    sys.path.insert(0, {src!r})
+    sys.path[:0] = {paths!r}
+    from killed import until_it_ends
     from longshort.data.errors import DataError
     from longshort.data.join import join
     from longshort.data.prepare import prepare
     from longshort.data.tokens import TokenFile
 
     books, out = Path({books!r}), Path({out!r})
-
-    def die_at(step):
-        counted = 0
-        def watch(event, arguments):
-            nonlocal counted
-            if event in ("open", "os.rename", "os.remove"):
-                counted += 1
-                if counted == step:
-                    os.kill(os.getpid(), signal.SIGKILL)
-        sys.addaudithook(watch)
-
-    def until_it_ends(work, check):
-        step, ended = 0, False
-        while not ended:
-            step += 1
-            child = os.fork()
-            if child == 0:
-                die_at(step)
-                work()
-                os._exit(0)
-            ended = os.waitpid(child, 0)[1] == 0
-            check()
-        return step
 
     def the_part_is_whole_or_refused():
         try:
@@ -365,7 +343,7 @@ KILLED_AT_EVERY_STEP = """
 
 @pytest.mark.parametrize("joining", [False, True])
 def test_killed_at_any_touch_of_a_file_nothing_half_written_is_taken_for_whole(books, tmp_path, joining):
-    code = KILLED_AT_EVERY_STEP.format(src=SRC, books=str(books), out=str(tmp_path / "out"), joining=joining)
+    code = KILLED_AT_EVERY_STEP.format(paths=[SRC, HERE], books=str(books), out=str(tmp_path / "out"), joining=joining)
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 15

@@ -18,7 +18,7 @@ from longshort.data.errors import DataError
 from longshort.data.prepare import prepare
 from longshort.data.tokens import TokenFile
 
-SRC = str(Path(__file__).parents[2] / "src")
+SRC, HERE = str(Path(__file__).parents[2] / "src"), str(Path(__file__).parent)
 
 
 @pytest.fixture
@@ -235,9 +235,10 @@ def test_a_process_that_dies_is_one_clear_error(books, tmp_path, monkeypatch):
 
 
 KILLED_AT_EVERY_STEP = """
-    import os, signal, sys
+    import sys
     from pathlib import Path
-    sys.path.insert(0, {src!r})
+    sys.path[:0] = {paths!r}
+    from killed import until_it_ends
     from longshort.data.errors import DataError
     from longshort.data.prepare import prepare
     from longshort.data.tokens import TokenFile
@@ -256,33 +257,13 @@ KILLED_AT_EVERY_STEP = """
         assert (out / "tokenizer.json").is_file()
         return train.header["recipe"]
 
-    def die_at(step):
-        counted = 0
-        def watch(event, arguments):
-            nonlocal counted
-            if event in ("open", "os.rename", "os.remove"):
-                counted += 1
-                if counted == step:
-                    os.kill(os.getpid(), signal.SIGKILL)
-        sys.addaudithook(watch)
-
-    def run(step, **options):
-        child = os.fork()
-        if child == 0:
-            die_at(step)
-            prepare(books, out, **options)
-            os._exit(0)
-        return os.waitpid(child, 0)[1] == 0
-
-    seen = set()
-    finished = False
-    step = 0
-    while not finished:
-        step += 1
+    def old_data():
         if {replace}:
             prepare(books, out, seed=1, force=True)
-        finished = run(step, seed=2, force={replace})
-        seen.add(whole())
+
+    seen = set()
+    work = lambda: prepare(books, out, seed=2, force={replace})
+    step = until_it_ends(work, lambda: seen.add(whole()), before=old_data)
     assert prepare(books, out, seed=2).reused
     print(step, len(seen))
 """
@@ -290,7 +271,7 @@ KILLED_AT_EVERY_STEP = """
 
 @pytest.mark.parametrize("replace", [False, True])
 def test_killed_at_any_touch_of_a_file_nothing_half_written_is_taken_for_whole(books, tmp_path, replace):
-    code = KILLED_AT_EVERY_STEP.format(src=SRC, books=str(books), out=str(tmp_path / "out"), replace=replace)
+    code = KILLED_AT_EVERY_STEP.format(paths=[SRC, HERE], books=str(books), out=str(tmp_path / "out"), replace=replace)
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     steps, outcomes = map(int, done.stdout.split())

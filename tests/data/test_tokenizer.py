@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshort.data.errors import DataError
-from longshort.data.tokenizer import BPETokenizer, ByteTokenizer, load_tokenizer, token_dtype, tokenizer_from_dict
+from longshort.data.tokenizer import BPETokenizer, ByteTokenizer, load_tokenizer, tokenizer_from_dict
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the log", "def f(x):\n    return x\n"] * 3
 BPE = BPETokenizer.train(TEXTS, vocab_size=300)
@@ -103,11 +103,6 @@ def test_vocabulary_smaller_than_the_bytes_is_refused():
 def test_a_vocabulary_that_no_memory_holds_is_refused_before_the_process_is_aborted():
     with pytest.raises(DataError, match=r"vocab_size must be from 257 .* to 10,000,000, got 99999999999"):
         BPETokenizer.train(["a"], vocab_size=99_999_999_999)
-
-
-def test_numbers_beyond_sixteen_bits_get_thirty_two():
-    assert token_dtype(65_536) == np.uint16
-    assert token_dtype(65_537) == np.uint32
 
 
 @pytest.mark.parametrize(

@@ -55,17 +55,6 @@ def test_what_was_not_measured_is_none(tmp_path):
     assert {name: variant.spread(name) for name in measures} == dict.fromkeys(measures)
 
 
-def test_training_loss_is_the_mean_of_the_last_steps(tmp_path):
-    records = [train_record(step, float(step)) for step in range(1, 101)]
-    (variant,) = variants_of(tmp_path, {"ls": [records]})
-    assert variant.spread("training_loss").mean == 98.0
-
-
-def test_training_loss_of_a_run_that_ends_on_nan_is_not_finite(tmp_path):
-    (variant,) = variants_of(tmp_path, {"ls": [[train_record(1, 2.0), train_record(2, None)]]})
-    assert variant.spread("training_loss").not_finite == 1
-
-
 def test_summary_names_the_lowest_loss_and_the_separation(tmp_path):
     runs = {"plain": [seed(2.4), seed(2.5)], "ls": [seed(2.0), seed(2.1)]}
     said = comparison.summary(variants_of(tmp_path, runs))

@@ -2,9 +2,10 @@
 
 import pytest
 
+from longshort.report.demo import VARIANTS, demo_config, remark
 from longshort.report.demo import _sample as sample_of
-from longshort.report.demo import demo_config, demo_trials, remark
 from longshort.runs import load_run
+from longshort.train.sweeps.trials import plan_trials
 
 from .synthetic import run_record, train_record, write_lines
 
@@ -35,7 +36,7 @@ def test_remark_of_numbers_that_are_not_finite_compares_nothing(given):
 
 def test_a_demo_of_more_steps_shows_what_its_last_weights_write(tmp_path, monkeypatch):
     monkeypatch.setattr("longshort.report.demo.text_stream", lambda *given, **options: iter(["pass"]))
-    (trial, _) = demo_trials(tmp_path, demo_config(steps=6))
+    (trial, _) = plan_trials(demo_config(steps=6), VARIANTS, (0,), tmp_path)
     records = [run_record("plain"), train_record(2, 2.0), {"kind": "sample", "step": 2, "text": "def old"}]
     write_lines(trial.out, [*records, {"kind": "resume", "step": 2}, train_record(6, 1.0)])
     assert [sample_of(trial), sample_of(trial)] == ["def pass"] * 2

@@ -82,9 +82,10 @@ def test_a_step_that_is_repeated_without_logits_has_none(tmp_path):
     assert load_run(write_lines(tmp_path, records)).logit_steps.tolist() == [1]
 
 
-def test_training_loss_of_a_few_steps_is_that_of_the_last(tmp_path):
-    records = [run_record(), *(train_record(step, 9.0 - step) for step in range(1, 6))]
-    assert load_run(write_lines(tmp_path, records)).training_loss == 4.0
+@pytest.mark.parametrize(("steps", "mean"), [(100, 98.0), (5, 5.0)])
+def test_training_loss_is_the_mean_of_the_last_steps_and_at_least_of_one(steps, mean, tmp_path):
+    records = [run_record(), *(train_record(step, float(step)) for step in range(1, steps + 1))]
+    assert load_run(write_lines(tmp_path, records)).training_loss == mean
 
 
 def test_speed_is_that_of_most_steps(tmp_path):

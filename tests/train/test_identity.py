@@ -15,14 +15,18 @@ from longshort.train.sweeps.trials import Trial
 from .tiny import tiny_config
 
 
-def checkpoint_without(config, section, key):
+def checkpoint_without(config, section, key=None):
+    """Written before there was this key, or the section."""
     written = config.to_dict()
-    del written[section][key]
+    (written[section] if key else written).pop(key or section)
     state = {"config": written, "vocabulary": "bytes"}
     return Checkpoint(path=Path("step-1"), step=1, model={}, trainer={}, state=state)
 
 
-@pytest.mark.parametrize(("section", "key"), [("model", "smoothing_side"), ("optimizer", "eps")])
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [("model", "smoothing_side"), ("optimizer", "eps"), ("data", "corruption"), ("loss", None), ("task", None)],
+)
 def test_a_run_from_before_a_key_existed_goes_on_with_its_default(tmp_path, section, key):
     config = tiny_config("data", tmp_path)
     check_same_run(config, checkpoint_without(config, section, key), "bytes")

@@ -110,11 +110,6 @@ def test_qk_clip_rescales_after_the_step_and_leaves_the_momentum(corpus, tmp_pat
             assert torch.equal(value, plain.optimizer.state[theirs][name])
 
 
-def test_qk_clip_is_refused_with_qk_norm(corpus, tmp_path):
-    with pytest.raises(ValueError, match="qk_clip must be off with qk_norm"):
-        train(muon_config(corpus, tmp_path / "run", "stability.qk_clip=10", qk_norm="head"))
-
-
 def test_memory_counts_one_moment_of_each_matrix(corpus, tmp_path):
     world = World(0, 1, torch.device("cpu"))
     adamw, muon = (

@@ -12,7 +12,6 @@ from longshort.train import ConfigError, TrainConfig, load_model, train
 from longshort.train.checkpoints.checkpoint import CheckpointError, load_checkpoint
 from longshort.train.checkpoints.tokenizer import checkpoint_tokenizer
 from longshort.train.evaluation.answers import answer_scores
-from longshort.train.identity import check_same_run
 from longshort.train.machine.distributed import World
 from longshort.train.machine.flops import flops_per_token
 from longshort.train.models import build_model, load_trained
@@ -110,16 +109,6 @@ def test_other_examples_are_another_run(tmp_path):
     train(config(tmp_path, "run.steps=1"))
     with pytest.raises(ConfigError, match=r"holds a run with task.seed=0, not 1"):
         train(config(tmp_path, "task.seed=1"))
-
-
-def test_a_checkpoint_from_before_there_were_tasks_can_go_on(tmp_path):
-    settings = TrainConfig.from_dict({"model": TINY})
-    old = settings.to_dict()
-    del old["task"]
-    train(config(tmp_path, "run.steps=1"))
-    checkpoint = load_checkpoint(tmp_path)
-    checkpoint.state.update(config=old, vocabulary="same")
-    check_same_run(settings, checkpoint, "same")
 
 
 @pytest.mark.parametrize("given", ["task=listops", "task.name=listops"])

@@ -24,9 +24,10 @@ def demo(
     from longshort.cli.prose import say
     from longshort.report import demo as effect
     from longshort.report.live import live_table, result_table
+    from longshort.train.sweeps.trials import plan_trials
 
     console = Console()
-    trials = effect.demo_trials(out, effect.demo_config(device, steps=steps), (seed,))
+    trials = plan_trials(effect.demo_config(device, steps=steps), effect.VARIANTS, (seed,), out)
     say(effect.introduction(trials[-1].config))
     message = partial(console.print, highlight=False, markup=False, soft_wrap=True)  # above the live table
     with live_table([trial for trial in trials if not trial.is_finished], console) as watch:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from longshort.cli.train import CONFIG_HELP, OVERRIDES_HELP
+from longshort.cli.train import CONFIG_HELP, OVERRIDES_HELP, run_and_tell
 
 
 def rl(
@@ -22,13 +22,5 @@ def rl(
     Another algorithm: longshort rl rl-tiny rl.algorithm=soft-grpo run.steps=250 run.out=runs/soft-grpo
     """
     from longshort.rl import reinforce
-    from longshort.train import TrainConfig
-    from longshort.train.progress import ConsoleReporter
 
-    settings = TrainConfig.load(config, overrides or [], typer.echo)
-    with ConsoleReporter() as reporter:
-        result = reinforce(settings, reporter)
-    typer.echo(f"{result.status} at step {result.step}; metrics and checkpoints are in {result.out}")
-    if result.status == "interrupted":
-        typer.echo("run the same command again to resume")
-        raise typer.Exit(130)
+    run_and_tell(reinforce, config, overrides)

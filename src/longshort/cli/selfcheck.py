@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,8 @@ from longshort.ops import attention
 BACKENDS = ("blocked", "auto")
 FLOAT32_ERROR = 2e-5
 """Allowed distance from the float64 reference, relative to the largest entry: twenty times one rounding error."""
+KEYS = 257
+"""Odd, so that no block size divides it."""
 PAPER_6M_PARAMETERS = 6_496_704
 """Of the author's 6-layer model, without the position table (arXiv 2505.15548)."""
 
@@ -53,7 +55,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCase:
-    """One call of the op: T queries and S keys of D features."""
+    """One call of the op, with as many keys as `KEYS`."""
 
     name: str
     """What this case covers."""
@@ -61,11 +63,9 @@ class AttentionCase:
     """Reach of each query head."""
     n_kv_heads: int | None = None
     """If None, one KV head per query head."""
-    queries: int = 257
-    """T; odd, so that no block size divides it."""
-    keys: int = 257
-    """S."""
-    options: dict[str, Any]
+    queries: int = KEYS
+    """Positions that ask."""
+    options: dict[str, Any] = field(default_factory=dict)
     """Further keyword arguments of `attention`."""
 
 
@@ -85,15 +85,15 @@ def attention_cases() -> list[AttentionCase]:
     [6, 6, 6, 6, 6, 6, 6]
     """
     long_short = HeadPlan.long_short(n_heads=6, n_global=1, window=50)
-    documents = torch.arange(257) // 100
+    documents = torch.arange(KEYS) // 100
     documents[-20:] = -1
     return [
-        AttentionCase(name="1 global, 5 local", plan=long_short, options={}),
-        AttentionCase(name="mixed windows", plan=HeadPlan(windows=(1, 2, None, 64, 257, 1000)), options={}),
-        AttentionCase(name="grouped, 33 queries", plan=long_short, n_kv_heads=2, queries=33, options={}),
+        AttentionCase(name="1 global, 5 local", plan=long_short),
+        AttentionCase(name="mixed windows", plan=HeadPlan(windows=(1, 2, None, 64, 257, 1000))),
+        AttentionCase(name="grouped, 33 queries", plan=long_short, n_kv_heads=2, queries=33),
         AttentionCase(name="two-sided", plan=long_short, options={"causal": False}),
         AttentionCase(name="softcap", plan=long_short, options={"softcap": 5.0}),
-        AttentionCase(name="ALiBi", plan=long_short.with_alibi(), options={}),
+        AttentionCase(name="ALiBi", plan=long_short.with_alibi()),
         AttentionCase(name="segments, padding", plan=long_short, options={"segments": documents.expand(2, -1)}),
     ]
 
@@ -133,7 +133,7 @@ def _timed(subject: str, name: str, allowed: float, measure: Callable[[], float]
 def _op_results(case: AttentionCase, backend: str, dtype: torch.dtype) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     n_kv_heads = case.n_kv_heads or case.plan.n_heads
-    shapes = [(2, case.plan.n_heads, case.queries, 32), *[(2, n_kv_heads, case.keys, 32)] * 2]
+    shapes = [(2, case.plan.n_heads, case.queries, 32), *[(2, n_kv_heads, KEYS, 32)] * 2]
     q, k, v = (torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes)
     result = attention(q, k, v, case.plan, stats=True, backend=backend, **case.options)
     assert result.stats is not None and result.stats.min is not None

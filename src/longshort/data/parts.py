@@ -24,10 +24,6 @@ MOST_PARTS = 100_000
 _SHARED = "shared.json"
 
 
-def parts_folder(out: Path) -> Path:
-    return out / PARTS
-
-
 @dataclass(frozen=True)
 class Part:
     """One of `count` parts, numbered from 1.
@@ -66,7 +62,7 @@ class Part:
         return f"{self.number}-of-{self.count}"
 
     def folder(self, out: Path) -> Path:
-        return parts_folder(out) / self.name
+        return out / PARTS / self.name
 
     def documents(self, total: int) -> tuple[int, int]:
         """Its first document among `total`, and the first of the next part."""
@@ -103,7 +99,7 @@ class Shared:
     @classmethod
     def read(cls, out: Path) -> Shared | None:
         """None if there is none, or it is damaged."""
-        folder = parts_folder(out)
+        folder = out / PARTS
         try:
             data = unsealed((folder / _SHARED).read_text(encoding="utf-8"))
             if (data["format"], data["version"]) != (FORMAT, VERSION):
@@ -116,7 +112,7 @@ class Shared:
     def write(self, out: Path) -> None:
         """Write the tokenizer, then the rest, which marks it as complete."""
         content = self.tokenizer.to_dict()
-        write_json(parts_folder(out) / TOKENIZER_FILE, content)
+        write_json(out / PARTS / TOKENIZER_FILE, content)
         data = {
             "format": FORMAT,
             "version": VERSION,
@@ -125,4 +121,4 @@ class Shared:
             "tokenizer": tokenizer_checksum(content),
             "documents": self.documents,
         }
-        write_atomically(parts_folder(out) / _SHARED, sealed(data) + "\n")
+        write_atomically(out / PARTS / _SHARED, sealed(data) + "\n")

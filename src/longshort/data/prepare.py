@@ -16,6 +16,7 @@ from pathlib import Path
 from longshort.data.corpus import SPLITS, Corpus, HubDataset, TextFile, open_corpus
 from longshort.data.errors import DataError
 from longshort.data.folder import (
+    PARTS,
     PreparedData,
     publish,
     refuse_other_content,
@@ -25,7 +26,7 @@ from longshort.data.folder import (
     whole,
 )
 from longshort.data.parallel import count_documents, encode_in_order
-from longshort.data.parts import Part, Shared, parts_folder
+from longshort.data.parts import Part, Shared
 from longshort.data.split import ByCorpus, Division, divide, excerpt, size_of
 from longshort.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer, load_tokenizer
 from longshort.data.tokens import VERSION, TokenFile
@@ -136,7 +137,7 @@ class _Job:
 
     def of_part(self, part: Part, force: bool) -> _Job:
         """The job of one part. The first part to ask makes what all of them share; the others wait for it."""
-        folder = parts_folder(self.out)
+        folder = self.out / PARTS
         self.out.mkdir(parents=True, exist_ok=True)
         if not force:
             refuse_other_content(self.out, self.recipe, parts=True)

@@ -5,7 +5,6 @@ The header is written last, once the tokens are safely on disk, so a file with a
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import secrets
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from longshort.data.errors import DataError
 from longshort.data.tokenizer import Tokenizer, token_dtype, tokenizer_checksum
-from longshort.files import sealed, unsealed, write_atomically
+from longshort.files import flush, sealed, sha256, unsealed, write_atomically
 
 FORMAT = "longshort-tokens"
 VERSION = 1
@@ -75,7 +74,7 @@ class TokenFile:
                 f"{path}: tokens of another vocabulary (fingerprint {header['fingerprint'][:12]}..., not "
                 f"{fingerprint[:12]}...); use the data or the tokenizer that the model was trained with"
             )
-        if verify and (found := _checksum(path)) != header["checksum"]:
+        if verify and (found := f"sha256:{sha256(path)}") != header["checksum"]:
             raise DataError(f"{path}: damaged: its header says checksum {header['checksum']}, got {found}; {_REMEDY}")
         # An empty file cannot be mapped.
         tokens = np.memmap(path, dtype=dtype, mode="r") if count else np.empty(0, dtype=dtype)
@@ -169,13 +168,13 @@ class TokenWriter:
         self._file.close()
         header_path(self.path).unlink(missing_ok=True)
         os.replace(self._temporary, self.path)
-        flush_folder(self.path.parent)
+        flush(self.path.parent)
 
     def publish(self) -> TokenFile:
         """Write the header of an installed file, which completes it."""
         self._header["checksum"] = f"sha256:{self._digest.hexdigest()}"
         write_atomically(header_path(self.path), sealed(self._header, indent=2) + "\n")
-        flush_folder(self.path.parent)
+        flush(self.path.parent)
         return TokenFile.open(self.path)
 
     def commit(self) -> TokenFile:
@@ -200,16 +199,6 @@ def write_token_file(
         for chunk in chunks:
             writer.append(chunk)
         return writer.commit()
-
-
-def flush_folder(folder: Path) -> None:
-    """Make renames in a folder survive a power cut. Windows, where folders cannot be opened, does so by itself."""
-    with contextlib.suppress(PermissionError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _read_header(path: Path) -> dict[str, Any]:
@@ -239,8 +228,3 @@ def _read_header(path: Path) -> dict[str, Any]:
             f"{beside}: must describe tokens of uint16 or uint32, got {header['count']} of {header['dtype']}; {_REMEDY}"
         )
     return header
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"

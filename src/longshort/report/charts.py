@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from longshort.report.datasets import MEASURES, Datasets, rows
+from longshort.report.plan import label
 from longshort.report.theme import DASHES, LIGHT, MOST_STRONG, NOT_FINITE, method_styles, picture_config
 from longshort.runs import Run
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 760, 360
 X_AXES = ("step", "tokens", "time")
-LOSSES = {"loss": "loss", "perplexity": "perplexity"}
+LOSSES = ("loss", "perplexity")
 EDGE = 8  # pixels below the upper edge, where marks without a finite value stand
 READABLE_ROW = 9  # pixels
 MAX_PICTURED_HEAT_MAPS = 4
@@ -323,7 +324,7 @@ class Charts:
 
     def _heat_cells(self, index: int, run: Run, rows: _Rows) -> altair.Chart:
         """One row per cell, unpacked from one row per stretch of steps, so that the page holds few bytes per cell."""
-        reaches = json.dumps([_reach(sees) for layer in run.header.sees for sees in layer])
+        reaches = json.dumps([label(sees) for layer in run.header.sees for sees in layer])
         return (
             self._chart(f"heat-{index}")
             .transform_flatten(["logit"])
@@ -362,7 +363,7 @@ class Charts:
         )
         if run is None:
             return alt.Y("top:Q", scale=scale, axis=named), alt.Y("top:Q", scale=scale, axis=None)
-        seen = [_reach(sees) for layer in run.header.sees for sees in layer]
+        seen = [label(sees) for layer in run.header.sees for sees in layer]
         reached = alt.Axis(
             orient="right",
             values=[layer * pitch + head + 0.5 for layer in range(rows.layers) for head in range(heads)],
@@ -379,11 +380,6 @@ class Charts:
             titlePadding=2,
         )
         return alt.Y("top:Q", scale=scale, axis=named), alt.Y("top:Q", scale=scale, axis=reached)
-
-
-def _reach(sees: int | tuple[int, int] | None) -> str:
-    """In few letters, as `report.plan` labels it."""
-    return "all" if sees is None else str(sees) if isinstance(sees, int) else f"{sees[0]} + {sees[1]}"
 
 
 def without_theme(chart: Any) -> dict[str, Any]:

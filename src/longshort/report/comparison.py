@@ -147,11 +147,8 @@ def _rewards(variants: Sequence[Variant]) -> list[str]:
     best, spread = found[0]
     if len(found) == 1:
         return [f"Its final validation reward is {with_spread(spread, 3)}."]
-    others = [f"{variant.name} has {with_spread(other, 3)}" for variant, other in found[1:]]
-    if len(others) > MAX_LISTED:
-        ends = [f"{number(other.mean, 3)} ({variant.name})" for variant, other in (found[1], found[-1])]
-        others = [f"The {len(others)} others range from {' to '.join(ends)}"]
-    return [f"{best.name} has the highest final validation reward, {with_spread(spread, 3)}.", f"{'; '.join(others)}."]
+    others = "; ".join(_others(found[1:], 3))
+    return [f"{best.name} has the highest final validation reward, {with_spread(spread, 3)}.", f"{others}."]
 
 
 def _losses(variants: Sequence[Variant]) -> list[str]:
@@ -172,15 +169,19 @@ def _losses(variants: Sequence[Variant]) -> list[str]:
     if len(known) == 1:
         return [f"Its {kind} is {with_spread(spread)}{aside}."]
     said = [f"{best.name} has the lowest {kind}, {with_spread(spread)}{aside}."]
-    others = [f"{variant.name} has {with_spread(other)}" for variant, other in finite[1:]]
-    if len(others) > MAX_LISTED:
-        ends = [f"{number(other.mean)} ({variant.name})" for variant, other in (finite[1], finite[-1])]
-        others = [f"The {len(others)} others range from {' to '.join(ends)}"]
-    others += [f"{variant.name} has no finite one" for variant, other in known if not other.count]
+    others = [*_others(finite[1:]), *(f"{v.name} has no finite one" for v, other in known if not other.count)]
     said.append(f"{'; '.join(others)}.")
     if len(finite) > 1:
         said += _caveat(best, spread, finite[1:])
     return said
+
+
+def _others(found: Sequence[tuple[Variant, Spread]], digits: int = 4) -> list[str]:
+    """What the variants after the best reached, in order; of many the ends only."""
+    if len(found) <= MAX_LISTED:
+        return [f"{variant.name} has {with_spread(spread, digits)}" for variant, spread in found]
+    ends = [f"{number(spread.mean, digits)} ({variant.name})" for variant, spread in (found[0], found[-1])]
+    return [f"The {len(found)} others range from {' to '.join(ends)}"]
 
 
 def _caveat(best: Variant, spread: Spread, others: Sequence[tuple[Variant, Spread]]) -> list[str]:

@@ -227,20 +227,13 @@ class _Packing:
         finite, highest = np.isfinite(cells), _highest(run)
         # A step at which a head was not finite must survive, as the extremes do.
         kept = thin(np.where(finite.all(axis=1), highest, np.nan), self.points)
-        places = (
-            [
-                divmod(int(cell), max(1, run.logits_NLH.shape[2]))
-                for cell in np.where(finite, cells, -np.inf)[kept].argmax(axis=1)
-            ]
-            if len(kept)
-            else []
-        )
+        at = np.where(finite, cells, -np.inf)[kept].argmax(axis=1) if len(kept) else ()
         return self._table(
             [run],
             run.logit_steps[kept],
             logit=[rounded(float(value)) if value > 0 else None for value in highest[kept]],
-            layer=[layer for layer, _ in places],
-            head=[head for _, head in places],
+            layer=[int(cell) // heads for cell in at],
+            head=[int(cell) % heads for cell in at],
             lost=[int(count) for count in (~finite)[kept].sum(axis=1)],
         )
 

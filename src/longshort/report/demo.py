@@ -18,7 +18,7 @@ from longshort.report.summary import check_results, save_summary
 from longshort.runs import RunLog, load_run
 from longshort.train import TrainConfig
 from longshort.train.sweeps.processes import run_all
-from longshort.train.sweeps.trials import Trial, plan_trials
+from longshort.train.sweeps.trials import Trial
 
 VARIANTS = ("plain", "ls")
 PROMPT = "def "
@@ -44,11 +44,6 @@ def demo_config(device: str = "cpu", *, steps: int | None = None) -> TrainConfig
     config = TrainConfig.from_dict(_PAPER if on_gpu else _LAPTOP)
     run = replace(config.run, device=device, steps=steps or config.run.steps)
     return replace(config, run=run)
-
-
-def demo_trials(out: Path, config: TrainConfig, seeds: tuple[int, ...] = (0,)) -> list[Trial]:
-    """The runs of the demo."""
-    return plan_trials(config, VARIANTS, seeds, out)
 
 
 def run_demo(trials: list[Trial], out: Path, *, watch: Watch, message: Callable[[str], None]) -> DemoResult | None:

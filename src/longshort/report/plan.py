@@ -54,14 +54,18 @@ def kinds(plans: Windows) -> dict[Sees, Kind]:
     widths = sorted({window for layer in plans for window in layer if window is not None}, key=_width, reverse=True)
     found: dict[Sees, Kind] = {}
     if any(window is None for layer in plans for window in layer):
-        found[None] = Kind("G", _GLOBAL, "all")
+        found[None] = Kind("G", _GLOBAL, label(None))
     for place, window in enumerate(widths):
         weight = place / max(len(widths) - 1, 1)
         mixed = (round(a + weight * (b - a)) for a, b in zip(_WIDEST, _NARROWEST, strict=True))
         letter = _LETTERS[min(place, len(_LETTERS) - 1)]
-        label = str(window) if isinstance(window, int) else f"{window[0]} + {window[1]}"
-        found[window] = Kind(letter, "#{:02x}{:02x}{:02x}".format(*mixed), label)
+        found[window] = Kind(letter, "#{:02x}{:02x}{:02x}".format(*mixed), label(window))
     return found
+
+
+def label(sees: Sees) -> str:
+    """What a head sees, in few letters."""
+    return "all" if sees is None else str(sees) if isinstance(sees, int) else f"{sees[0]} + {sees[1]}"
 
 
 def seen_by(plan: HeadPlan) -> tuple[Sees, ...]:
@@ -73,11 +77,11 @@ def _width(sees: int | tuple[int, int]) -> tuple[int, ...]:
     return (sees, 0) if isinstance(sees, int) else (sum(sees), sees[0])
 
 
-def model_costs(model: GPTConfig, context: int | None = None, *, causal: bool = True) -> Costs:
-    """What the attention of a model costs at a context, the model's own if None, with a cache in bf16."""
+def _model_costs(model: GPTConfig, context: int, causal: bool) -> Costs:
+    """What the attention of a model costs at a context, with a cache in bf16."""
     return costs(
         model.layer_reaches,
-        context=model.context if context is None else context,
+        context=context,
         n_kv_heads=model.n_kv_heads,
         head_dim=model.head_features,
         causal=causal,
@@ -111,7 +115,7 @@ def plan_text(model: GPTConfig, context: int | None = None, *, color: bool = Fal
         lines.append(f"{_cell(kind, '', color)}  {sees:26}{of:14}{_rotation(model, window is None)}".rstrip())
     if sinks := _sinks(model):
         lines.append(sinks)
-    return "\n".join([*lines, "", *_costs_table(model_costs(model, context, causal=causal), context, causal)])
+    return "\n".join([*lines, "", *_costs_table(_model_costs(model, context, causal), context, causal)])
 
 
 def _described(sees: Sees, causal: bool) -> str:
@@ -180,7 +184,7 @@ def write_plan(model: GPTConfig, path: Path, *, title: str, context: int | None 
     import vl_convert
 
     context = model.context if context is None else context
-    found = model_costs(model, context, causal=causal)
+    found = _model_costs(model, context, causal)
     costs_line = (
         f"At {context:,} tokens: {found.visible_keys:,.0f} keys per token and head, "
         f"{found.share:.1%} of full attention's FLOPs{f', {found.cache_share:.1%} of its cache' if causal else ''}"

@@ -44,11 +44,7 @@ class TextData:
     """A prepared data folder and how a run cuts it into sequences."""
 
     folder: Path
-    length: int
-    batch_size: int
-    segments: bool
-    corruption: float
-    share: float
+    config: TrainConfig
     fingerprint: str
     tokenizer_checksum: str | None
     texts: dict[str, str]
@@ -67,20 +63,19 @@ class TextData:
                 f"got {config.model.vocab_size}"
             )
         load_tokenizer(folder, fingerprint=tokens.fingerprint, checksum=tokens.tokenizer_checksum)
-        data, names = config.data, (tokens.fingerprint, tokens.tokenizer_checksum, texts_in(folder))
-        return cls(folder, config.length, data.batch_size, data.segments, data.corruption, data.share, *names)
+        return cls(folder, config, tokens.fingerprint, tokens.tokenizer_checksum, texts_in(folder))
 
     def stream(self, split: str, *, seed: int) -> TokenStream:
         """Batches of one split, checked as in `open_tokens`; only training text is corrupted or cut short."""
-        training = split == "train"
+        data, training = self.config.data, split == "train"
         return TokenStream(
             open_tokens(self.folder / f"{split}.tokens"),
-            batch_size=self.batch_size,
-            length=self.length,
+            batch_size=data.batch_size,
+            length=self.config.length,
             seed=seed,
-            segments=self.segments,
-            corruption=self.corruption if training else 0.0,
-            share=self.share if training else 1.0,
+            segments=data.segments,
+            corruption=data.corruption if training else 0.0,
+            share=data.share if training else 1.0,
         )
 
     def keep_tokenizer(self, out: Path) -> None:

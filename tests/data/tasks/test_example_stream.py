@@ -58,9 +58,3 @@ def test_in_order_gives_every_row_once():
     batches = list(ExampleStream(labelled(), "train", batch_size=4, seed=0).in_order())
     assert [len(batch.tokens) for batch in batches] == [4, 4, 2]
     assert torch.cat([batch.targets for batch in batches]).tolist() == list(range(10))
-
-
-def test_its_older_place_is_an_alias():
-    from longshort.data.tasks.stream import ExampleStream as older
-
-    assert older is ExampleStream

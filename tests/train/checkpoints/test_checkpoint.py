@@ -103,7 +103,7 @@ def test_all_is_on_the_disk_before_a_checkpoint_has_its_name_and_then_the_name_i
     assert events[named + 1 :] == [tmp_path.stat().st_ino]
 
 
-@pytest.mark.parametrize("call", ["save_file", "checksum", "_flush", "json.dumps"])
+@pytest.mark.parametrize("call", ["save_file", "sha256", "flush", "json.dumps"])
 def test_whatever_stops_the_writer_half_way_leaves_the_checkpoint_before(tmp_path, monkeypatch, call):
     save(tmp_path, 1)
 

@@ -1,6 +1,5 @@
 """The e-exponentiated loss in training: its options, its logits, and perplexity by a fitted temperature."""
 
-import json
 import math
 
 import pytest
@@ -114,18 +113,6 @@ def test_a_temperature_is_fitted_on_windows_that_begin_as_those_scored(damped, c
     rows = torch.cat((torch.tensor([7, 9, 11]).expand(8, 3), text), 1)
     scores = raw_scores(model, rows[:, :-1], None, "fp32")[:, 2:].flatten(0, 1)
     assert fitted == pytest.approx(fit_temperature(scores, text.flatten()), rel=1e-5)
-
-
-def test_a_run_from_before_these_options_can_be_resumed(corpus, tmp_path):
-    out = tmp_path / "run"
-    train(tiny_config(corpus, out, "run.steps=2"))
-    (state,) = out.glob("checkpoints/*/state.json")
-    values = json.loads(state.read_text())
-    del values["config"]["loss"], values["config"]["data"]["corruption"], values["crc32"]
-    state.write_text(json.dumps(values))
-    assert train(tiny_config(corpus, out, "run.steps=3")).step == 3
-    with pytest.raises(ConfigError, match=r"loss\.exponent=1\.0, not 0\.5"):
-        train(tiny_config(corpus, out, "run.steps=4", "loss.exponent=0.5"))
 
 
 @pytest.mark.parametrize(

@@ -69,11 +69,6 @@ class _Kind:
     texts: tuple[str, ...] = ()
     """Its settings that are texts."""
 
-    @property
-    def is_read(self) -> bool:
-        """Whether its examples are read from files."""
-        return "train" not in self.defaults
-
 
 def task_length(name: str, settings: TaskSettings | None = None) -> int:
     """Tokens per sequence of the task, without opening it.
@@ -154,13 +149,14 @@ def _values(name: str, settings: TaskSettings) -> dict[str, int]:
     kind = _kind(name)
     if type(settings.seed) is not int:
         raise DataError(f"seed of {name} must be an integer, got {settings.seed!r}")
+    counts = () if "train" in kind.defaults else SPLITS  # of a task read from files: all if None
     values = {}
     for field in dataclasses.fields(TaskSettings):
         given = getattr(settings, field.name)
-        if field.name in ("seed", *kind.texts, *(SPLITS if kind.is_read else ())):
+        if field.name in ("seed", *kind.texts, *counts):
             continue
         if given is not None and field.name not in kind.defaults:
-            known = ["seed", *kind.texts, *kind.defaults, *(SPLITS if kind.is_read else ())]
+            known = ["seed", *kind.texts, *kind.defaults, *counts]
             raise DataError(f"{name} has no setting {field.name!r}; it has {', '.join(known)}")
         if field.name in kind.defaults:
             values[field.name] = kind.defaults[field.name] if given is None else given

@@ -7,7 +7,6 @@ when it is complete. In a run whose model is sharded, files of shards take the p
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
@@ -21,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from longshort.files import give_usual_mode, sealed, unsealed
+from longshort.files import flush, give_usual_mode, sealed, sha256, unsealed
 
 FORMAT, SHARDED = 1, 2
 """Of a checkpoint with whole tensors, and of one with a file per process."""
@@ -80,7 +79,7 @@ def finish(draft: Path, step: int, document: dict[str, Any]) -> Path:
     folder = draft.parent
     (draft / _STATE).write_text(sealed(document), encoding="utf-8")
     for path in (*draft.iterdir(), draft):
-        _flush(path)
+        flush(path)
     final = folder / f"{_PREFIX}{step:08d}"
     replaced = folder / f".{final.name}.replaced.tmp"
     if os.path.lexists(final):
@@ -88,7 +87,7 @@ def finish(draft: Path, step: int, document: dict[str, Any]) -> Path:
         final.rename(replaced)
     draft.rename(final)
     _remove(replaced)
-    _flush(folder)
+    flush(folder)
     return final
 
 
@@ -101,14 +100,14 @@ def _write(draft: Path, files: dict[str, dict[str, Tensor]]) -> dict[str, str]:
         except SafetensorError as error:
             raise OSError(f"cannot write {draft / name}: {error}") from None
         give_usual_mode(draft / name)
-        sums[name] = checksum(draft / name)
+        sums[name] = sha256(draft / name)
     return sums
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read and verify a checkpoint; for a run's folder or a folder of checkpoints, the newest complete one."""
     if (path / _STATE).is_file():
-        return _read(path)
+        return _read(path, verified(path))
     newest = newest_checkpoint(path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path)
     if newest is None and not path.exists():
         raise CheckpointError(f"{path}: no such folder; name a run or one of its checkpoints")
@@ -117,16 +116,15 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return newest
 
 
-def _read(path: Path) -> Checkpoint:
-    """One checkpoint, verified and read."""
-    state = verified(path)
+def _read(path: Path, state: dict[str, Any]) -> Checkpoint:
+    """A checkpoint whose files were verified."""
     model, trainer = whole_tensors(path, state)
     return Checkpoint(path, int(state["step"]), model, trainer, state)
 
 
 def whole_tensors(path: Path, state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The weights, and the optimizer's tensors, of a checkpoint of either format."""
-    if state.get("format", FORMAT) == SHARDED:
+    if state["format"] == SHARDED:
         from longshort.train.checkpoints.shard_files import read_whole  # loads torch.distributed.checkpoint
 
         return read_whole(path)
@@ -138,13 +136,13 @@ def state_of(path: Path) -> dict[str, Any]:
     """What `state.json` holds. A file without read permission, or of another format version, is not damaged."""
     try:
         state = unsealed((path / _STATE).read_text(encoding="utf-8"))
-        kind = state.get("format", FORMAT)
+        kind = state["format"]
         if kind not in (FORMAT, SHARDED):
             raise CheckpointError(
                 f"{path}: format {kind!r}, but this version reads only formats {FORMAT} and {SHARDED}"
             )
         int(state["step"])
-        names = _TENSORS if kind == FORMAT else state["sha256"]
+        names = {*state["sha256"], *(_TENSORS if kind == FORMAT else ())}
         if not names or any(Path(name).name != name or not isinstance(state["sha256"][name], str) for name in names):
             raise ValueError("its checksums are not those of its files")
         if not isinstance(state.get("config", {}), dict):
@@ -159,9 +157,9 @@ def state_of(path: Path) -> dict[str, Any]:
 def verified(path: Path) -> dict[str, Any]:
     """The state of a checkpoint all of whose files are what was written."""
     state = state_of(path)
-    names = _TENSORS if state.get("format", FORMAT) == FORMAT else sorted(state["sha256"])
+    names = sorted(state["sha256"])
     for name in names:
-        if not (path / name).is_file() or checksum(path / name) != state["sha256"][name]:
+        if not (path / name).is_file() or sha256(path / name) != state["sha256"][name]:
             raise DamagedCheckpoint(f"{path / name}: damaged or missing (its checksum differs)")
     others = {file.name for file in path.glob("shard-*")} - {*names}
     if others:  # all files of shards are read
@@ -172,13 +170,10 @@ def verified(path: Path) -> dict[str, Any]:
 def newest_checkpoint(folder: Path, message: Callable[[str], None] = _say) -> Checkpoint | None:
     """The newest complete checkpoint of a folder; damaged ones are skipped and reported through `message`."""
     found = newest_complete(folder, message)
-    if found is None:
-        return None
-    path, state = found
-    return Checkpoint(path, int(state["step"]), *whole_tensors(path, state), state)
+    return None if found is None else _read(*found)
 
 
-def newest_complete(folder: Path, message: Callable[[str], None] = _say) -> tuple[Path, dict[str, Any]] | None:
+def newest_complete(folder: Path, message: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
     """Path and state of the newest complete checkpoint, whose tensors were verified but not read."""
     names = checkpoint_names(folder)
     while names:
@@ -221,17 +216,3 @@ def _remove(path: Path) -> None:
         path.unlink()
     elif path.exists():
         shutil.rmtree(path, ignore_errors=path.name.startswith("."))
-
-
-def checksum(path: Path) -> str:
-    """The SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

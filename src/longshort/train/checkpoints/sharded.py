@@ -15,13 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from longshort.files import give_usual_mode
+from longshort.files import give_usual_mode, sha256
 from longshort.parallel.shards import as_shard
 from longshort.train.checkpoints.checkpoint import (
-    FORMAT,
     SHARDED,
     Checkpoint,
-    checksum,
     finish,
     new_draft,
     state_of,
@@ -53,7 +51,7 @@ def save_sharded(
     try:
         write_shards(draft, model, trainer, group)
         sums: list[dict[str, str]] = [{}] * group.size()
-        dist.all_gather_object(sums, {path.name: checksum(path) for path in _own_files(draft, rank)}, group)
+        dist.all_gather_object(sums, {path.name: sha256(path) for path in _own_files(draft, rank)}, group)
         together = {name: total for part in sums for name, total in part.items()}
         document = {"format": SHARDED, "sha256": together, "step": step, **state}
         _from_first(group, lambda: str(finish(draft, step, document)))
@@ -96,7 +94,7 @@ def read_sharded(path: Path, parameters: Mapping[str, Tensor]) -> Checkpoint:
         parameter = parameters.get(parameter_name(key))
         return parameter if parameter is not None and parameter.shape == shape else None
 
-    if state.get("format", FORMAT) == SHARDED:
+    if state["format"] == SHARDED:
         tensors = read_shards(path, parameter_of)
     else:
         whole = joined_names(*whole_tensors(path, state))

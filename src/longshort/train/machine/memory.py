@@ -14,6 +14,7 @@ _FAILED_ALLOCATIONS = (
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
+_MEMINFO = Path("/proc/meminfo")
 
 
 def shortage(error: BaseException) -> str | None:
@@ -35,9 +36,9 @@ def available_memory(device: torch.device) -> int | None:
     return min(bounds, default=None)
 
 
-def _left_on_machine(source: Path = Path("/proc/meminfo")) -> int | None:
+def _left_on_machine() -> int | None:
     """What the kernel can still give out without killing a process, swap included."""
-    found = _numbers(source, ":")
+    found = _numbers(_MEMINFO, ":")
     if "MemAvailable" in found:
         return (found["MemAvailable"] + found.get("SwapFree", 0)) * 1024
     try:
@@ -52,7 +53,7 @@ def _left_to_group(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/
         groups = [line.split(":", 2)[1:] for line in own.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError):
         return None
-    swap = _numbers(Path("/proc/meminfo"), ":").get("SwapFree", 0) * 1024
+    swap = _numbers(_MEMINFO, ":").get("SwapFree", 0) * 1024
     left = []
     for controllers, path in groups:
         for mount, limit, used in (
