@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from longshort.report.datasets import MEASURES, Datasets, rows
-from longshort.report.plan import label
+from longshort.report.seen import label
 from longshort.report.theme import DASHES, LIGHT, MOST_STRONG, NOT_FINITE, method_styles, picture_config
 from longshort.runs import Run
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from longshort.report.comparison import Variant, flatten
-from longshort.report.plan import Sees, Windows
+from longshort.report.seen import Sees, Windows
 
 _NAMES = {
     "data.batch_size": "sequences per batch",

@@ -10,7 +10,8 @@ from longshort.heads import HeadPlan
 from longshort.report import theme
 from longshort.report.charts import HEIGHT, WIDTH, drawing, log_axis, without_theme
 from longshort.report.page import page_environment, script_json, vega_script
-from longshort.report.plan import plan_chart, seen_by
+from longshort.report.plan import plan_chart
+from longshort.report.seen import seen_by
 
 Record = dict[str, Any]
 MEASURES = {

@@ -18,7 +18,8 @@ from longshort.report import comparison, datasets, theme
 from longshort.report.charts import LOSSES, X_AXES, Charts, ReportError, drawing, with_data
 from longshort.report.differences import differences
 from longshort.report.pictures import vegalite, write_picture
-from longshort.report.plan import Sees, plan_chart
+from longshort.report.plan import plan_chart
+from longshort.report.seen import Sees
 from longshort.runs import Run, Sample, load_runs
 
 MORE_SAMPLES = 6

@@ -13,16 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from longshort.files import write_atomically
-from longshort.heads import HeadPlan
 from longshort.reach import Costs, LayerReach, costs
+from longshort.report.seen import Sees, Windows, label, seen_by
 
 if TYPE_CHECKING:
     from longshort.model import GPTConfig
 
-Sees = int | tuple[int, int] | None
-"""What a head sees: a window, the first keys and a window, or everything (None)."""
-Windows = Sequence[Sequence[Sees]]
-"""What each head of each layer sees."""
 COLUMNS = 80
 FORMATS = (".png", ".svg", ".html")
 TITLE = "What each head sees"
@@ -61,16 +57,6 @@ def kinds(plans: Windows) -> dict[Sees, Kind]:
         letter = _LETTERS[min(place, len(_LETTERS) - 1)]
         found[window] = Kind(letter, "#{:02x}{:02x}{:02x}".format(*mixed), label(window))
     return found
-
-
-def label(sees: Sees) -> str:
-    """What a head sees, in few letters."""
-    return "all" if sees is None else str(sees) if isinstance(sees, int) else f"{sees[0]} + {sees[1]}"
-
-
-def seen_by(plan: HeadPlan) -> tuple[Sees, ...]:
-    """What each head of a plan sees."""
-    return tuple((f, w) if f and w is not None else w for w, f in zip(plan.windows, plan.first_keys, strict=True))
 
 
 def _width(sees: int | tuple[int, int]) -> tuple[int, ...]:
