@@ -30,9 +30,9 @@ def test_steps_at_every_context_have_the_same_tokens():
 
 
 def test_a_plan_that_cannot_run_says_why_and_the_others_are_measured():
-    models = MODELS | {"wide": GPTConfig(**_SIZES, reach={"pattern": "long_short", "n_global": 1, "window": 32})}
-    full, *_, wide = plans.training(models, 16, tokens=32, how=EAGER, **TIMING)
-    assert len(full["milliseconds"]) == 2 and "windows of at most context=16" in wide["failed"]
+    models = MODELS | {"capped": GPTConfig(**_SIZES, plan=FULL, backend="sdpa", softcap=5.0)}
+    full, *_, capped = plans.training(models, 16, tokens=32, how=EAGER, **TIMING)
+    assert len(full["milliseconds"]) == 2 and "softcap" in capped["failed"]
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, while it traces

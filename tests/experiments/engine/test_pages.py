@@ -82,8 +82,8 @@ def test_results_are_published_and_their_page_has_a_picture(folders, tmp_path):
     assert shown.exit_code == 0, shown.output
     assert sorted(path.name for path in built.iterdir()) == ["README.md", "positions.md", "positions.png"]
     page = (built / "positions.md").read_text()
-    assert "with rotary of rotary | 1 | **not run yet**" in page
-    assert "with rotary of rotary | 1 | not run yet" in (built / "README.md").read_text()
+    assert "| loss and logits lower with rotary | 1 | **not run yet**" in page
+    assert "loss and logits lower with rotary | 1 | not run yet" in (built / "README.md").read_text()
     # The recorded command once, and today's form of it.
     assert page.count(given[0]) == page.count("    python -m experiments positions\n") == 1
     before = (built / "positions.png").read_bytes()
