@@ -166,6 +166,13 @@ def test_a_row_ends_with_the_token_that_completes_a_stop_string(model, length):
     assert string in tokenizer.decode(stopped) and string not in tokenizer.decode(stopped[:-1])
 
 
+def test_tokens_without_text_do_not_hide_a_stop_string(model, monkeypatch):
+    drawn = iter([97, 256, 256, 256, 98, 99])
+    monkeypatch.setattr(Decoder, "step", lambda self: torch.tensor([next(drawn)]))
+    options = {"stop_strings": ["ab"], "tokenizer": ByteTokenizer()}
+    assert text(model, [ROWS[0]], **options) == [[97, 256, 256, 256, 98]]
+
+
 def test_stopping_needs_the_tokenizer_for_strings(model):
     with pytest.raises(ValueError, match="stop_strings need the tokenizer"):
         generate(model, PROMPT, stop_strings=["x"])
