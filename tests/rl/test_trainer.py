@@ -13,6 +13,7 @@ from longshort.rl import FORMS, drawn, open_task, reinforce
 from longshort.rl.evaluation import evaluate_rewards, is_of_rl
 from longshort.rl.rewards import VerifierError
 from longshort.rl.trainer import RLTrainer
+from longshort.runs.reading import load_run
 from longshort.train import ConfigError, TrainConfig, TrainingStopped, load_model, train
 from longshort.train.checkpoints.checkpoint import load_checkpoint
 from longshort.train.machine.distributed import World
@@ -245,6 +246,14 @@ def test_a_step_of_which_every_update_is_skipped_leaves_the_weights(tmp_path, mo
     before, after = map(load_checkpoint, steps[3:5])
     assert (before.step, after.step) == (4, 5)
     assert all(value.equal(after.model[name]) for name, value in before.model.items())
+
+
+def test_a_step_of_which_every_update_is_skipped_leaves_no_record_but_the_spikes(tmp_path, monkeypatch):
+    for update in range(2):
+        spoil(monkeypatch, step=6, update=update)
+    reinforce(tiny_rl(tmp_path / "run", "stability.guard=skip"))
+    assert [record["step"] for record in records(tmp_path / "run", "train")] == [1, 2, 3, 4, 5]
+    assert load_run(tmp_path / "run").status == "finished"
 
 
 def test_the_means_of_a_step_are_those_of_the_updates_that_were_made(tmp_path, monkeypatch):
