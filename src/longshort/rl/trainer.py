@@ -397,8 +397,8 @@ class RLTrainer(Loop):
         return solution_loss(self.policy, self.data, problems, self.config.run.precision)
 
     def _one_sequence(self) -> dict[str, Tensor]:
-        tokens, _ = self.data.solutions(self.data.held_out(1), self.world.device)
-        return {"tokens": tokens}
+        (problem,) = self.data.held_out(1)
+        return {"tokens": torch.tensor([[*problem.prompt, *problem.solution[:-1]]], device=self.world.device)}
 
 
 def _of_layers(norms: list[float]) -> dict[str, Any]:
