@@ -249,6 +249,15 @@ def test_words_of_a_vocabulary_that_marks_their_beginnings_keep_their_spaces(mon
     assert "".join(TextStream(None, BPETokenizer(inner), "a")) == "a b a"
 
 
+def test_words_keep_their_spaces_after_a_token_without_text(monkeypatch):
+    inner = tokenizers.Tokenizer(models.BPE(vocab={"▁a": 0, "▁b": 1, "</s>": 2}, merges=[]))
+    inner.add_special_tokens(["</s>"])
+    inner.decoder = decoders.Metaspace()
+    monkeypatch.setattr("longshort.generation.text.generate", lambda *_, **__: map(torch.tensor, ([0], [2], [1], [0])))
+    monkeypatch.setattr(BPETokenizer, "encode", lambda self, text: torch.tensor([0]))
+    assert "".join(TextStream(None, BPETokenizer(inner), "a")) == "a b a"
+
+
 def test_a_stream_of_text_is_the_text_of_the_tokens(model):
     tokenizer = ByteTokenizer()
     options = {"max_new_tokens": 40, "temperature": 0.7, "seed": 1}

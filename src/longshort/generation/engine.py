@@ -142,6 +142,12 @@ def generate(
     return iter(taken)
 
 
+def has_text(tokenizer: Tokenizer, token: int) -> bool:
+    """Whether the token writes anything, as the end of a document and other special tokens do not."""
+    # Twice, since the first token of a text loses its space in vocabularies that mark the beginnings of words.
+    return bool(tokenizer.decode([token, token]))
+
+
 @dataclass
 class _StringEnds:
     """Which sequences have ended with a string."""
@@ -155,8 +161,7 @@ class _StringEnds:
         """The sequences whose text holds a string with these tokens (B,)."""
         tokens = shown.tolist()
         for written, token in zip(self.written, tokens, strict=True):
-            # Twice, since the first token of a text loses its space in vocabularies that mark the beginnings of words.
-            if token != ENDED and self.tokenizer.decode([token, token]):
+            if token != ENDED and has_text(self.tokenizer, token):
                 written.append(token)
         return [i for i, token in enumerate(tokens) if token != ENDED and self._holds_string(self.written[i])]
 
