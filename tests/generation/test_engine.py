@@ -166,6 +166,13 @@ def test_a_row_ends_with_the_token_that_completes_a_stop_string(model, length):
     assert string in tokenizer.decode(stopped) and string not in tokenizer.decode(stopped[:-1])
 
 
+def test_tokens_without_text_do_not_hide_a_stop_string(model, monkeypatch):
+    drawn = iter([97, 256, 256, 256, 98, 99])
+    monkeypatch.setattr(Decoder, "step", lambda self: torch.tensor([next(drawn)]))
+    options = {"stop_strings": ["ab"], "tokenizer": ByteTokenizer()}
+    assert text(model, [ROWS[0]], **options) == [[97, 256, 256, 256, 98]]
+
+
 def test_stopping_needs_the_tokenizer_for_strings(model):
     with pytest.raises(ValueError, match="stop_strings need the tokenizer"):
         generate(model, PROMPT, stop_strings=["x"])
@@ -238,6 +245,15 @@ def test_words_of_a_vocabulary_that_marks_their_beginnings_keep_their_spaces(mon
     inner = tokenizers.Tokenizer(models.BPE(vocab={"▁a": 0, "▁b": 1, "</s>": 2}, merges=[]))
     inner.decoder = decoders.Metaspace()
     monkeypatch.setattr("longshort.generation.text.generate", lambda *_, **__: map(torch.tensor, ([0], [1], [0])))
+    monkeypatch.setattr(BPETokenizer, "encode", lambda self, text: torch.tensor([0]))
+    assert "".join(TextStream(None, BPETokenizer(inner), "a")) == "a b a"
+
+
+def test_words_keep_their_spaces_after_a_token_without_text(monkeypatch):
+    inner = tokenizers.Tokenizer(models.BPE(vocab={"▁a": 0, "▁b": 1, "</s>": 2}, merges=[]))
+    inner.add_special_tokens(["</s>"])
+    inner.decoder = decoders.Metaspace()
+    monkeypatch.setattr("longshort.generation.text.generate", lambda *_, **__: map(torch.tensor, ([0], [2], [1], [0])))
     monkeypatch.setattr(BPETokenizer, "encode", lambda self, text: torch.tensor([0]))
     assert "".join(TextStream(None, BPETokenizer(inner), "a")) == "a b a"
 

@@ -87,6 +87,22 @@ def test_first_keys_that_a_cache_has_forgotten_are_refused(make):
         model(ids[:, :1], past_key_values=cache)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: use_head_plan(model, HeadPlan(windows=(None, 3, 4, 6))),
+        lambda model: model.set_attn_implementation("sdpa"),
+    ],
+)
+@torch.no_grad()
+def test_a_cache_from_before_the_plan_changed_is_refused(change):
+    model, ids = with_plan("llama", GROUPED), tokens()
+    cache = model(ids).past_key_values
+    change(model)
+    with pytest.raises(ValueError, match="past_key_values must be made with the head plans and the attention that"):
+        model(ids[:, :1], past_key_values=cache)
+
+
 def test_first_keys_in_layers_that_do_not_slide_leave_those_that_do_sliding():
     cache = DynamicCache(config=with_plan("gemma2", [ALL_NEAR, FIRST_KEYS]).config)
     assert cache.is_sliding == [True, False]

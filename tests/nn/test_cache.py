@@ -171,6 +171,20 @@ def test_tokens_without_segments_go_on_with_the_last_one():
     torch.testing.assert_close(got, full(model, tokens, segments=segments)[:, 40:], **TIGHT)
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_positions_that_restart_continue_from_given_ones(static):
+    model, tokens = build(restart_positions=True, positions="rotary"), draw(length=60)
+    segments = torch.tensor([[3] * 10 + [7] * 30 + [5] * 20])
+    positions = torch.tensor([[*range(10), *range(50, 80), *range(20)]])
+    cache = model.new_cache(static=static, max_length=60)
+    parts = [model(tokens[:, :20], segments=segments[:, :20], positions=positions[:, :20], cache=cache).logits]
+    parts += [model(tokens[:, 20:30], cache=cache).logits]
+    parts += [model(tokens[:, i], segments=segments[:, i], cache=cache).logits for i in torch.arange(30, 45).split(3)]
+    parts += [model(tokens[:, i : i + 1], cache=cache).logits for i in range(45, 60)]
+    expected = model(tokens, segments=segments, positions=positions).logits
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected, **TIGHT)
+
+
 def test_segments_that_come_later_leave_the_earlier_tokens_in_segment_0():
     model, tokens = build(), draw(length=30)
     segments, cache = torch.tensor([[0] * 25 + [2] * 5]), model.new_cache()

@@ -59,6 +59,10 @@ def test_without_a_number_of_gpus_the_cheapest_is_shown(tmp_path):
             ["tiny", "run.checkpoint_activations=true"],
             "error: run.checkpoint_activations must not be set, since a plan",
         ),
+        (
+            ["tiny", "run.checkpoint_activations=attention"],
+            "error: run.checkpoint_activations must not be set, since a plan chooses it, got attention; leave it out\n",
+        ),
         (["listops"], "error: a plan must be of a language model, got the classifier of task=listops"),
         (["rl-tiny"], "error: a plan must be of training on text, got rl.task=chains"),
         (["tiny", "run.precision=fp32"], "error: a plan must be of a run in bf16, got run.precision=fp32"),

@@ -168,6 +168,8 @@ def test_bad_pattern_gets_one_clear_error(call, words):
         (3, "reach must be a pattern"),
         ({}, "reach must have the key pattern or the key like"),
         ({"pattern": "full", "like": "gemma-3"}, "reach must have the key pattern or the key like"),
+        ({"pattern": "gemma-3"}, "reach must be {like: gemma-3}, got {pattern: gemma-3}"),
+        ({"like": "ladder"}, "reach must be {pattern: ladder}, got {like: ladder}"),
         ({"like": "gemma-9"}, "reach must be gemma-2, .*, got 'gemma-9'"),
         ({"pattern": ["full"]}, "reach must be full"),
         ("interleave", "reach interleave needs a value for layers, window"),

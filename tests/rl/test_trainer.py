@@ -13,6 +13,8 @@ from longshort.rl import FORMS, drawn, open_task, reinforce
 from longshort.rl.evaluation import evaluate_rewards, is_of_rl
 from longshort.rl.rewards import VerifierError
 from longshort.rl.trainer import RLTrainer
+from longshort.runs.reading import load_run
+from longshort.stability import attention_entropy
 from longshort.train import ConfigError, TrainConfig, TrainingStopped, load_model, train
 from longshort.train.checkpoints.checkpoint import load_checkpoint
 from longshort.train.machine.distributed import World
@@ -247,11 +249,29 @@ def test_a_step_of_which_every_update_is_skipped_leaves_the_weights(tmp_path, mo
     assert all(value.equal(after.model[name]) for name, value in before.model.items())
 
 
+def test_a_step_of_which_every_update_is_skipped_leaves_no_record_but_the_spikes(tmp_path, monkeypatch):
+    for update in range(2):
+        spoil(monkeypatch, step=6, update=update)
+    reinforce(tiny_rl(tmp_path / "run", "stability.guard=skip"))
+    assert [record["step"] for record in records(tmp_path / "run", "train")] == [1, 2, 3, 4, 5]
+    assert load_run(tmp_path / "run").status == "finished"
+
+
 def test_the_means_of_a_step_are_those_of_the_updates_that_were_made(tmp_path, monkeypatch):
     monkeypatch.setattr("longshort.rl.objective.k3", lambda log_probs, reference: torch.ones_like(log_probs))
     spoil(monkeypatch, step=5, update=0)
     reinforce(tiny_rl(tmp_path / "run", "stability.guard=skip"))
     assert [record["kl"] for record in records(tmp_path / "run", "train")[3:]] == [1, 1, 1]
+
+
+def test_the_entropy_of_the_attention_is_that_of_a_problem_without_padding(tmp_path, monkeypatch):
+    monkeypatch.setattr(Chains, "max_new_tokens", 9)  # its solutions have 5
+    config = tiny_rl(tmp_path / "run", "telemetry.entropy_every=6")
+    reinforce(config)
+    (problem,) = trainer_of(config).data.held_out(1)
+    tokens = torch.tensor([[*problem.prompt, *problem.solution[:-1]]])
+    expected = attention_entropy(load_model(tmp_path / "run")[0], tokens)
+    torch.testing.assert_close(torch.tensor(records(tmp_path / "run", "train")[-1]["entropy"]), expected)
 
 
 def test_the_gradients_of_the_layers_are_recorded(tmp_path):

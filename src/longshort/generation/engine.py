@@ -142,6 +142,12 @@ def generate(
     return iter(taken)
 
 
+def has_text(tokenizer: Tokenizer, token: int) -> bool:
+    """Whether the token writes anything, as the end of a document and other special tokens do not."""
+    # Twice, since the first token of a text loses its space in vocabularies that mark the beginnings of words.
+    return bool(tokenizer.decode([token, token]))
+
+
 @dataclass
 class _StringEnds:
     """Which sequences have ended with a string."""
@@ -149,17 +155,18 @@ class _StringEnds:
     strings: tuple[str, ...]
     tokenizer: Tokenizer
     written: list[list[int]]
-    """Tokens drawn, by sequence: the end of them is searched for strings."""
+    """Tokens drawn that have text, by sequence: the end of them is searched for strings."""
 
     def found(self, shown: Tensor) -> list[int]:
         """The sequences whose text holds a string with these tokens (B,)."""
         tokens = shown.tolist()
         for written, token in zip(self.written, tokens, strict=True):
-            written.append(token)
+            if token != ENDED and has_text(self.tokenizer, token):
+                written.append(token)
         return [i for i, token in enumerate(tokens) if token != ENDED and self._holds_string(self.written[i])]
 
     def _holds_string(self, written: list[int]) -> bool:
-        """A token writes at least a byte, so a string that just became whole began within as many tokens."""
+        """These tokens write at least a byte each, so a string that just became whole began within as many tokens."""
         longest = max(len(string.encode()) for string in self.strings)
         text = self.tokenizer.decode(written[-longest - 1 :])
         return any(string in text for string in self.strings)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from longshort.generation.arguments import stop_tokens
-from longshort.generation.engine import generate
+from longshort.generation.engine import generate, has_text
 
 if TYPE_CHECKING:
     from longshort.data.tokenizer import Tokenizer
@@ -73,7 +73,8 @@ class TextStream:
         shown, began = 0, time.perf_counter()
         text = ""
         for token in self._tokens:
-            tail.append(int(token))
+            if has_text(self._tokenizer, int(token)):
+                tail.append(int(token))
             self.n_tokens += 1
             self.seconds = time.perf_counter() - began
             text = self._tokenizer.decode(tail)

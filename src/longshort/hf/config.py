@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig
 from longshort.heads import HeadPlan
 from longshort.losses import LossSettings
 from longshort.model import GPTConfig
+from longshort.numeric import check_count, is_int
 
 _NAMES = {
     "vocab_size": "vocab_size",
@@ -163,12 +164,15 @@ class LongShortConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        check_count("hidden_size", self.hidden_size)
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         for name in ("head_windows", "head_decays", "head_slopes", "head_firsts"):
             rows = getattr(self, name)
+            if rows is not None and not (_is_list(rows) and all(map(_is_list, rows))):
+                raise ValueError(f"{name} must be None or a list for each layer, got {rows!r}")
             setattr(self, name, rows if rows is None else [list(row) for row in rows])
         super().__post_init__(**kwargs)
         self.to_gpt()  # raises if the fields do not make a model
@@ -203,13 +207,14 @@ class LongShortConfig(PreTrainedConfig):
     def to_gpt(self) -> GPTConfig:
         """The configuration to build a `GPT` from; an error names the fields of this class."""
         values = {ours: getattr(self, theirs) for ours, theirs in _NAMES.items()}
-        values["mlp"] = _ACTIVATIONS.get(self.hidden_act)
+        values["mlp"] = _ACTIVATIONS.get(self.hidden_act) if isinstance(self.hidden_act, str) else None
         if values["mlp"] is None:
             raise ValueError(f"hidden_act must be one of {', '.join(_ACTIVATIONS)}, got {self.hidden_act!r}")
         if self.num_key_value_heads == self.num_attention_heads:
             values["n_kv_heads"] = None  # the same, said as a `GPTConfig` says it
-        multiple, rest = divmod(self.intermediate_size or 0, max(self.hidden_size, 1))
-        values |= {"ff_width": self.intermediate_size} if rest or not multiple else {"ff_multiplier": multiple}
+        size = self.intermediate_size
+        multiple, rest = divmod(size, max(self.hidden_size, 1)) if is_int(size) else (0, 0)
+        values |= {"ff_width": size} if rest or not multiple else {"ff_multiplier": multiple}
         try:
             loss = LossSettings(**{ours: getattr(self, theirs) for ours, theirs in _LOSS_NAMES.items()})
             config = GPTConfig(**values, loss=loss)
@@ -235,6 +240,10 @@ class LongShortConfig(PreTrainedConfig):
         rows = ([None] * config.n_layers if rows is None else rows for rows in list(tables.values())[1:])
         layers = zip(windows, *rows, strict=True)
         return tuple(HeadPlan(windows=w, decays=d, slopes=s, firsts=f) for w, d, s, f in layers)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list | tuple)
 
 
 def _name_modules_to_peft() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -261,8 +261,9 @@ def _with_planned_layers(init: Callable[..., None]) -> Callable[..., None]:
     def wrapper(self: DynamicCache, ddp_cache_data: Any = None, config: Any = None, *args: Any, **options: Any) -> None:
         init(self, ddp_cache_data, config, *args, **options)
         if ddp_cache_data is None and config is not None:
-            plans = [HeadPlan.from_dict(plan) for plan in _plans_in_use(config)]
-            self.layers[: len(plans)] = planned_layers(self.layers[: len(plans)], plans)
+            in_use = partial(_plans_in_use, config)
+            plans = [HeadPlan.from_dict(plan) for plan in in_use()]
+            self.layers[: len(plans)] = planned_layers(self.layers[: len(plans)], plans, in_use)
 
     return wrapper
 

@@ -11,7 +11,7 @@ Shapes: B batch, H_kv key/value heads, T new tokens, S cached and new ones, D he
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -24,9 +24,10 @@ _NOTHING: tuple[type, ...] = tuple(filter(None, [getattr(cache_utils, "DummyLaye
 """Layers of a cache that hold nothing."""
 
 
-def planned_layers(layers: Sequence[Any], plans: Sequence[HeadPlan]) -> list[Any]:
+def planned_layers(layers: Sequence[Any], plans: Sequence[HeadPlan], in_use: Callable[[], object]) -> list[Any]:
     """The layers of a cache for heads of these plans. Layers that share the keys of others have plans, but nothing in
-    the cache: up to transformers 5.22 they are missing at its end, from 5.23 on dummies stand for them.
+    the cache: up to transformers 5.22 they are missing at its end, from 5.23 on dummies stand for them. What `in_use`
+    returns must stay the same as long as the cache is used.
 
     If heads of a sliding layer also see the first keys, all sliding layers get full length, because they share a mask.
     """
@@ -36,7 +37,7 @@ def planned_layers(layers: Sequence[Any], plans: Sequence[HeadPlan]) -> list[Any
     plans = [_either([plan, *shared], window) for plan, window in zip(plans, own, strict=False)]
     if any(window is not None and plan.firsts is not None for window, plan in zip(own, plans, strict=True)):
         layers = [layer if window is None else DynamicLayer() for layer, window in zip(layers, own, strict=True)]
-    return [_planned(layer, plan) for layer, plan in zip(layers, plans, strict=True)]
+    return [_planned(layer, plan, in_use) for layer, plan in zip(layers, plans, strict=True)]
 
 
 def _either(plans: Sequence[HeadPlan], window: int | None) -> HeadPlan:
@@ -47,13 +48,13 @@ def _either(plans: Sequence[HeadPlan], window: int | None) -> HeadPlan:
     return HeadPlan(windows=tuple(windows), firsts=tuple(firsts))
 
 
-def _planned(layer: Any, plan: HeadPlan) -> Any:
+def _planned(layer: Any, plan: HeadPlan, in_use: Callable[[], object]) -> Any:
     """The layer for heads of this plan; itself where no head sees less than the layer keeps."""
     if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
         return layer
     own = getattr(layer, "sliding_window", None)
     near = (window for window in plan.windows if window is not None and (own is None or window < own))
-    return layer if next(near, None) is None else PlannedLayer(layer, plan)
+    return layer if next(near, None) is None else PlannedLayer(layer, plan, in_use)
 
 
 class PlannedLayer(CacheLayerMixin):
@@ -65,14 +66,20 @@ class PlannedLayer(CacheLayerMixin):
 
     supports_early_init = False
 
-    def __init__(self, whole: Any, plan: HeadPlan) -> None:
+    def __init__(self, whole: Any, plan: HeadPlan, in_use: Callable[[], object]) -> None:
         self.whole, self.plan = whole, plan
+        self._in_use, self._made_for = in_use, in_use()
         self.parts: list[tuple[list[int], Any]] = []
         """KV heads and the layer that keeps them; empty until the first keys arrive."""
         self._recording = False
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append keys and values (B, H_kv, T, D); return those of length S, or of the model's own window."""
+        if self._in_use() != self._made_for:  # heads may see more now than was kept
+            raise ValueError(
+                "past_key_values must be made with the head plans and the attention that the model has now, got a "
+                "cache from before they changed: start with a new one"
+            )
         if not self.parts:
             self._divide(key_states.shape[1])
         length, _ = self.whole.get_mask_sizes(key_states.shape[2])

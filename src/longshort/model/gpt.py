@@ -276,8 +276,7 @@ class GPT(nn.Module):
             cache.record(new, segments, given)  # it is empty: these are all segments there are
         if positions is None:
             if segments is not None and self.config.restart_positions:
-                positions = segment_positions(segments)
-                positions = positions if cache is None else cache.latest(positions, new)
+                positions = segment_positions(segments) if cache is None else cache.restarted(segments, new)
                 positions = positions if self.group is None else own_rows(positions, self.group)
             elif cache is not None and self.group is None:
                 positions = cache.next_positions(new)

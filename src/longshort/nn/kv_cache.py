@@ -15,6 +15,7 @@ from torch import Tensor
 from longshort.heads import HeadPlan
 from longshort.nn.layer_cache import CacheLayer, check_smoothing
 from longshort.nn.pool import FirstRows
+from longshort.nn.positions import segment_positions
 from longshort.numeric import check_count, is_integral
 from longshort.ops import Smoothing
 from longshort.reach import LayerReach
@@ -90,6 +91,19 @@ class KVCache(ABC):
     @abstractmethod
     def latest(self, table: Tensor, new: int) -> Tensor:
         """Of a table (B, S) over all positions, the columns (B, T) of the new tokens, which are recorded already."""
+
+    def restarted(self, segments: Tensor, new: int) -> Tensor:
+        """(B, T) positions of new tokens that count in each of the segments (B, S) from `record`.
+
+        Where positions were given before, a segment that continues counts on from them.
+        """
+        counted = self.latest(segment_positions(segments), new)
+        if self._positions is None:
+            return counted
+        continues = counted > torch.arange(new, device=self.device)
+        positions = torch.where(continues, self.next_positions(new), counted)
+        self.record(new, self.latest(segments, new), positions)
+        return positions
 
     @abstractmethod
     def advance(self, new: int) -> None:

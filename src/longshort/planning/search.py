@@ -129,7 +129,13 @@ def check_not_set(overrides: Sequence[str]) -> None:
         name, _, value = override.partition("=")
         if name in chosen:
             short = name.partition(".")[2]
-            raise ValueError(f"{name} must not be set, since a plan chooses it, got {value}; use --fix {short}={value}")
+            try:
+                fixed_settings([f"{short}={value}"])
+            except ValueError:
+                advice = "leave it out"
+            else:
+                advice = f"use --fix {short}={value}"
+            raise ValueError(f"{name} must not be set, since a plan chooses it, got {value}; {advice}")
 
 
 def _candidates(job: Job, machines: Machines, fixed: dict[str, Any]) -> Iterator[Estimate]:

@@ -69,6 +69,9 @@ def _called(given: dict[str, Any], sizes: dict[str, int | None]) -> tuple[LayerR
         raise ValueError(f"reach must have the key pattern or the key like, got {given!r}")
     name = given.pop(kinds[0])
     known: Mapping[str, Any] = PATTERNS if kinds[0] == "pattern" else MODELS
+    if isinstance(name, str) and name not in known and name in (*PATTERNS, *MODELS):
+        right = "like" if known is PATTERNS else "pattern"
+        raise ValueError(f"reach must be {{{right}: {name}}}, got {{{kinds[0]}: {name}}}")
     if not isinstance(name, str) or name not in known:
         names = f"{', '.join(PATTERNS)} or a model ({', '.join(MODELS)})" if known is PATTERNS else ", ".join(known)
         raise ValueError(f"reach must be {names}, got {name!r}")

@@ -199,7 +199,7 @@ class RLTrainer(Loop):
         numbers = torch.stack((entropy, gap, drawn.mask.sum(), drawn.mixed_share().to(entropy))).tolist()
         per_update = torch.stack(made or [measured]).tolist()  # the one time that the host waits for the updates
         metrics |= self._metrics(numbers, per_update, drawn)
-        self._finish(start, rolled_out, per_update, rate, logits, metrics)
+        self._finish(start, rolled_out, per_update, rate, logits, metrics, skipped=not made)
 
     def _judge_update(self, measured: Tensor, experience: Experience, logits: Logits | None, update: int) -> str | None:
         """See `_judge`, for which the host has to wait for the update.
@@ -222,8 +222,10 @@ class RLTrainer(Loop):
         rate: float,
         logits: Logits | None,
         metrics: dict[str, Any],
+        *,
+        skipped: bool,
     ) -> None:
-        """Count the step and record it."""
+        """Count the step, and record it unless all of its updates were skipped."""
         count, end = len(per_update), time.perf_counter()
         loss, norm = (sum(values[i] for values in per_update) / count for i in (0, 1))
         step = self.progress.step + 1
@@ -235,6 +237,8 @@ class RLTrainer(Loop):
         metrics["rollout_share"] = (rolled_out - start) / (end - start)
         tokens = metrics.pop("drawn_tokens")
         self._count_step()
+        if skipped:
+            return
         values: dict[str, Any] = {"loss": loss, "norm": norm, "rate": rate, "logits": logits, **metrics}
         values |= {"seconds": time.perf_counter() - start, "tokens": tokens}
         self._record_step(step, entropy=self._entropy(), **values)
@@ -393,8 +397,8 @@ class RLTrainer(Loop):
         return solution_loss(self.policy, self.data, problems, self.config.run.precision)
 
     def _one_sequence(self) -> dict[str, Tensor]:
-        tokens, _ = self.data.solutions(self.data.held_out(1), self.world.device)
-        return {"tokens": tokens}
+        (problem,) = self.data.held_out(1)
+        return {"tokens": torch.tensor([[*problem.prompt, *problem.solution[:-1]]], device=self.world.device)}
 
 
 def _of_layers(norms: list[float]) -> dict[str, Any]:

@@ -116,6 +116,8 @@ def test_what_is_not_gpt2_is_refused(tmp_path):
     for wrong in (0, "four"):
         with pytest.raises(ValueError, match=f"n_head must divide the width 32, got {wrong}"):
             from_gpt2(theirs.state_dict(), {"n_head": wrong})
+    with pytest.raises(ValueError, match="the state dict: layer_norm_epsilon must be a number above 0, got None"):
+        from_gpt2(theirs.state_dict(), {"n_head": 4, "layer_norm_epsilon": None})
     with pytest.raises(ValueError, match=r"unknown .*crossattention"):
         from_gpt2(gpt2(add_cross_attention=True))
     with pytest.raises(ValueError, match="multiple of the width 32, got 40"):

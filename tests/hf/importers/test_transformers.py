@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from longshort import GPT, HeadPlan
+from longshort import GPT, GPTConfig, HeadPlan
 from longshort.cli import app
 from longshort.hf import LongShortForCausalLM, use_head_plan, write_folder
 from longshort.hf.importers import from_transformers
@@ -337,6 +337,28 @@ def test_what_a_gpt_cannot_be_is_refused_and_nothing_is_written(changed, message
     assert shown.exit_code == 1
     assert shown.stderr.startswith("error: ") and len(shown.stderr.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "message"),
+    [
+        ("llama", {"rope_parameters": {"rope_theta": None}}, "rope_theta must be a number above 1, .*, got None"),
+        ("llama", {"rope_parameters": {"rope_theta": 1e4, "rope_type": []}}, r"rope_type must be .*, got \[\]"),
+        ("llama", {"rope_parameters": {"full_attention": 3}}, "rope_parameters must be a mapping, .*, got 3"),
+        ("llama", {"hidden_size": None}, "config.json must be that of a model of type llama, got: .*hidden_size"),
+        ("exaone 4", {"num_attention_heads": 0}, "num_attention_heads must be an integer from 1 to 10000, got 0"),
+        ("mistral", {"sliding_window": -1}, "sliding_window must be an integer from 1 to .*, got -1"),
+        ("gemma 2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a number above 0, got 0"),
+        ("ours", {"hidden_size": None}, "config.json .* longshort, got: hidden_size must be an integer .*, got None"),
+        ("ours", {"intermediate_size": "x"}, "intermediate_size must be None or an integer from 1 to .*, got 'x'"),
+        ("ours", {"hidden_act": []}, r"hidden_act must be one of gelu, .*, got \[\]"),
+        ("ours", {"head_windows": [3]}, r"head_windows must be None or a list for each layer, got \[3\]"),
+    ],
+)
+def test_values_of_another_kind_are_refused_by_name(name, changed, message):
+    theirs = LongShortForCausalLM.from_gpt(GPT(GPTConfig.preset("tiny"))) if name == "ours" else build(name)
+    with pytest.raises(ValueError, match=f"^the state dict: .*{message}"):
+        from_transformers(theirs.state_dict(), theirs.config.to_dict() | changed)
 
 
 def test_gemmas_that_are_not_causal_or_capped_are_refused():

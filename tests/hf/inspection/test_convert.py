@@ -52,13 +52,17 @@ def test_a_converted_folder_opens_with_the_plan(name, tmp_path, text):
         torch.testing.assert_close(logits(from_transformers(tmp_path / "out")), logits(found), atol=2e-5, rtol=1e-4)
 
 
-def test_our_own_folder_converts_and_comes_home(tmp_path, text):
+def test_our_own_folder_converts_and_comes_home_with_its_settings_of_generation(tmp_path, text):
     source = folder_of(shell(positions="rotary"), tmp_path / "source")
+    asked = {"do_sample": True, "temperature": 0.3, "max_new_tokens": 7}
+    (source / "generation_config.json").write_text(json.dumps(asked))
     plans = [HeadPlan(windows=(None, 8, 4, 2)), HeadPlan(windows=(16, 8, 8, 8))]
     record = convert(open_folder(source, CPU), tmp_path / "out", plans=plans, text=text, length=64, rows=4)
     found = from_transformers(tmp_path / "out")
     assert list(found.config.layer_plans) == plans and record["costs"]["share"] < 0.4
-    torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), logits(found))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    torch.testing.assert_close(logits(theirs), logits(found))
+    assert asked.items() <= theirs.generation_config.to_dict().items()
 
 
 def test_training_lowers_the_loss_and_is_written(llama, tmp_path, text):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from longshort.hf.importers.dense import from_dense
+from longshort.hf.importers.dense import from_dense, their_config
 from longshort.hf.importers.gpt2 import from_gpt2
 from longshort.hf.importers.layout import loaded
 from longshort.hf.importers.source import Source, Weights, open_source
@@ -45,10 +45,10 @@ def from_transformers(source: Weights, config: Mapping[str, Any] | None = None) 
 def _from_longshort(source: Source) -> GPT:
     """The `GPT` inside a folder that `longshort export` wrote."""
     try:
-        from longshort.hf import LongShortConfig
+        import longshort.hf  # noqa: F401 (so that transformers knows the type)
     except ImportError as error:
         raise ValueError(f"{source.named}: {error}") from None
 
-    config = LongShortConfig(**source.config).to_gpt()
+    config = their_config("longshort", source.config, source.named).to_gpt()
     tensors = {name.removeprefix("model."): x for name, x in source.tensors().items()}
     return loaded(config, tensors, source=source.named)

@@ -20,6 +20,7 @@ from longshort.hf.importers.plans import saved_plans
 from longshort.hf.importers.rope import Rope, rope_of
 from longshort.hf.importers.source import Source
 from longshort.model import GPT, GPTConfig
+from longshort.numeric import check_count, is_real
 from longshort.reach import LayerReach
 
 
@@ -82,7 +83,10 @@ def from_dense(source: Source) -> GPT:
     """The model of one of the `FAMILIES`; its logits equal transformers' up to fp32 rounding."""
     kind, named = str(source.config.get("model_type")), source.named
     _check_kind(kind, source.config, named)
-    family, theirs = FAMILIES[kind], _their_config(kind, source.config, named)
+    family, theirs = FAMILIES[kind], their_config(kind, source.config, named)
+    for name, most in (("num_hidden_layers", 10_000), ("num_attention_heads", 10_000), ("sliding_window", 2**31 - 1)):
+        if (value := getattr(theirs, name, None)) is not None:
+            check_count(f"{named}: {name}", value, most=most)
     biased = _biased(family, theirs)
     sizes = {"n_layers": theirs.num_hidden_layers, "n_heads": theirs.num_attention_heads}
     plans = saved_plans(source.config, **sizes, named=named)
@@ -105,7 +109,7 @@ def _check_kind(kind: str, config: Mapping[str, Any], named: str) -> None:
         raise ValueError(f"{named}: a model of type {kind!r} cannot be imported: {reason}")
 
 
-def _their_config(kind: str, config: Mapping[str, Any], named: str) -> Any:
+def their_config(kind: str, config: Mapping[str, Any], named: str) -> Any:
     """The configuration as transformers reads it: with every default, and older spellings in today's form."""
     try:
         from huggingface_hub.errors import StrictDataclassError
@@ -181,6 +185,8 @@ def _gemmas(kind: str, config: Any, head_dim: int, named: str) -> dict[str, Any]
     if cap is not None and kind != "gemma2":
         # transformers reads the field in this family and does not apply it.
         raise ValueError(f"{named}: attn_logit_softcapping must be null for {kind}, got {cap}")
+    if not is_real(scalar) or not scalar > 0:
+        raise ValueError(f"{named}: query_pre_attn_scalar must be a number above 0, got {scalar!r}")
     return {
         "norm_unit_offset": True,
         "embedding_scale": config.hidden_size**0.5,

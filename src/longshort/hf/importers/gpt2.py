@@ -11,6 +11,7 @@ from longshort.hf.importers.layout import Tensors, filled, sizes, weights
 from longshort.hf.importers.plans import saved_plans
 from longshort.hf.importers.source import Weights, open_source
 from longshort.model import GPT, GPTConfig
+from longshort.numeric import is_int, is_real
 
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
@@ -43,8 +44,11 @@ def from_gpt2(source: Weights, config: Mapping[str, Any] | None = None) -> GPT:
     tensors = {name: x.mT if name.endswith(_TRANSPOSED) else x for name, x in tensors.items()}
     fields = sizes(tensors, source=named)
     n_heads = config.get("n_head", 12)
-    if not isinstance(n_heads, int) or n_heads < 1 or fields["width"] % n_heads:
+    if not is_int(n_heads) or n_heads < 1 or fields["width"] % n_heads:
         raise ValueError(f"{named}: n_head must divide the width {fields['width']}, got {n_heads}")
+    epsilon = config.get("layer_norm_epsilon", 1e-5)
+    if not is_real(epsilon) or not epsilon > 0:
+        raise ValueError(f"{named}: layer_norm_epsilon must be a number above 0, got {epsilon!r}")
     activation = config.get("activation_function", "gelu_new")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         choices = ", ".join(_ACTIVATIONS)
@@ -55,7 +59,7 @@ def from_gpt2(source: Weights, config: Mapping[str, Any] | None = None) -> GPT:
     ours = GPTConfig(
         n_heads=n_heads,
         mlp=_ACTIVATIONS[activation],
-        norm_eps=config.get("layer_norm_epsilon", 1e-5),
+        norm_eps=epsilon,
         **fields,
     )
     return filled(ours, _with_our_scale(tensors, config, ours), source=named)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from longshort.nn import RopeScaling
+from longshort.numeric import is_real
 
 _KINDS = {
     "linear": {"factor": "factor"},
@@ -47,6 +48,8 @@ def rope_of(parameters: Mapping[str, Any], windows: Sequence[int | None], named:
         )
         if present
     }
+    for rope in by_kind.values():
+        _check(rope, named)
     truncate = parameters.get("truncate", True)
     bases = {kind: float(rope["rope_theta"]) for kind, rope in by_kind.items()}
     scalings = {kind: _scaling(rope, truncate, named) for kind, rope in by_kind.items()}
@@ -63,6 +66,16 @@ def rope_of(parameters: Mapping[str, Any], windows: Sequence[int | None], named:
         assert scaling is not None
         scaling = RopeScaling(**scaling.to_dict() | {"heads": "global"})
     return Rope(theta, local if local != theta else None, scaling)
+
+
+def _check(rope: object, named: str) -> None:
+    if not isinstance(rope, Mapping):
+        raise ValueError(f"{named}: rope_parameters must be a mapping, or one by kind of layer, got {rope!r}")
+    base, kind = rope.get("rope_theta"), rope.get("rope_type", "default")
+    if not is_real(base) or not 1 < base <= 1e30:
+        raise ValueError(f"{named}: rope_theta must be a number above 1, up to 1e30, got {base!r}")
+    if not isinstance(kind, str):
+        raise ValueError(f"{named}: rope_type must be one of default, {', '.join(_KINDS)}, got {kind!r}")
 
 
 def _scaling(rope: Mapping[str, Any], truncate: bool, named: str) -> RopeScaling | None:

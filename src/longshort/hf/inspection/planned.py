@@ -36,7 +36,9 @@ def with_plans(model: PreTrainedModel, plans: Sequence[HeadPlan]) -> PreTrainedM
         other = GPT(replace(gpt.config, **none, reach=reach))
     other.load_state_dict(gpt.state_dict(keep_vars=True), assign=True)
     tokens = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    return LongShortForCausalLM.from_gpt(other.train(gpt.training), **tokens)
+    made = LongShortForCausalLM.from_gpt(other.train(gpt.training), **tokens)
+    made.generation_config = model.generation_config
+    return made
 
 
 def bound_layers(model: PreTrainedModel) -> frozenset[int]:
