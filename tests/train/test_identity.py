@@ -100,6 +100,15 @@ def test_a_run_does_not_go_on_with_another_text_of_the_same_vocabulary(two_texts
     assert train(other).step == 4
 
 
+def test_a_finished_run_stays_finished_when_its_text_is_gone(two_texts, tmp_path):
+    first, _ = two_texts
+    config = tiny_config(first, tmp_path / "run", "run.steps=2")
+    train(config)
+    first.rename(tmp_path / "away")
+    assert Trial("plain", 0, config).is_finished
+    assert not Trial("plain", 0, config.with_overrides(["run.steps=4"])).is_finished
+
+
 def test_a_run_that_did_not_record_its_texts_goes_on(two_texts, tmp_path):
     config = tiny_config(two_texts[0], tmp_path / "run")
     for known in ({}, {"texts": None}, {"texts": {}}):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from longshort.data.errors import DataError
 from longshort.runs import METRICS, RunError, load_run
 from longshort.train.identity import check_same_texts, different_setting
 from longshort.train.settings.config import ConfigError, TrainConfig
@@ -35,7 +37,9 @@ class Trial:
             run = load_run(self.out)
             same = different_setting(self.config, run.config) is None
             if run.header.texts:
-                check_same_texts(self.config, {"config": run.config, "texts": run.header.texts}, texts_of(self.config))
+                with suppress(DataError):  # a text that is gone is not another one
+                    texts = texts_of(self.config)
+                    check_same_texts(self.config, {"config": run.config, "texts": run.header.texts}, texts)
         except (RunError, ConfigError):  # from another version, or cut short: the trainer decides whether to resume it
             return False
         return same and run.is_finished(self.config.run.steps)
