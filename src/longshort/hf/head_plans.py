@@ -261,7 +261,7 @@ def _with_planned_layers(init: Callable[..., None]) -> Callable[..., None]:
     def wrapper(self: DynamicCache, ddp_cache_data: Any = None, config: Any = None, *args: Any, **options: Any) -> None:
         init(self, ddp_cache_data, config, *args, **options)
         if ddp_cache_data is None and config is not None:
-            in_use = partial(_plans_in_use, config)
+            in_use = partial(_plans_of_text, config.get_text_config())
             plans = [HeadPlan.from_dict(plan) for plan in in_use()]
             self.layers[: len(plans)] = planned_layers(self.layers[: len(plans)], plans, in_use)
 
@@ -270,7 +270,10 @@ def _with_planned_layers(init: Callable[..., None]) -> Callable[..., None]:
 
 def _plans_in_use(config: PreTrainedConfig) -> list[dict[str, Any]]:
     """A plan for each layer; none where the model runs another attention."""
-    own = config.get_text_config()
+    return _plans_of_text(config.get_text_config())
+
+
+def _plans_of_text(own: PreTrainedConfig) -> list[dict[str, Any]]:
     return getattr(own, "head_plans", None) or [] if own._attn_implementation == ATTENTION_NAME else []
 
 
