@@ -50,16 +50,10 @@ def table(data: Data) -> str:
 
 
 def speed_table(data: Data) -> str:
-    lines = [
-        (
-            row["variant"],
-            len(row["seeds"]),
-            shown(row["shared_tokens_per_second"]),
-            "not timed" if row["tokens_per_second_alone"] is None else shown(row["tokens_per_second_alone"]),
-        )
-        for row in data["rows"]
-    ]
-    return tables.markdown(("variant", "seeds", "tokens/s in the first run", "tokens/s alone (--time-steps)"), lines)
+    """How fast each variant is alone on the device; nothing where that was not timed."""
+    speeds = [(row["variant"], row["tokens_per_second_alone"]) for row in data["rows"]]
+    lines = [(variant, shown(speed)) for variant, speed in speeds if speed is not None]
+    return tables.markdown(("variant", "tokens/s alone (--time-steps)"), lines) if lines else ""
 
 
 def runs_table(data: Data) -> str:

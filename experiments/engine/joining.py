@@ -61,7 +61,9 @@ def _curves(published: Data, new: Data) -> Data:
     theirs, own = ({(c["variant"], c["seed"]) for c in data.get("curves", ())} for data in (published, new))
     if both := sorted(theirs & own):
         raise RunError(f"{both[0][0]}: seed {both[0][1]} is both published and in the folder; remove it from one")
-    return {"curves": [*published.get("curves", ()), *new["curves"]]}
+    curves = [*published.get("curves", ()), *new["curves"]]
+    order = list(dict.fromkeys(curve["variant"] for curve in curves))
+    return {"curves": sorted(curves, key=lambda curve: (order.index(curve["variant"]), curve["seed"]))}
 
 
 def _one_row(published: Row, new: Row) -> Row:
@@ -108,8 +110,6 @@ def _both(variant: str, key: str, first: Row, second: Row) -> Any:
     if key == "best_perplexity":  # of the mean of the losses
         logs = [{"seeds": row["seeds"], key: row.get(key) and math.log(row[key])} for row in (first, second)]
         return perplexity(_mean(logs, key))
-    if key in _OF_THE_FIRST:
-        return values[0]
     if all(isinstance(value, list | dict) for value in values):
         return _all_seeds(*values) if len(values) == 2 else values[0]
     if len(values) == 1 or values[0] == values[1]:
@@ -142,8 +142,6 @@ _LOST_WITH_ONE = {"final_loss", "best_perplexity"}
 _SUMS = {"diverged", "spikes", "logits_lost"}
 _DERIVED = {"accuracy", "spread", "final_perplexity"}
 """From the values of all seeds."""
-_OF_THE_FIRST = {"shared_tokens_per_second"}
-"""Of the first run, as when all are collected together."""
 _HAVE_SEEDS = {"beyond", "beyond_yarn", "shares_yarn", "seeds_of_shares_yarn"}
 """With seeds of their own, since not all runs were asked for them."""
 

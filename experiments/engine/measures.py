@@ -127,7 +127,6 @@ def loss_row(variant: str, runs: Sequence[Outcome]) -> Row:
         "logits_lost": sum(not outcome.run.logits_are_finite for outcome in runs),
         "diverged": sum(outcome.diverged for outcome in runs),
         "spikes": sum(outcome.spikes for outcome in runs),
-        "shared_tokens_per_second": _finite(runs[0].run.speed or math.nan),
     }
 
 
