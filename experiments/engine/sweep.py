@@ -22,6 +22,10 @@ from experiments.engine.base import base_config, on_cuda, token_folder
 from experiments.engine.measures import AFTER, COMMANDS, STEP_TIMES, read_json
 from experiments.engine.records import Experiment, Message, Options
 from longshort.files import alone_in, write_json
+from longshort.planning.job import Settings
+from longshort.planning.machines import Machines
+from longshort.planning.plan import job_of
+from longshort.planning.times import IDLE, times
 from longshort.runs import Reader, read_log
 from longshort.train import ConfigError, TrainConfig
 from longshort.train.evaluation.answers import draw_tasks
@@ -31,9 +35,14 @@ from longshort.train.sweeps.processes import RunFailed, run_all
 from longshort.train.sweeps.trials import Trial, trials_of
 
 TIMING = "experiments.engine.timing"
+_SHARED = 1.2
+"""What sweeps of language models took on an H200 that runs share, by the step times of `longshort plan` without the
+gaps between kernels: 1.0 to 1.3, with start and evaluation."""
+_SLOWER = {("fp32", "high"): 3.0, ("fp32", "highest"): 15.0}
+"""Than bf16, by precision and `run.matmul`; plain attention in fp32 took 14.8 times as long (`stabilizers`)."""
 _FLOPS = {True: 1.4e14, False: 3e10}
-"""Training FLOPs per second, by whether it is on CUDA. CUDA: six runs of our pilot sharing one H200, 7,250 steps of
-32,768 tokens in 430 s. CPU: one core of a Xeon in the demo's setting."""
+"""Training FLOPs per second of what is not planned so, by whether it is on CUDA: six small runs that shared one H200;
+one core of a Xeon in the demo's setting."""
 _REPORT_SECONDS = 30.0
 EXAMINED_SECONDS = 90.0
 """How long after the minutes of a call are over models that were trained in time may still be examined: they would be
@@ -105,14 +114,20 @@ def describe(experiment: Experiment, options: Options) -> list[str]:
 
 
 def estimate(trials: Sequence[Trial], options: Options) -> float:
-    """A rough estimate of the seconds for all runs together, from their FLOPs and the speed of earlier runs."""
-    flops = 0.0
-    for trial in trials:
-        with torch.device("meta"):
-            model = build_model(trial.config)
-        tokens = trial.config.run.steps * trial.config.data.batch_size * trial.config.length
-        flops += tokens * flops_per_token(model, trial.config.length)
-    return flops / _FLOPS[on_cuda(options.device)]
+    """A rough estimate of the seconds for all runs together, from the speed of earlier runs."""
+    cuda = on_cuda(options.device)
+    return sum(trial.config.run.steps * _step_seconds(trial.config, cuda) for trial in trials)
+
+
+def _step_seconds(config: TrainConfig, cuda: bool) -> float:
+    if cuda and config.task.name is None:
+        slower = _SLOWER.get((config.run.precision, config.run.matmul), 1.0)
+        job = job_of(replace(config, run=replace(config.run, precision="bf16")))
+        parts = times(job, Settings(accumulate=config.run.accumulate), Machines())
+        return _SHARED * slower * sum(part.value for part in parts if part.name != IDLE)
+    with torch.device("meta"):
+        model = build_model(config)
+    return config.data.batch_size * config.length * flops_per_token(model, config.length) / _FLOPS[cuda]
 
 
 def run_sweep(experiment: Experiment, options: Options, message: Message) -> bool:

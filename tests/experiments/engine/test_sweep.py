@@ -13,6 +13,7 @@ from experiments import NAMES, load
 from experiments.__main__ import app
 from experiments.engine import child, sweep
 from experiments.engine.pack import pack, unpack
+from experiments.engine.pages import RESULTS
 from experiments.engine.records import Options
 from experiments.engine.sweep import is_left, plan_sweep
 from longshort.runs.log import METRICS, read_log
@@ -241,3 +242,22 @@ def test_results_of_quick_and_of_full_size_are_not_mixed(quick, tmp_path):
 )
 def test_bad_input_ends_in_one_line(arguments, words, tmp_path):
     assert_one_line_error(call(*arguments, "--device", "cpu", "--out", tmp_path / "out"), *words)
+
+
+def test_estimate_comes_near_what_a_published_sweep_took(tmp_path):
+    """Seven runs shared an H200; their seconds, added up, are seven times as many as it took."""
+    published = json.loads((RESULTS / "stabilizers-long.json").read_text(encoding="utf-8"))["provenance"]
+    assert "--parallel 7" in published["commands"][0]["command"]
+    options = Options(out=tmp_path, device="cuda", seeds=(0, 1, 2))
+    estimated = sweep.estimate(plan_sweep(load("stabilizers-long"), options, data=None), options)
+    assert estimated == pytest.approx(published["run_seconds"] / 7, rel=0.3)
+
+
+def test_estimate_counts_the_precision_and_takes_tasks(tmp_path):
+    def seconds(name, variant):
+        options = Options(out=tmp_path, device="cuda", variants=(variant,))
+        return sweep.estimate(plan_sweep(load(name), options, data=None), options)
+
+    bf16, tf32, fp32 = (seconds("precision", name) for name in ("plain", "plain-tf32", "plain-fp32"))
+    assert (tf32 / bf16, fp32 / bf16) == pytest.approx((3, 15))
+    assert seconds("recall", "passkey-g4") > 0
