@@ -213,7 +213,7 @@ def _take_in(experiment: Experiment, out: Path, *, unpack: list[Path], publish: 
             say(f"kept as they are, since they came farther than those in the pack: {', '.join(kept)}")
     if publish:
         data, published = experiment.collect(out), pages.load(experiment)
-        data = joined(published, data) if add and published is not None else data
+        data = (experiment.join or joined)(published, data) if add and published is not None else data
         say(f"wrote {pages.save(experiment, data)}")
         if lost := [] if published is None else sorted(_held(published) - _held(data)):
             say(f"no longer published, since {out} does not hold them: {', '.join(lost)}")

@@ -167,13 +167,40 @@ def collect(folder: Path) -> Data:
     found = [read_json(path) for path in sorted(folder.glob("reach*.json"))]
     if not found:
         raise RunError(f"{folder}: holds no costs; run `python -m experiments {costs.NAME}` first")
+    return _data(found, measures.commands(folder))
+
+
+def join(published: Data, new: Data) -> Data:
+    """The measurements of both; of one that is in both, the one with more plans, or else the new one."""
+    found = {(piece["experiment"], piece["part"], piece["at"]): piece for piece in published["measured"]}
+    for piece in new["measured"]:
+        key = (piece["experiment"], piece["part"], piece["at"])
+        there, here = (_measured_plans(one) for one in (found.get(key, piece), piece))
+        if not (there <= here or here <= there):
+            raise RunError(
+                f"{key[0]}, {key[1]} at {key[2]:,}: {', '.join(sorted(there - here))} are published and not measured "
+                "beside the new plans, so they cannot be compared; measure them together"
+            )
+        if there <= here:
+            found[key] = piece
+    commands = [*published["provenance"]["commands"], *new["provenance"]["commands"]]
+    return _data(list(found.values()), commands)
+
+
+def _measured_plans(piece: Data) -> set[str]:
+    return {row["name"] for row in piece["rows"] if "failed" not in row}
+
+
+def _data(found: list[Data], commands: list[dict[str, str]]) -> Data:
+    """A row per plan from all measurements."""
     found.sort(key=lambda piece: (EXPERIMENTS.index(piece["experiment"]), piece["at"]))
     for piece in found:
         # Plans are compared within an experiment, so another experiment may come from another machine.
         first = next(one for one in found if one["experiment"] == piece["experiment"])
-        for key, other in (("sizes", found[0]), ("machine", first)):
-            if piece[key] != other[key]:
-                raise RunError(f"{folder}: holds measurements of different {key}; keep those of one kind")
+        if piece["sizes"] != found[0]["sizes"]:
+            raise RunError("measurements of different sizes cannot be published together")
+        if _without_threads(piece["machine"]) != _without_threads(first["machine"]):
+            raise RunError(f"the plans of {piece['experiment']} must be measured on machines of one kind")
     rows: dict[tuple[str, str], Row] = {}
     for piece in found:
         times = {row["name"]: row["milliseconds"] for row in piece["rows"] if "failed" not in row}
@@ -189,12 +216,17 @@ def collect(folder: Path) -> Data:
                 row["gpu_time"] = median_ratio(times[name], times[FULL])
     machines = {f"machine of {piece['experiment']}": piece["machine"] for piece in found}
     made = {
-        "commands": measures.commands(folder),
+        "commands": commands,
         "commit": sorted({piece["commit"] for piece in found}),
         **({"machine": found[0]["machine"]} if len(machines) == 1 else machines),
         "seconds": round(sum(piece["seconds"] for piece in found), 1),
     }
     return {"provenance": made, "rows": list(rows.values()), "measured": found}
+
+
+def _without_threads(found: dict[str, Any]) -> dict[str, Any]:
+    """What times on a GPU depend on, of a machine."""
+    return {key: value for key, value in found.items() if key != "threads"}
 
 
 def _row(piece: Data, measured: Row) -> Row:
@@ -265,4 +297,5 @@ EXPERIMENT = Experiment(
     table=table,
     figure=figure,
     measure=measure,
+    join=join,
 )

@@ -114,6 +114,8 @@ class Experiment:
     """The module that is run for each training, in a process of its own."""
     measure: Callable[[Options, Message], None] | None = None
     """Measures and writes into `options.out`, reporting progress to the second argument."""
+    join: Callable[[Data, Data], Data] | None = None
+    """The published data with new data; run by run and seed by seed if None."""
 
     def findings(self, data: Data) -> dict[str, Finding]:
         """The findings that the data decide, by the key of the claim; a claim that they leave open is absent."""

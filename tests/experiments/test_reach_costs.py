@@ -126,7 +126,7 @@ def test_the_time_beside_fulls_is_the_median_of_ratios_within_rounds(tmp_path):
     assert (full["gpu_time"], ladder["gpu_time"]) == (1.0, 0.5) and "decoding" not in ladder
     other = piece | {"rows": rows, "at": 4096, "sizes": {"tokens": 1}}
     (tmp_path / "reach-training-4096.json").write_text(json.dumps(other))
-    with pytest.raises(RunError, match="holds measurements of different sizes"):
+    with pytest.raises(RunError, match="different sizes cannot be published together"):
         EXPERIMENT.collect(tmp_path)
 
 
@@ -136,11 +136,11 @@ def test_one_experiment_is_measured_on_one_machine_and_another_may_be_measured_e
     piece |= {"seconds": 1.0, "commit": "c", "sizes": {}, "rows": rows}
 
     def measured(experiment, at, machine):
-        found = piece | {"experiment": experiment, "at": at, "machine": {"gpu": machine}}
+        found = piece | {"experiment": experiment, "at": at, "machine": {"gpu": machine, "threads": at}}
         (tmp_path / f"{experiment}-training-{at}.json").write_text(json.dumps(found))
 
     measured("reach", 2048, "one")
-    assert EXPERIMENT.collect(tmp_path)["provenance"]["machine"] == {"gpu": "one"}
+    assert EXPERIMENT.collect(tmp_path)["provenance"]["machine"]["gpu"] == "one"
     measured("reach-modern", 2048, "another")
     made = EXPERIMENT.collect(tmp_path)["provenance"]
     assert {key: value["gpu"] for key, value in made.items() if key.startswith("machine")} == {
@@ -148,8 +148,35 @@ def test_one_experiment_is_measured_on_one_machine_and_another_may_be_measured_e
         "machine of reach-modern": "another",
     }
     measured("reach-modern", 4096, "one")
-    with pytest.raises(RunError, match="holds measurements of different machine"):
+    with pytest.raises(RunError, match="the plans of reach-modern must be measured on machines of one kind"):
         EXPERIMENT.collect(tmp_path)
+
+
+def test_further_measurements_join_the_published_ones(tmp_path, instant, monkeypatch):
+    monkeypatch.setattr(pages, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(pages, "PAGES", tmp_path / "pages")
+
+    def publish(place, *variants):
+        measure(tmp_path / place, *variants)
+        return CliRunner().invoke(app, ["reach-costs", "--out", str(tmp_path / place), "--publish", "--add"])
+
+    for place, variants in (("a", ("reach/ladder", "reach/ramp")), ("b", ("reach-30m/ladder-nope",))):
+        shown = publish(place, *variants)
+        assert shown.exit_code == 0 and "no longer published" not in shown.output, shown.output
+    first = json.loads((tmp_path / "results" / "reach-costs.json").read_text())
+    plans_of = [(row["experiment"], row["variant"]) for row in first["rows"]]
+    assert plans_of == [
+        *(("reach", plan) for plan in ("full", "ladder", "ramp")),
+        *(("reach-30m", plan) for plan in ("full", "ladder-nope")),
+    ]
+    assert publish("c", "reach/ladder").exit_code == 0  # fewer plans than are published: those stay
+    again = json.loads((tmp_path / "results" / "reach-costs.json").read_text())
+    assert again["rows"] == first["rows"]
+    shown = publish("d", "reach/one-full-8")
+    assert shown.exit_code == 1 and "ladder, ramp are published and not measured beside the new plans" in shown.stderr
+    assert publish("e", "reach/ladder", "reach/ramp", "reach/one-full-8").exit_code == 0
+    last = json.loads((tmp_path / "results" / "reach-costs.json").read_text())
+    assert "one-full-8" in {row["variant"] for row in last["rows"]}
 
 
 def test_the_page_of_an_experiment_has_costs_and_retrieval_where_they_are_published(tmp_path, monkeypatch):
