@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import torch
@@ -261,11 +261,24 @@ def _with_planned_layers(init: Callable[..., None]) -> Callable[..., None]:
     def wrapper(self: DynamicCache, ddp_cache_data: Any = None, config: Any = None, *args: Any, **options: Any) -> None:
         init(self, ddp_cache_data, config, *args, **options)
         if ddp_cache_data is None and config is not None:
-            in_use = partial(_plans_of_text, config.get_text_config())
+            in_use = _PlansInUse(config.get_text_config())
             plans = [HeadPlan.from_dict(plan) for plan in in_use()]
             self.layers[: len(plans)] = planned_layers(self.layers[: len(plans)], plans, in_use)
 
     return wrapper
+
+
+class _PlansInUse:
+    """The plans that a configuration has now; a copy of a cache asks the same configuration."""
+
+    def __init__(self, text: PreTrainedConfig) -> None:
+        self.text = text
+
+    def __call__(self) -> list[dict[str, Any]]:
+        return _plans_of_text(self.text)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _PlansInUse:
+        return self
 
 
 def _plans_in_use(config: PreTrainedConfig) -> list[dict[str, Any]]:
