@@ -1,7 +1,7 @@
 """Do other remedies train as long as LS-attention without divergence?
 
-The recipe of `endurance`, in which plain attention diverges with some seeds by step 10,000: windows by whole layers, and
-queries and keys that are normalised.
+The recipe of `endurance`, in which plain attention diverges with some seeds by step 10,000: windows by whole layers,
+and queries and keys that are normalised.
 """
 
 from __future__ import annotations
