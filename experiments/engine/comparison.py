@@ -51,8 +51,8 @@ def is_calm(row: Row) -> bool | None:
 
 
 def has_exploded(row: Row) -> bool | None:
-    """Did the logits of every seed pass the bound for plain attention? Logits that are not finite count as passing; None
-    where those of a run were never read."""
+    """Did the logits of every seed pass the bound for plain attention? Logits that are not finite count as passing.
+    None where those of a run were never read."""
     if _is_unread(row):
         return None
     return min(math.inf if value is None else value for value in row["max_logits"]) > EXPLODED
