@@ -121,10 +121,10 @@ def more(data: Data) -> str:
 
 
 def _cells(data: Data) -> dict[tuple[int, int | None], Row]:
-    """The grid by global heads and window, without cells that have fewer steps than others."""
+    """The grid by global heads and window, without cells that have fewer steps than others and did not diverge."""
     grid = grid_of(data)
     most = max((max(r["steps"]) for r in grid), default=0)
-    return {(r["n_global"], r["window"]): r for r in grid if set(r["steps"]) == {most}}
+    return {(r["n_global"], r["window"]): r for r in grid if {*comparison.steps_to_a_loss(r)} <= {most}}
 
 
 def choice(data: Data) -> Finding | None:

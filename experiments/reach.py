@@ -135,18 +135,20 @@ def parts(variant: str, runs: Sequence[Outcome]) -> Row:
     for name in ("beyond", "beyond_yarn"):
         if any(name in outcome.after for outcome in runs):
             reach[name] = _beyond(runs, context, name)
-    measured = [outcome.after["validation"] for outcome in runs if outcome.after.get("validation")]
-    if len(measured) < len(runs):
+    measured = [outcome.after.get("validation") for outcome in runs]
+    if any(not found and outcome.run.status != "diverged" for found, outcome in zip(measured, runs, strict=True)):
         return reach
-    losses = [found["loss"] for found in measured]
-    half = [found["by_position"][len(found["by_position"]) // 2 :] for found in measured]
+    losses = [found["loss"] if found else None for found in measured]  # a model that diverged was not examined
+    finite = [loss for loss in losses if loss is not None]
+    mean = statistics.fmean(finite) if len(finite) == len(losses) else None
+    places = [found["by_position"] if found else None for found in measured]
     return reach | {
         "final_losses": losses,
-        "final_loss": statistics.fmean(losses),
-        "final_perplexity": measures.perplexity(statistics.fmean(losses)),
-        "spread": max(losses) - min(losses),
-        "first_positions": [found["by_position"][0] for found in measured],
-        "second_half": [statistics.fmean(buckets) for buckets in half],
+        "final_loss": mean,
+        "final_perplexity": measures.perplexity(mean),
+        "spread": None if mean is None else max(finite) - min(finite),
+        "first_positions": [place and place[0] for place in places],
+        "second_half": [place and statistics.fmean(place[len(place) // 2 :]) for place in places],
     }
 
 
@@ -178,7 +180,7 @@ def ordered(data: Data) -> list[Row]:
 
 
 def table(data: Data) -> str:
-    rows, seeds = measures.by_name(data), data["provenance"]["seeds"]
+    seeds = data["provenance"]["seeds"]
     header = (
         "plan",
         "seeds",
@@ -190,19 +192,24 @@ def table(data: Data) -> str:
     lines = []
     for row in ordered(data):
         losses = comparison.losses_by_seed(row)
-        found = comparison.difference(row, rows["full"]) if "full" in rows and row["variant"] != "full" else None
+        name = row["variant"]
+        found = None if name == "full" else comparison.against(data, name, ("full",)).get("full")
         lines.append(
             (
-                row["variant"],
+                name,
                 len(row["seeds"]),
                 row["n_global"],
                 f"{100 * row['keys']:.1f}",
-                *(f"{losses[seed]:.4f}" if seed in losses else "" for seed in seeds),
-                "not finite" if row["final_loss"] is None else f"{row['final_loss']:.4f}",
+                *(_four(losses.get(seed)) if seed in row["seeds"] else "" for seed in seeds),
+                _four(row["final_loss"]),
                 *(("", "") if found is None else (f"{found.mean:+.4f}", comparison.interval_of(found))),
             )
         )
     return tables.markdown((*header, "mean minus full's", "95 % interval"), lines)
+
+
+def _four(loss: float | None) -> str:
+    return "not finite" if loss is None else f"{loss:.4f}"
 
 
 def more(data: Data, against: str = "full") -> str:
@@ -211,7 +218,7 @@ def more(data: Data, against: str = "full") -> str:
         (
             row["variant"],
             len(row["seeds"]),
-            *(", ".join(f"{loss:.4f}" for loss in row.get(key, ())) for key in ("first_positions", "second_half")),
+            *(", ".join(map(_four, row.get(key, ()))) for key in ("first_positions", "second_half")),
             tables.shown(row["max_logit"], 3),
             row["diverged"],
         )

@@ -57,7 +57,7 @@ def collect(folder: Path) -> Data:
         runs, step = grouped[row["variant"]], seconds.get(row["variant"])
         row["step_seconds"] = step
         row["seconds_to"] = {f"{target:g}": seconds_to(runs, target, step) for target in TARGETS}
-    budget = min((max(row["steps"]) * seconds[row["variant"]] for row in timed), default=None)
+    budget = min((_most(data["rows"]) * seconds[row["variant"]] for row in timed), default=None)
     return data | {"time_budget_seconds": budget}
 
 
@@ -89,9 +89,12 @@ def seconds_to(runs: Sequence[Outcome], perplexity: float, step_seconds: float |
 
 
 def whole(rows: Sequence[Row]) -> list[Row]:
-    """The variants whose runs all have the full number of steps."""
-    most = max(max(row["steps"]) for row in rows)
-    return [row for row in rows if min(row["steps"]) == most]
+    """The variants whose runs all have the full number of steps, but for those that diverged."""
+    return [row for row in rows if {*comparison.steps_to_a_loss(row)} <= {_most(rows)}]
+
+
+def _most(rows: Sequence[Row]) -> int:
+    return max(step for row in rows for step in row["steps"])
 
 
 def table(data: Data) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-from experiments.engine import comparison, costs, measures, tables
+from experiments.engine import comparison, costs, tables
 from experiments.engine.measures import Row, read_json
 from experiments.engine.records import Data
 
@@ -37,13 +37,12 @@ def table(data: Data) -> str:
     """
     spent, asked = (data.get(key, []) for key in ("costs", "retrieval"))
     by_cost, by_share = ({row["variant"]: row for row in rows} for rows in (spent, asked))
-    rows = measures.by_name(data)
     lines = []
     for row in sorted(data["rows"], key=lambda row: float("inf") if row["final_loss"] is None else row["final_loss"]):
         name = row["variant"]
         if name not in by_cost and name not in by_share:
             continue
-        found = comparison.difference(row, rows["full"]) if "full" in rows and name != "full" else None
+        found = None if name == "full" else comparison.against(data, name, ("full",)).get("full")
         lines.append(
             (
                 name,
@@ -82,7 +81,11 @@ def about(data: Data) -> str:
 
 
 def _mean(row: Row, key: str) -> str:
-    return f"{statistics.fmean(row[key]):.3f}" if row.get(key) else ""
+    """Empty where it was not measured."""
+    losses = row.get(key)
+    if not losses:
+        return ""
+    return "not finite" if None in losses else f"{statistics.fmean(losses):.3f}"
 
 
 def _shares(row: Row | None) -> tuple[str, ...]:

@@ -24,8 +24,20 @@ WHOLE_TEXT = "first_positions"
 
 
 def equal_steps(*rows: Row) -> bool:
-    """Did all runs of these variants take the same number of steps?"""
-    return len({step for row in rows for step in row["steps"]}) <= 1
+    """Did all runs of these variants take the same number of steps? One that diverged may stop early: without a finite
+    loss it is behind any other after any number.
+
+    >>> equal_steps({"steps": [9, 9], "final_losses": [3.5, 3.6]}, {"steps": [9, 2], "final_losses": [3.5, None]})
+    True
+    """
+    return len({step for row in rows for step in steps_to_a_loss(row)}) <= 1
+
+
+def steps_to_a_loss(row: Row) -> list[int]:
+    """The steps of the runs that have a finite loss."""
+    steps: list[int] = row["steps"]
+    losses = row.get("final_losses", steps)  # rows of tasks have none
+    return [step for step, loss in zip(steps, losses, strict=True) if loss is not None]
 
 
 def peak(row: Row) -> float:
@@ -33,14 +45,23 @@ def peak(row: Row) -> float:
     return math.inf if row["logits_lost"] or row["max_logit"] is None else float(row["max_logit"])
 
 
-def is_calm(row: Row) -> bool:
-    """Did the logits of every seed stay below the bound for LS-attention?"""
-    return peak(row) < CALM
+def is_calm(row: Row) -> bool | None:
+    """Did the logits of every seed stay below the bound for LS-attention? None where those of a run were never read."""
+    return None if _is_unread(row) else peak(row) < CALM
 
 
-def has_exploded(row: Row) -> bool:
-    """Did the logits of every seed pass the bound for plain attention? Logits that are not finite count as passing."""
+def has_exploded(row: Row) -> bool | None:
+    """Did the logits of every seed pass the bound for plain attention? Logits that are not finite count as passing.
+    None where those of a run were never read."""
+    if _is_unread(row):
+        return None
     return min(math.inf if value is None else value for value in row["max_logits"]) > EXPLODED
+
+
+def _is_unread(row: Row) -> bool:
+    """Is there a run whose logits are not known, rather than not finite?"""
+    peaks: list[float | None] = row["max_logits"]
+    return peaks.count(None) > row["logits_lost"]
 
 
 def losses_by_seed(row: Row) -> dict[int, float]:
@@ -98,7 +119,10 @@ def is_lower(mine: Row, theirs: Row) -> bool | None:
 
 
 def has_lower_peak(mine: Row, theirs: Row) -> bool | None:
-    """Is the largest |logit| of the first lower? None where no seed is common, or the interval does not say."""
+    """Is the largest |logit| of the first lower? None where no seed is common, the logits of a run were never read, or
+    the interval does not say."""
+    if _is_unread(mine) or _is_unread(theirs):
+        return None
     found = paired(peaks_by_seed(mine), peaks_by_seed(theirs))
     return None if found is None else found.is_below()
 

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from experiments.engine.comparison import WHOLE_TEXT
+from experiments.engine.comparison import WHOLE_TEXT, equal_steps
 from experiments.engine.measures import Row, perplexity
 from experiments.engine.records import Data
 from longshort.runs import RunError
@@ -70,7 +70,7 @@ def _one_row(published: Row, new: Row) -> Row:
     variant = new["variant"]
     if both := sorted(set(new["seeds"]) & set(published["seeds"])):
         raise RunError(f"{variant}: seeds {both} are both published and in the folder; remove them from one")
-    if {*new["steps"]} != {*published["steps"]}:
+    if not equal_steps(published, new):
         raise RunError(
             f"{variant}: runs must have equally many steps, got {sorted(set(new['steps']))} in the folder and "
             f"{sorted(set(published['steps']))} published"

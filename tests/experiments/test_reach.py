@@ -12,7 +12,7 @@ from experiments.engine.evidence import FAILS, HOLDS, ONCE, PARTLY, TWICE, UNDEC
 from experiments.engine.records import Options
 from experiments.engine.sweep import plan_sweep
 
-from .made_up import planned
+from .made_up import made_up_sweep, planned, rewrite
 
 
 def test_plans_differ_in_their_windows_alone_and_have_the_global_heads_that_they_are_compared_at(tmp_path):
@@ -74,6 +74,37 @@ def test_runs_of_other_lengths_or_parts_of_the_text_are_not_compared():
     assert judge({"rows": rows}) is None
     rows[1] |= {"first_positions": [4.0] * 3, "steps": [9, 9, 8]}
     assert judge({"rows": rows}) is None
+
+
+def test_losses_of_a_part_of_the_text_are_not_subtracted_from_those_of_the_whole():
+    rows = [
+        {"variant": name, "seeds": [0], "steps": [9], "final_losses": [loss], "final_loss": loss, "keys": 1.0}
+        | {"n_global": 8, "max_logit": 1.0, "diverged": 0}
+        for name, loss in (("full", 3.6), ("ladder", 3.5))
+    ]
+    data = {"name": "reach", "provenance": {"seeds": [0]}, "rows": rows, "costs": [], "retrieval": []}
+    assert "| ladder | 1 | 8 | 100.0 | 3.5000 | 3.5000 | -0.1000 |" in load("reach").table(data)
+    rows[0] |= {"first_positions": [4.0], "second_half": [3.5]}
+    assert "| ladder | 1 | 8 | 100.0 | 3.5000 | 3.5000 |  |" in load("reach").table(data)
+
+
+def test_a_run_that_diverged_is_behind_on_the_whole_text_too(tmp_path):
+    experiment = load("reach")
+    folder = made_up_sweep(experiment, tmp_path, seeds=(0, 1, 2), variants=("full", "ls1-w64"), steps=20)
+    for path in folder.glob("*/after.json"):
+        found = {"validation": {"loss": 3.0, "tokens": 9, "by_position": [3.5, 2.5]}}
+        path.write_text(json.dumps(json.loads(path.read_text()) | found))
+    lost = folder / "full-seed2"
+    rewrite(lost, lambda record: record | {"loss": None} if record["kind"] in ("train", "eval") else record)
+    (lost / "after.json").write_text(json.dumps({"spikes": 1}))  # its model was not examined
+    data = experiment.collect(folder)
+    full = data["rows"][0]
+    assert full["final_losses"] == [3.0, 3.0, None] and full["first_positions"] == [3.5, 3.5, None]
+    assert full["final_loss"] is full["final_perplexity"] is full["spread"] is None
+    assert experiment.findings(data)["head-wise"].verdict == UNDECIDED
+    assert "3.5000, 3.5000, not finite" in experiment.more(data)
+    assert "| 3.0000 | 3.0000 | not finite | not finite |" in experiment.table(data)
+    experiment.figure(data).to_dict()
 
 
 def test_an_interval_is_students():

@@ -50,6 +50,18 @@ def test_a_ratio_is_judged_by_its_whole_interval():
     assert verdict(0.7, 0.9, 1.3) == UNDECIDED
 
 
+def test_a_run_that_diverged_counts_though_it_stopped_early():
+    def against(*losses):
+        steps = [9 if loss is not None else 4 for loss in losses]
+        rows = [row(3.0, 3.1, 3.2, variant="full", steps=[9, 9, 9]), row(*losses, variant="ladder", steps=steps)]
+        return comparison.against_each({"rows": rows}, "full", ("ladder",), "full is lower", lower=True)
+
+    assert against(3.3, 3.4, None).verdict == UNDECIDED  # not "not run yet"
+    assert against(None, None, None).verdict == HOLDS
+    shorter = row(3.3, 3.4, 3.5, variant="ladder", steps=[9, 9, 4])
+    assert not comparison.equal_steps(shorter) and comparison.equal_steps({"seeds": [0, 1], "steps": [9, 9]})
+
+
 def test_logits_explode_only_if_those_of_every_seed_do():
     def logits(*largest, lost=0):
         known = [value for value in largest if value is not None]
@@ -59,11 +71,15 @@ def test_logits_explode_only_if_those_of_every_seed_do():
     assert not comparison.has_exploded(logits(300.0, 199.0))
     assert comparison.is_calm(logits(49.0, 30.0)) and not comparison.is_calm(logits(30.0, 51.0))
     assert not comparison.is_calm(logits(30.0, None, lost=1)) and not comparison.is_calm(logits(30.0, 50.0))
+    unread = row(4.0, max_logits=[None], max_logit=None, logits_lost=0)  # stopped before its first reading
+    assert comparison.has_exploded(unread) is None and comparison.is_calm(unread) is None
+    assert comparison.has_lower_peak(logits(30.0), unread) is None
 
 
 def test_largest_logits_are_compared_seed_by_seed():
     def logits(*largest):
-        return row(*(4.0 for _ in largest), max_logits=list(largest), max_logit=1.0, logits_lost=0)
+        lost = largest.count(None)
+        return row(*(4.0 for _ in largest), max_logits=list(largest), max_logit=1.0, logits_lost=lost)
 
     assert comparison.has_lower_peak(logits(10.0, 11.0, 12.0), logits(100.0, 130.0, 110.0)) is True
     assert comparison.has_lower_peak(logits(10.0, 11.0, 400.0), logits(100.0, 130.0, 110.0)) is None

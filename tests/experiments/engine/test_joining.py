@@ -185,3 +185,10 @@ def test_what_is_not_kept_seed_by_seed_is_not_overwritten_by_that_of_the_new_run
 def test_results_that_are_no_runs_are_refused():
     with pytest.raises(RunError, match="--add works only where rows hold losses, accuracies or answers seed by seed"):
         joined({"provenance": {}, "rows": [{"variant": "a", "seeds": [0], "milliseconds": 1.0}]}, data([1]))
+
+
+def test_a_run_that_diverged_joins_though_it_stopped_early():
+    losses = {"final_losses": [3.0], "final_loss": 3.0, "diverged": 0}
+    lost = {"final_losses": [None], "final_loss": None, "diverged": 1}
+    (row,) = joined(data([0], **losses), data([1], steps=40, **lost))["rows"]
+    assert row["steps"] == [100, 40] and row["final_losses"] == [3.0, None]
