@@ -70,7 +70,9 @@ def tables(results: Results) -> str:
         if part in results:
             rows = [row for row in results[part] if "failed" not in row]
             pieces += make(rows, results) if rows else []
-            pieces += [f"{row.get('name') or row['arm']}: {row['failed']}" for row in results[part] if "failed" in row]
+            pieces += [
+                f"{row.get('name') or row['variant']}: {row['failed']}" for row in results[part] if "failed" in row
+            ]
     return "\n\n".join([*pieces, "## Goals", goals_table(results["goals"])])
 
 

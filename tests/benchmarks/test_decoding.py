@@ -74,6 +74,8 @@ def test_a_peer_that_fails_is_a_row_and_one_of_ours_is_an_error():
 
     rows = measure(LS, DecoderKind(name="theirs", heads="plain", build=build))
     assert rows[1]["failed"] == "RuntimeError: no such kernel" and "milliseconds" in rows[0]
+    results = {"speed": rows, "dtype": "float32", "goals": []}
+    assert "theirs: RuntimeError: no such kernel" in tables(results)
     with pytest.raises(RuntimeError, match="no such kernel"):
         measure(DecoderKind(name="ours", heads="plain", build=build, required=True))
 
