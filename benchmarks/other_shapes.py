@@ -81,10 +81,7 @@ def run(
     require(device)
     contenders = [i for i in on_gpu(device, backend=backend) if i.work == "ls" and i.name in (OURS, FLEX)]
 
-    def conclude(results: Results) -> None:
-        results["goals"] = goals(results)
-
-    record.begin(PAGE, device, conclude=conclude, merge=True, rounds=rounds)
+    record.begin(PAGE, device, conclude=lambda results: {"goals": goals(results)}, merge=True, rounds=rounds)
     timing: dict[str, Any] = {"device": device, "rounds": rounds}
     for shape in shapes:
         record.piece("rows", str(shape), partial(measure, shape, contenders, **timing), lenient=True)

@@ -44,11 +44,8 @@ def run(
     """The ranks' times with one and with four global heads."""
     require(device)
 
-    def conclude(results: Results) -> None:
-        results["goals"] = goals(results)
-
     sizes: dict[str, Any] = {"length": length, "size": size, "heads": heads, "head_dim": head_dim, "window": window}
-    record.begin(PAGE, device, conclude=conclude, rounds=rounds, **sizes)
+    record.begin(PAGE, device, conclude=lambda results: {"goals": goals(results)}, rounds=rounds, **sizes)
     for n_global in GLOBALS:
         plan = HeadPlan.long_short(heads, n_global, window)
         measure = partial(measured, plan, length, size, head_dim, device=device, rounds=rounds, backend=backend)
