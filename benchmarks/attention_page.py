@@ -140,7 +140,7 @@ GPU_PAGE = Page(
 
 
 def _shapes(rows: Rows) -> list[str]:
-    return list(dict.fromkeys(row["shape"] for row in rows if "shape" in row))
+    return list(dict.fromkeys(row["shape"] for row in rows))
 
 
 def _find(rows: Rows, shape: str, name: str, work: str, direction: str) -> dict[str, Any]:

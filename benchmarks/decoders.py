@@ -171,11 +171,12 @@ class TransformersDynamic:
 
 
 class TransformersStatic:
-    """transformers' GPT-2 with a static cache and a compiled step; the prompt is read eagerly, as in `generate`."""
+    """transformers' GPT-2 with a static cache and, on a GPU, a compiled step; the prompt is read eagerly, as in
+    `generate`."""
 
-    def __init__(self, model: Any, device: str, *, compile_step: bool = True) -> None:
+    def __init__(self, model: Any, device: str) -> None:
         self.model, self.device = model, device
-        self.mode = "compiled" if compile_step else "eager"
+        self.mode = "compiled" if device == "cuda" else "eager"
 
     @torch.no_grad()
     def begin(self, prompt: Tensor, room: int) -> Tensor:
@@ -223,7 +224,7 @@ DYNAMIC = DecoderKind(
 STATIC = DecoderKind(
     name="transformers, static cache, compiled",
     heads="plain",
-    build=lambda m: TransformersStatic(m.gpt2, m.device, compile_step=m.device == "cuda"),
+    build=lambda m: TransformersStatic(m.gpt2, m.device),
 )
 
 

@@ -146,7 +146,7 @@ def ratios(results: Results) -> dict[tuple[str, str], float]:
 
 def goals(results: Results) -> list[dict[str, Any]]:
     """Each goal, the number that decides it, and whether it was reached."""
-    shapes, plans = ratios(results).values(), [row["ratio"] for row in results.get("plans", []) if "ratio" in row]
+    shapes, plans = ratios(results).values(), [row["ratio"] for row in results.get("plans", [])]
     found = (
         (f"other shapes, time / {FLEX}, worst", max(shapes, default=None), _SHAPE_GOAL),
         ("plans, time per visible pair / uniform plan, worst", max(plans, default=None), _PLAN_GOAL),
@@ -190,7 +190,6 @@ def tables(results: Results) -> str:
                 f"{row['ratio']:.2f}",
             )
             for row in results["plans"]
-            if "failed" not in row
         ]
         header = ("plan", "shape", "direction", "us per layer", "uniform", "its window", "time per pair")
         pieces.append(markdown(header, plan_lines))

@@ -20,8 +20,6 @@ PUBLISHED = {"32 x 1,024": 64.9, "8 x 4,096": 79.7, "1 x 32,768": 220.1}
 """Milliseconds of nanoGPT's own model.py, compiled, on an H200."""
 STEP_GOALS = {"32 x 1,024": 0.82, "8 x 4,096": 0.70, "1 x 32,768": 0.30}
 
-_USUAL_LAYERS = 12
-"""Of the model whose start is timed; earlier rows do not say it."""
 Rows = Sequence[dict[str, Any]]
 
 
@@ -40,7 +38,7 @@ def _trainer_goals(results: Results) -> Iterator[dict[str, Any]]:
         about = f", {row['tokens']} tokens, {row['layers']} x {row['width']}" if row else ""
         yield _goal(f"`longshort train`, tokens/s against a bare loop{about}", row.get("ratio"), ">=", 0.97)
     for caches, most in (("cold", 45), ("warm", 20)):
-        usual = [row for row in _rows(results, "start") if row.get("piece", "start") == "start"]
+        usual = [row for row in _rows(results, "start") if row["piece"] == "start"]
         seconds = next((row["seconds"] for row in usual if row["caches"] == caches), None)
         yield _goal(f"from `longshort train` to the second step, {caches} caches, s", seconds, "<=", most)
 
@@ -215,8 +213,8 @@ def _start_table(rows: Rows) -> str:
     lines = [
         (
             r["tokens"],
-            str(r.get("layers", _USUAL_LAYERS)),
-            r.get("scope", "model"),
+            str(r["layers"]),
+            r["scope"],
             r["caches"],
             f"{r['seconds_to_first']:.1f}",
             f"{r['seconds']:.1f}",
