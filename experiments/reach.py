@@ -14,6 +14,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -248,16 +249,12 @@ def _past(data: Data) -> str:
     return f"{words}:\n\n{tables.markdown(('plan', 'which seeds', *places), lines)}"
 
 
-def mixed(data: Data) -> Finding | None:
-    return comparison.against_each(data, "full", MIXED, "full is behind", lower=False)
+def mixed(data: Data, names: Sequence[str] = MIXED) -> Finding | None:
+    return comparison.against_each(data, "full", names, "full is behind", lower=False)
 
 
-def head_wise(data: Data) -> Finding | None:
-    return comparison.against_each(data, "full", ("ls1-w64",), "full is behind", lower=False)
-
-
-def ladder(data: Data) -> Finding | None:
-    others = tuple(name for name in OF_EIGHT if name != "ladder")
+def ladder(data: Data, names: Sequence[str] = OF_EIGHT) -> Finding | None:
+    others = tuple(name for name in names if name != "ladder")
     return comparison.against_each(data, "ladder", others, "the ladder is ahead of", lower=True)
 
 
@@ -284,10 +281,6 @@ def _change(row: Row, slowed: bool) -> dict[int, float]:
     first = dict(zip(near["seeds"], next(iter(near["losses"].values())), strict=True))
     last = dict(zip(far["seeds"], list(far["losses"].values())[-1], strict=True))
     return {seed: loss - first[seed] for seed, loss in last.items()}
-
-
-def figure(data: Data) -> Any:
-    return losses_and_curves(data, STRONG)
 
 
 def losses_and_curves(data: Data, strong: Sequence[str], but_for: Sequence[str] = (), against: str = "full") -> Any:
@@ -363,7 +356,7 @@ EXPERIMENT = Experiment(
             text="one global head in each layer, the rest with a window of 64, is ahead of full attention",
             paper="our pilots: 0.02 nats, two seeds",
             rule=RULE,
-            judge=head_wise,
+            judge=partial(mixed, names=("ls1-w64",)),
         ),
         "ladder": Claim(
             text="the ladder is ahead of every other plan with 8 global heads",
@@ -381,7 +374,7 @@ EXPERIMENT = Experiment(
     collect=collect,
     table=table,
     more=more,
-    figure=figure,
+    figure=partial(losses_and_curves, strong=STRONG),
     variants=variants,
     base=BASE,
     quick_base=QUICK_BASE,
