@@ -96,10 +96,6 @@ def table(data: Data) -> str:
     return tables.markdown(header, lines)
 
 
-def more(data: Data) -> str:
-    return tables.losses(data)
-
-
 def smoothing(data: Data) -> Finding | None:
     return _finding(added(data, SMOOTHED), SMOOTHED, hurts=True)
 
@@ -190,7 +186,7 @@ EXPERIMENT = Experiment(
     },
     collect=collect,
     table=table,
-    more=more,
+    more=tables.losses,
     figure=figure,
     variants=variants,
     steps=4000,

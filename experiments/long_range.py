@@ -76,10 +76,6 @@ def by_task(data: Data) -> dict[str, dict[str, float]]:
     return found
 
 
-def table(data: Data) -> str:
-    return tables.accuracies(data["rows"])
-
-
 def published_table(data: Data) -> str:
     """Third-party results on the same tasks, below the best of ours."""
     tasks = by_task(data)
@@ -225,7 +221,7 @@ EXPERIMENT = Experiment(
         ),
     },
     collect=collect,
-    table=table,
+    table=lambda data: tables.accuracies(data["rows"]),
     more=published_table,
     figure=figure,
     variants=variants,

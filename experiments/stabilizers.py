@@ -94,10 +94,6 @@ def whole(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if min(row["steps"]) == most]
 
 
-def table(data: Data) -> str:
-    return tables.losses(data)
-
-
 def time_table(data: Data) -> str:
     budget = data["time_budget_seconds"]
     if budget is None:
@@ -297,7 +293,7 @@ EXPERIMENT = Experiment(
         ),
     },
     collect=collect,
-    table=table,
+    table=tables.losses,
     more=time_table,
     figure=figure,
     variants=variants,
