@@ -258,10 +258,6 @@ def ladder(data: Data, names: Sequence[str] = OF_EIGHT) -> Finding | None:
     return comparison.against_each(data, "ladder", others, "the ladder is ahead of", lower=True)
 
 
-def needs_global(data: Data) -> Finding | None:
-    return comparison.against_each(data, "full", ("all-local-w64",), "full is ahead of", lower=True)
-
-
 def keeps_on(data: Data, names: Sequence[str], others: Sequence[str], *, slowed: bool = False) -> Finding | None:
     """How the loss changes from the first context of the longer sequences to their last half, plans against others,
     the latter with YaRN in that half if `slowed`."""
@@ -368,7 +364,9 @@ EXPERIMENT = Experiment(
             text="without any global head the loss is above that of full attention",
             paper="our pilots: 0.01 nats, one seed",
             rule=RULE,
-            judge=needs_global,
+            judge=partial(
+                comparison.against_each, name="full", others=("all-local-w64",), words="full is ahead of", lower=True
+            ),
         ),
     },
     collect=collect,
