@@ -41,7 +41,6 @@ class Setting:
     context: int
     """Tokens read before decoding is timed."""
     window: int = 128
-    n_global: int = 1
     sizes: dict[str, int] = field(
         default_factory=lambda: {"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50_257}
     )
@@ -53,7 +52,7 @@ class Setting:
     @property
     def plan(self) -> HeadPlan:
         """The plan of the LS heads."""
-        return HeadPlan.long_short(self.sizes["n_head"], self.n_global, self.window)
+        return HeadPlan.long_short(self.sizes["n_head"], 1, self.window)
 
 
 class Models:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.attention import DIRECTIONS, draw_several, measure, timer
-from benchmarks.harness import OURS, UNFINISHED, Entrant, Recorder, WrongResult, median_ratio, require, take_turns
+from benchmarks.harness import OURS, UNFINISHED, Entrant, Recorder, WrongResult, median_ratio, take_turns
 from benchmarks.pages import Page, Results, goals_table, markdown
 from benchmarks.peers import FLEX, on_gpu
 from benchmarks.shapes import OTHER_SHAPES, Shape
@@ -78,7 +78,6 @@ def run(
     backend: str = "triton",
 ) -> Results:
     """Measure every shape, then the plans."""
-    require(device)
     contenders = [i for i in on_gpu(device, backend=backend) if i.work == "ls" and i.name in (OURS, FLEX)]
 
     record.begin(PAGE, device, conclude=lambda results: {"goals": goals(results)}, merge=True, rounds=rounds)

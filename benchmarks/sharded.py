@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import timing
-from benchmarks.harness import DTYPES, Recorder, WrongResult, require
+from benchmarks.harness import DTYPES, Recorder, WrongResult
 from benchmarks.pages import Page, Results, goal, goals_table, markdown
 from longshort.heads import HeadPlan
 from longshort.ops import attention
@@ -42,8 +42,6 @@ def run(
     backend: str = "auto",
 ) -> Results:
     """The ranks' times with one and with four global heads."""
-    require(device)
-
     sizes: dict[str, Any] = {"length": length, "size": size, "heads": heads, "head_dim": head_dim, "window": window}
     record.begin(PAGE, device, conclude=lambda results: {"goals": goals(results)}, rounds=rounds, **sizes)
     for n_global in GLOBALS:
