@@ -78,16 +78,16 @@ def attention(
         record = _recorder(context, out, threads)
         if others:
             picked = known.chosen(known.OTHER_SHAPES, shapes)
-            results = other_shapes.run(record, shapes=picked, rounds=3 if rounds is None else rounds)
+            results = other_shapes.run(record, shapes=picked, rounds=rounds or 3)
         elif sharded:
-            results = ranks.run(record, device=device, rounds=3 if rounds is None else rounds)
+            results = ranks.run(record, device=device, rounds=rounds or 3)
         elif las or slopes:
             kind = "las" if las else "slopes"
-            results = forms.run(record, kind, device=device, repeats=forms.REPEATS if rounds is None else rounds)
+            results = forms.run(record, kind, device=device, repeats=rounds or forms.REPEATS)
         else:
             among = known.SHAPES.get(device, ())
             few = known.chosen(among, "0" if quick else shapes) if among else None
-            results = subject.run(record, shapes=few, device=device, rounds=2 if quick and rounds is None else rounds)
+            results = subject.run(record, shapes=few, device=device, rounds=rounds or (2 if quick else None))
     typer.echo(record.page.tables(results))
 
 
@@ -131,11 +131,10 @@ def decoding(
         record = _recorder(context, out, threads, minutes=math.inf if attention else minutes)
         if attention:
             picked = chosen(decode_step.SHAPES, shapes)
-            results = decode_step.run(record, shapes=picked, device="cuda", rounds=3 if rounds is None else rounds)
+            results = decode_step.run(record, shapes=picked, device="cuda", rounds=rounds or 3)
         else:
             asked = None if parts is None else parts.split(",")
-            options: dict[str, Any] = {"rounds": 7 if rounds is None else rounds, "note": note}
-            results = subject.run(record, device=device, parts=asked, **options)
+            results = subject.run(record, device=device, parts=asked, rounds=rounds or 7, note=note)
     typer.echo(record.page.tables(results))
 
 
@@ -160,7 +159,7 @@ def rollouts(
     with one_line_errors():
         record = _recorder(context, out, threads, minutes=minutes)
         asked = None if parts is None else parts.split(",")
-        results = subject.run(record, device=device, parts=asked, rounds=5 if rounds is None else rounds)
+        results = subject.run(record, device=device, parts=asked, rounds=rounds or 5)
     typer.echo(record.page.tables(results))
 
 
@@ -197,7 +196,7 @@ def training(
     with one_line_errors():
         record = _recorder(context, out, threads, minutes=minutes)
         if statistics:
-            results = telemetry.run(record, device=device or "cpu", rounds=15 if rounds is None else rounds)
+            results = telemetry.run(record, device=device or "cpu", rounds=rounds or 15)
         elif deterministic:
             results = bits.run(record, device=device or "cuda", steps=steps or 150, rounds=rounds or 2)
         else:
@@ -221,7 +220,11 @@ def memory(
 
     with one_line_errors():
         record = _recorder(context, out, threads)
-        results = subject.run(record, _named("only", only, tuple(subject.CASES)))
+        cases = list(subject.CASES) if only is None else only.split(",")
+        for name in cases:
+            if name not in subject.CASES:
+                raise ValueError(f"--only must be some of {', '.join(subject.CASES)}, got {name!r}")
+        results = subject.run(record, cases)
     typer.echo(record.page.tables(results))
 
 
@@ -272,16 +275,6 @@ def _command(context: typer.Context) -> str:
             value = context.params[name]
             words += [parameter.opts[0]] if value is True else [parameter.opts[0], str(value)]
     return " ".join(words)
-
-
-def _named(what: str, names: str | None, among: Any) -> list[Any]:
-    """The entries with these comma-separated names; all if None."""
-    known = {str(x): x for x in among}
-    wanted = list(known) if names is None else names.split(",")
-    for name in wanted:
-        if name not in known:
-            raise ValueError(f"--{what} must be some of {', '.join(known)}, got {name!r}")
-    return [known[name] for name in wanted]
 
 
 if __name__ == "__main__":

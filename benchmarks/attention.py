@@ -50,11 +50,6 @@ def run(
     """Measure every implementation at every shape."""
     require(device)
     rounds = ROUNDS[device] if rounds is None else rounds
-
-    def conclude(results: Results) -> None:
-        if device == "cuda":
-            results["summary"] = summarize(results["rows"])
-
     usable = []
     for implementation in (on_gpu() if device == "cuda" else on_cpu()) if implementations is None else implementations:
         why = implementation.missing()
@@ -62,7 +57,12 @@ def run(
             usable.append(implementation)
         else:
             record.progress(f"left out {implementation.name}: {why}")
-    results = record.begin(GPU_PAGE if device == "cuda" else CPU_PAGE, device, conclude=conclude, rounds=rounds)
+    results = record.begin(
+        GPU_PAGE if device == "cuda" else CPU_PAGE,
+        device,
+        conclude=lambda results: {"summary": summarize(results["rows"])} if device == "cuda" else {},
+        rounds=rounds,
+    )
     if device == "cuda" and "copy_bandwidth" not in results:
         results["copy_bandwidth"] = timing.copy_bandwidth(device)
     for shape in SHAPES[device] if shapes is None else shapes:

@@ -41,7 +41,6 @@ class Setting:
     context: int
     """Tokens read before decoding is timed."""
     window: int = 128
-    n_global: int = 1
     sizes: dict[str, int] = field(
         default_factory=lambda: {"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50_257}
     )
@@ -53,7 +52,7 @@ class Setting:
     @property
     def plan(self) -> HeadPlan:
         """The plan of the LS heads."""
-        return HeadPlan.long_short(self.sizes["n_head"], self.n_global, self.window)
+        return HeadPlan.long_short(self.sizes["n_head"], 1, self.window)
 
 
 class Models:
@@ -171,11 +170,12 @@ class TransformersDynamic:
 
 
 class TransformersStatic:
-    """transformers' GPT-2 with a static cache and a compiled step; the prompt is read eagerly, as in `generate`."""
+    """transformers' GPT-2 with a static cache and, on a GPU, a compiled step; the prompt is read eagerly, as in
+    `generate`."""
 
-    def __init__(self, model: Any, device: str, *, compile_step: bool = True) -> None:
+    def __init__(self, model: Any, device: str) -> None:
         self.model, self.device = model, device
-        self.mode = "compiled" if compile_step else "eager"
+        self.mode = "compiled" if device == "cuda" else "eager"
 
     @torch.no_grad()
     def begin(self, prompt: Tensor, room: int) -> Tensor:
@@ -223,7 +223,7 @@ DYNAMIC = DecoderKind(
 STATIC = DecoderKind(
     name="transformers, static cache, compiled",
     heads="plain",
-    build=lambda m: TransformersStatic(m.gpt2, m.device, compile_step=m.device == "cuda"),
+    build=lambda m: TransformersStatic(m.gpt2, m.device),
 )
 
 

@@ -52,10 +52,7 @@ def run(
     if unknown:
         raise ValueError(f"parts must be some of {', '.join(PARTS['cuda'])}, got {', '.join(unknown)}")
 
-    def conclude(results: Results) -> None:
-        results["goals"] = goals(results)
-
-    record.begin(PAGES[device], device, conclude=conclude, note=note)
+    record.begin(PAGES[device], device, conclude=lambda results: {"goals": goals(results)}, note=note)
     for part in chosen:
         for name, measure in _pieces(part, device, settings or SETTINGS[device], rounds, record.deadline, options):
             record.piece(part, name, measure, lenient=True)  # the other rows are still worth having

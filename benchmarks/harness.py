@@ -174,11 +174,12 @@ class Recorder:
         page: Page,
         device: str,
         *,
-        conclude: Callable[[Results], None] = lambda results: None,
+        conclude: Callable[[Results], Results] = lambda results: {},
         merge: bool = False,
         **about: Any,
     ) -> Results:
-        """Start a file of this kind, or resume the one that an interrupted run of the same command left."""
+        """Start a file of this kind, or resume the one that an interrupted run of the same command left. What
+        `conclude` makes of the results is added to them."""
         require(device)
         self.page, self.device, self.conclude, self.merge = page, device, conclude, merge
         dtype = str(DTYPES[device]).removeprefix("torch.")
@@ -254,7 +255,7 @@ class Recorder:
         return self.results
 
     def _write(self) -> Iterable[Path]:
-        self.conclude(self.results)
+        self.results |= self.conclude(self.results)
         if self.out is None:
             return ()
         return write_json(self.out, self.results), self.page.write(self.results, self.out)

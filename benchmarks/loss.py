@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.harness import DTYPES, OURS, Entrant, WrongResult, take_turns
-from benchmarks.timing import clocked, finish, free, warmed
+from benchmarks.timing import allocated, clocked, free, peak_bytes, warmed
 from longshort.losses import linear_cross_entropy
 
 LIGER, CCE = "Liger", "cut cross-entropy"
@@ -47,7 +47,7 @@ class Head:
 
 
 def measure_loss(
-    head: Head, classes: int, *, device: str, rounds: int, calls: int = 3, compiler: str = "inductor"
+    head: Head, classes: int, *, device: str, rounds: int, compiler: str = "inductor"
 ) -> list[dict[str, Any]]:
     """The rows of one vocabulary: milliseconds of forward and backward, and the bytes needed beside inputs and
     gradients.
@@ -72,8 +72,10 @@ def measure_loss(
         def begin(entrant: Entrant = entrant, make: Callable[[], Loss] = make) -> None:
             call = partial(both, make())
             entrant.facts["gradient_error"] = _check(entrant.name, call(), expected)
-            entrant.facts["peak_bytes"] = _peak(warmed(call), device)
-            entrant.sample = clocked(call, device, calls=calls)
+            warmed(call)
+            free(device)
+            entrant.facts["peak_bytes"] = peak_bytes(call, device, allocated(device))
+            entrant.sample = clocked(call, device, calls=3)
 
         entrant.attempt(begin)
         entrants.append(entrant)
@@ -125,18 +127,6 @@ def _check(name: str, found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -
             raise WrongResult(f"{name} is wrong: gradients of the {which} are apart by {apart:.1%}")
         errors.append(apart)
     return max(errors)
-
-
-def _peak(call: Callable[[], object], device: str) -> int | None:
-    """Bytes at the peak beyond the inputs; None on a CPU."""
-    if device == "cpu":
-        return None
-    free(device)
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    finish(device)
-    return torch.cuda.max_memory_allocated() - before
 
 
 def _row(entrant: Entrant) -> dict[str, Any]:

@@ -126,18 +126,14 @@ def cache_bytes(plan: HeadPlan, *, length: int, rollback: int, n_layers: int, he
     return 2 * n_layers * slots * head_dim * itemsize
 
 
-def cache_rows(
-    lengths: tuple[int, ...] = LENGTHS, *, window: int = 128, device: str = "cpu", rollback: int = 32
-) -> list[dict[str, Any]]:
+def cache_rows(lengths: tuple[int, ...] = LENGTHS) -> list[dict[str, Any]]:
     """Measured bytes of bf16 caches with 1 global head of 12, against caches in which every head keeps everything."""
-    rows = []
+    window, rollback, rows = 128, 32, []
     for length in lengths:
         measured = {}
         for heads, plan in (("ls", HeadPlan.long_short(12, 1, window)), ("plain", HeadPlan.full(12))):
             options: dict[str, Any] = {"head_dim": 64, "max_length": length, "rollback": rollback}
-            cache = LSCache([plan] * 12, dtype=torch.bfloat16, device=device, **options)
-            measured[heads] = cache.nbytes
-            del cache
+            measured[heads] = LSCache([plan] * 12, dtype=torch.bfloat16, **options).nbytes
             wanted = cache_bytes(plan, length=length, rollback=rollback, n_layers=12, head_dim=64, itemsize=2)
             if measured[heads] != wanted:
                 raise WrongResult(f"a cache of {length} tokens ({heads}) has {measured[heads]} bytes, not {wanted}")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.attention import DIRECTIONS, draw_several, measure, timer
-from benchmarks.harness import OURS, UNFINISHED, Entrant, Recorder, WrongResult, median_ratio, require, take_turns
+from benchmarks.harness import OURS, UNFINISHED, Entrant, Recorder, WrongResult, median_ratio, take_turns
 from benchmarks.pages import Page, Results, goals_table, markdown
 from benchmarks.peers import FLEX, on_gpu
 from benchmarks.shapes import OTHER_SHAPES, Shape
@@ -78,13 +78,9 @@ def run(
     backend: str = "triton",
 ) -> Results:
     """Measure every shape, then the plans."""
-    require(device)
     contenders = [i for i in on_gpu(device, backend=backend) if i.work == "ls" and i.name in (OURS, FLEX)]
 
-    def conclude(results: Results) -> None:
-        results["goals"] = goals(results)
-
-    record.begin(PAGE, device, conclude=conclude, merge=True, rounds=rounds)
+    record.begin(PAGE, device, conclude=lambda results: {"goals": goals(results)}, merge=True, rounds=rounds)
     timing: dict[str, Any] = {"device": device, "rounds": rounds}
     for shape in shapes:
         record.piece("rows", str(shape), partial(measure, shape, contenders, **timing), lenient=True)
@@ -149,7 +145,7 @@ def ratios(results: Results) -> dict[tuple[str, str], float]:
 
 def goals(results: Results) -> list[dict[str, Any]]:
     """Each goal, the number that decides it, and whether it was reached."""
-    shapes, plans = ratios(results).values(), [row["ratio"] for row in results.get("plans", []) if "ratio" in row]
+    shapes, plans = ratios(results).values(), [row["ratio"] for row in results.get("plans", [])]
     found = (
         (f"other shapes, time / {FLEX}, worst", max(shapes, default=None), _SHAPE_GOAL),
         ("plans, time per visible pair / uniform plan, worst", max(plans, default=None), _PLAN_GOAL),
@@ -193,7 +189,6 @@ def tables(results: Results) -> str:
                 f"{row['ratio']:.2f}",
             )
             for row in results["plans"]
-            if "failed" not in row
         ]
         header = ("plan", "shape", "direction", "us per layer", "uniform", "its window", "time per pair")
         pieces.append(markdown(header, plan_lines))

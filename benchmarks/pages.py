@@ -6,6 +6,7 @@ A page quotes the command that made its data; if that is an older spelling, toda
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS, PAGES = ROOT / "benchmarks" / "results", ROOT / "docs" / "results"
 PROGRAM = "python -m benchmarks"
 
+_HOLDS: dict[str, Callable[[float, float], bool]] = {"<": operator.lt, "<=": operator.le, ">=": operator.ge}
 _SAYS = {True: "yes", False: "no", None: "not measured"}
 
 Results = dict[str, Any]
@@ -83,6 +85,12 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """
     lines = [f"| {' | '.join(line)} |" for line in (header, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
+
+
+def goal(text: str, value: float | None, sign: str, target: float) -> dict[str, Any]:
+    """A goal and whether it was reached; a value of None was not measured."""
+    reached = None if value is None else _HOLDS[sign](value, target)
+    return {"goal": text, "target": f"{sign} {target:g}", "value": value, "reached": reached}
 
 
 def goals_table(goals: Iterable[dict[str, Any]]) -> str:

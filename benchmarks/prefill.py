@@ -32,7 +32,6 @@ def forward(
     *,
     loss: bool = True,
     compiled: bool = False,
-    **changes: Any,
 ) -> Callable[[], object]:
     """One forward pass of a model with a variant's attention: to the loss under autocast, as in training and
     evaluation, or to the last hidden state with bf16 weights, as a served model fills its cache. Its blocks may be
@@ -40,10 +39,10 @@ def forward(
     on_gpu = device.startswith("cuda")
     kernel = _KERNELS.get(variant)
     backend = "sdpa" if kernel is not None else "triton" if on_gpu else "auto"
-    config = GPTConfig.preset(preset, context=length, backend=backend, **changes)
+    config = GPTConfig.preset(preset, context=length, backend=backend)
     if variant != "ls":
         plan = HeadPlan.full(config.n_heads)
-        config = GPTConfig.preset(preset, context=length, backend=backend, plan=plan, **changes)
+        config = GPTConfig.preset(preset, context=length, backend=backend, plan=plan)
     torch.manual_seed(0)
     with torch.device(device):  # drawing a large model on the CPU takes seconds
         model = GPT(config).eval()

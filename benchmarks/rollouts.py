@@ -101,11 +101,8 @@ def run(
         raise ValueError(f"parts must be some of {', '.join(PARTS)}, got {', '.join(unknown)}")
     sizes, dtype = sizes or SIZES[device], DTYPES[device]
 
-    def conclude(results: Results) -> None:
-        results["goals"] = goals(results)
-
     kept = {"batch": sizes.batch, "prompt": sizes.prompt, "new_tokens": sizes.new_tokens, "window": sizes.window}
-    record.begin(PAGE, device, conclude=conclude, sizes=sizes.model | kept)
+    record.begin(PAGE, device, conclude=lambda results: {"goals": goals(results)}, sizes=sizes.model | kept)
     timing: dict[str, Any] = {"device": device, "dtype": dtype, "rounds": rounds}
     pieces: dict[str, list[tuple[str, Callable[[], list[dict[str, Any]]]]]] = {
         "short": [("short", partial(short_rollouts, sizes, **timing))],

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from benchmarks import timing
-from benchmarks.harness import DTYPES, Recorder, WrongResult, require
-from benchmarks.pages import Page, Results, goals_table, markdown
+from benchmarks.harness import DTYPES, Recorder, WrongResult
+from benchmarks.pages import Page, Results, goal, goals_table, markdown
 from longshort.heads import HeadPlan
 from longshort.ops import attention
 from longshort.ops.heads import of_heads
@@ -42,13 +42,8 @@ def run(
     backend: str = "auto",
 ) -> Results:
     """The ranks' times with one and with four global heads."""
-    require(device)
-
-    def conclude(results: Results) -> None:
-        results["goals"] = goals(results)
-
     sizes: dict[str, Any] = {"length": length, "size": size, "heads": heads, "head_dim": head_dim, "window": window}
-    record.begin(PAGE, device, conclude=conclude, rounds=rounds, **sizes)
+    record.begin(PAGE, device, conclude=lambda results: {"goals": goals(results)}, rounds=rounds, **sizes)
     for n_global in GLOBALS:
         plan = HeadPlan.long_short(heads, n_global, window)
         measure = partial(measured, plan, length, size, head_dim, device=device, rounds=rounds, backend=backend)
@@ -131,11 +126,9 @@ def _check(plan: HeadPlan, shard: Shard, whole: list[Tensor], backend: str) -> N
 
 def goals(results: Results) -> list[dict[str, Any]]:
     """The longest over the shortest time of a rank, queries shared out."""
-    rows = [row for row in results.get("rows", []) if row.get("way") == "shared out"]
-    worst = max((row["balance"] for row in rows), default=None)
-    reached = None if worst is None else worst <= _GOAL
-    name = "balance of the ranks' kernel time, max / min"
-    return [{"goal": name, "target": f"<= {_GOAL:.2f}", "value": worst, "reached": reached}]
+    worst = max(row["balance"] for row in results["rows"] if row["way"] == "shared out")
+    found = goal("balance of the ranks' kernel time, max / min", worst, "<=", _GOAL)
+    return [found | {"target": f"<= {_GOAL:.2f}"}]
 
 
 def tables(results: Results) -> str:

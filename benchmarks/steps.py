@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from benchmarks.harness import OURS, Entrant, WrongResult, take_turns
 from benchmarks.nanogpt import NanoGPT
-from benchmarks.timing import Sample, clocked, finish, free, warmed
+from benchmarks.timing import Sample, allocated, clocked, free, peak_bytes, warmed
 from longshort.model import GPT, GPTConfig
 from longshort.train.machine.precision import autocast
 from longshort.train.optimizer import build_optimizer
@@ -134,16 +134,17 @@ def measure_steps(
     make: Callable[..., Any] = Trainee,
     timer: Callable[..., Sample] = clocked,
 ) -> list[dict[str, Any]]:
-    """The rows of one setting, ready for JSON: milliseconds of a step, and the bytes that it needs at its peak."""
+    """The rows of one setting, ready for JSON: milliseconds of a step, and the bytes that it needs at its peak:
+    weights, optimizer, activations."""
     entrants = [Entrant(way.name, way.heads, required=way.name == OURS) for way in ways]
 
     def begin(way: Way, entrant: Entrant) -> None:
         free(device)  # of what earlier entrants needed only to compile
-        before = _allocated(device)
+        before = allocated(device)
         trainee = make(way, setting, device=device, compiler=compiler)
         entrant.facts["first_loss"] = trainee.step().item()
         warmed(trainee.step, _WARMUP_STEPS - 1)
-        entrant.facts["peak_bytes"] = _peak(trainee.step, device, before)
+        entrant.facts["peak_bytes"] = peak_bytes(trainee.step, device, before)
         entrant.sample = timer(trainee.step, device, calls=steps)
 
     for way, entrant in zip(ways, entrants, strict=True):
@@ -168,21 +169,6 @@ def _check_losses(entrants: Iterable[tuple[Way, Entrant]]) -> None:
         name, expected = first.setdefault((way.heads, way.vocab_size), (f"{way.name}, {way.how}", loss))
         if not abs(loss - expected) <= _LOSS_ERROR:
             raise WrongResult(f"{way.name}, {way.how}: first loss {loss:.4f}, but {expected:.4f} by {name}")
-
-
-def _allocated(device: str) -> int:
-    return torch.cuda.memory_allocated() if device.startswith("cuda") else 0
-
-
-def _peak(step: Callable[[], object], device: str, before: int) -> int | None:
-    """Bytes that a step needs at its peak beyond `before`: weights, optimizer, activations; None on a CPU."""
-    if not device.startswith("cuda"):
-        return None
-    finish(device)
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    finish(device)
-    return torch.cuda.max_memory_allocated() - before
 
 
 @contextmanager

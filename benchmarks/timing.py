@@ -149,6 +149,22 @@ def free(device: str) -> None:
         torch.cuda.empty_cache()
 
 
+def allocated(device: str) -> int:
+    """Bytes of the device's memory in use; 0 on a CPU."""
+    return torch.cuda.memory_allocated() if device.startswith("cuda") else 0
+
+
+def peak_bytes(call: Call, device: str, beyond: int) -> int | None:
+    """Bytes in use at the peak of a call beyond so many; None on a CPU."""
+    if not device.startswith("cuda"):
+        return None
+    finish(device)
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    finish(device)
+    return torch.cuda.max_memory_allocated() - beyond
+
+
 def copy_bandwidth(device: str, *, size: int = 1 << 31) -> float:
     """Bytes per second, read and written, of a copy of `size` bytes within the device's memory."""
     source = torch.zeros(size, dtype=torch.uint8, device=device)

@@ -43,6 +43,8 @@ _STEPS = 100_000
 """Length of the runs, which are stopped early: the trainer's defaults are those of a long run."""
 _BATCHES = 8
 """Batches that the bare loop has on the device."""
+_LIMIT = 240.0
+"""Seconds in which a run must come to its second step."""
 DEFAULT = "as trained"
 """How the trainer runs a step with its defaults."""
 
@@ -141,32 +143,26 @@ class StepClock:
         return (self.times[self.last] - self.times[self.first]) / (self.last - self.first)
 
 
-def trainer_against_bare_loop(
-    setting: Setting, *, device: str, rounds: int = 1, first: int = 20, last: int = 120
-) -> list[dict[str, Any]]:
-    """One row: tokens per second of both, in turns, by the clock.
+def trainer_against_bare_loop(setting: Setting, *, device: str, first: int, last: int) -> list[dict[str, Any]]:
+    """One row: tokens per second of both, one after the other, by the clock.
 
     The trainer's clock runs from the record of step `first` to that of step `last`.
     """
-    ratios: list[float] = []
-    rates: dict[str, list[float]] = {"trainer": [], "bare": [], "own": []}
     with random_tokens(setting.sizes["vocab_size"], setting.context, count=_BATCHES * setting.tokens * 2) as data:
         config = run_config(setting, "ls", data, device=device)
-        for turn in range(rounds):
-            clock = StepClock(first, last)
-            train(config.with_overrides([f"run.out={data / f'run-{turn}'}"]), clock)
-            free(device)
-            bare = BareLoop(config, clip=config.stability.clip_norm)
-            sample = clocked(warmed(bare.step, min(first, 5)), device, calls=last - first)
-            seconds = 1e-3 * sample()
-            rates["trainer"].append(setting.tokens / clock.seconds_per_step)
-            rates["own"].append(statistics.median(clock.rates))
-            rates["bare"].append(setting.tokens / seconds)
-            ratios.append(seconds / clock.seconds_per_step)
-            del bare, sample
-            free(device)
+        clock = StepClock(first, last)
+        train(config.with_overrides([f"run.out={data / 'trained'}"]), clock)
+        free(device)
+        bare = BareLoop(config, clip=config.stability.clip_norm)
+        seconds = 1e-3 * clocked(warmed(bare.step, min(first, 5)), device, calls=last - first)()
+    trainer = clock.seconds_per_step
+    rates = {
+        "trainer": [setting.tokens / trainer],
+        "bare": [setting.tokens / seconds],
+        "own": [statistics.median(clock.rates)],
+    }
     row = {"tokens": str(setting), "layers": setting.sizes["n_layers"], "width": setting.sizes["width"]}
-    return [row | {"tokens_per_second": rates, "ratio": statistics.median(ratios), "said": clock.said}]
+    return [row | {"tokens_per_second": rates, "ratio": seconds / trainer, "said": clock.said}]
 
 
 def measure_small(setting: Setting, *, device: str, rounds: int, steps: int) -> list[dict[str, Any]]:
@@ -204,7 +200,6 @@ def measure_start(
     heads: str = "ls",
     scopes: Sequence[str] = ("model",),
     every_cache: Sequence[str] = ("cold", "warm"),
-    limit: float = 240.0,
 ) -> list[dict[str, Any]]:
     """Seconds from the start of the process to its second step: with empty caches of compiled code, then with full."""
     rows = []
@@ -216,12 +211,12 @@ def measure_start(
             values["run"] |= {"out": str(folder / caches), "compile_scope": scope}
             path = folder / f"{caches}.json"
             path.write_text(json.dumps(values), encoding="utf-8")  # JSON is YAML too
-            rows.append({"scope": scope, "caches": caches, **seconds_to_step(2, path, folder, limit=limit)})
+            rows.append({"scope": scope, "caches": caches, **seconds_to_second_step(path, folder)})
     return [{"tokens": str(setting), "layers": setting.sizes["n_layers"], **row} for row in rows]
 
 
-def seconds_to_step(step: int, config: Path, folder: Path, *, limit: float) -> dict[str, float]:
-    """Start `longshort train`, wait for records of steps 1 and `step`, and end it."""
+def seconds_to_second_step(config: Path, folder: Path) -> dict[str, float]:
+    """Start `longshort train`, wait for the records of its first two steps, and end it."""
     environment = os.environ | {
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "TRITON_CACHE_DIR": str(folder / "triton"),
@@ -235,18 +230,18 @@ def seconds_to_step(step: int, config: Path, folder: Path, *, limit: float) -> d
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
         try:
             found: dict[int, float] = {}
-            while step not in found:
+            while 2 not in found:
                 now = time.perf_counter() - start
-                if process.poll() is not None or now > limit:
+                if process.poll() is not None or now > _LIMIT:
                     told = said.read_text(encoding="utf-8")[-2000:]
-                    raise RuntimeError(f"longshort train did not reach step {step} in {now:.0f} s: {told}")
+                    raise RuntimeError(f"longshort train did not reach step 2 in {now:.0f} s: {told}")
                 for number in _recorded(log):
                     found.setdefault(number, now)
                 time.sleep(0.02)
         finally:
             process.kill()
             process.wait()
-    return {"seconds_to_first": found.get(1, found[step]), "seconds": found[step]}
+    return {"seconds_to_first": found.get(1, found[2]), "seconds": found[2]}
 
 
 def _recorded(log: Path) -> list[int]:

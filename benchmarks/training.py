@@ -109,10 +109,8 @@ def run(
     pieces = _pieces(sizes or SIZES[device], device, rounds)
     chosen = [piece for part in (PARTS if parts is None else parts) for piece in _chosen(part, pieces)]
 
-    def conclude(results: Results) -> None:
-        results["goals"] = goals(results if device == "cuda" else {})  # they are for a GPU
-
-    record.begin(PAGE, device, conclude=conclude, merge=True)
+    gpu = device == "cuda"  # for which the goals are
+    record.begin(PAGE, device, conclude=lambda results: {"goals": goals(results if gpu else {})}, merge=True)
     with as_a_user_trains():
         for part, (name, measure) in chosen:
             record.piece(part, name, measure, lenient=True)  # the other rows are still worth having

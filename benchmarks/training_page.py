@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import operator
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,112 +12,100 @@ from benchmarks import other_shapes
 from benchmarks.harness import OURS, median_ratio
 from benchmarks.host import EAGER, INSIDE, SDPA
 from benchmarks.loss import CCE, LIGER
-from benchmarks.pages import RESULTS, Page, Results, goals_table, markdown
+from benchmarks.pages import RESULTS, Page, Results, goal, goals_table, markdown
 from benchmarks.peers import FLEX, OURS_WITH_STATS
 from benchmarks.steps import COMPILED, NANOGPT
 
 PUBLISHED = {"32 x 1,024": 64.9, "8 x 4,096": 79.7, "1 x 32,768": 220.1}
 """Milliseconds of nanoGPT's own model.py, compiled, on an H200."""
 STEP_GOALS = {"32 x 1,024": 0.82, "8 x 4,096": 0.70, "1 x 32,768": 0.30}
-_HOLDS: dict[str, Callable[[float, float], bool]] = {"<": operator.lt, "<=": operator.le, ">=": operator.ge}
 
-_USUAL_LAYERS = 12
-"""Of the model whose start is timed; earlier rows do not say it."""
 Rows = Sequence[dict[str, Any]]
 
 
-class Goals:
-    """Collects goals; a goal whose value is None was not measured."""
-
-    def __init__(self) -> None:
-        self.found: list[dict[str, Any]] = []
-
-    def add(self, text: str, value: float | None, sign: str, target: float, source: str = "") -> None:
-        reached = None if value is None else _HOLDS[sign](value, target)
-        found = {"goal": text, "target": f"{sign} {target:g}", "value": value, "reached": reached}
-        self.found.append(found | {"source": source})
+def _goal(text: str, value: float | None, sign: str, target: float, source: str = "") -> dict[str, Any]:
+    return goal(text, value, sign, target) | {"source": source}
 
 
 def goals(results: Results, folder: Path = RESULTS) -> list[dict[str, Any]]:
     """Every goal, also those of parts that were not measured; some numbers are in results of others in `folder`."""
-    found = Goals()
-    _step_goals(found, results)
-    _host_goals(found, results)
-    _loss_goals(found, results)
-    _attention_goals(found, folder)
+    of_others = _attention_goals(folder)
+    return [*_step_goals(results), *_host_goals(results), *_loss_goals(results), *of_others, *_trainer_goals(results)]
+
+
+def _trainer_goals(results: Results) -> Iterator[dict[str, Any]]:
     for row in _rows(results, "trainer") or [{}]:
         about = f", {row['tokens']} tokens, {row['layers']} x {row['width']}" if row else ""
-        found.add(f"`longshort train`, tokens/s against a bare loop{about}", row.get("ratio"), ">=", 0.97)
+        yield _goal(f"`longshort train`, tokens/s against a bare loop{about}", row.get("ratio"), ">=", 0.97)
     for caches, most in (("cold", 45), ("warm", 20)):
-        usual = [row for row in _rows(results, "start") if row.get("piece", "start") == "start"]
+        usual = [row for row in _rows(results, "start") if row["piece"] == "start"]
         seconds = next((row["seconds"] for row in usual if row["caches"] == caches), None)
-        found.add(f"from `longshort train` to the second step, {caches} caches, s", seconds, "<=", most)
-    return found.found
+        yield _goal(f"from `longshort train` to the second step, {caches} caches, s", seconds, "<=", most)
 
 
-def _step_goals(found: Goals, results: Results) -> None:
+def _step_goals(results: Results) -> Iterator[dict[str, Any]]:
     rows = _rows(results, "step")
     for tokens, published in PUBLISHED.items():
         median = _median(_find(rows, tokens=tokens, name=NANOGPT, how=COMPILED))
         off = None if median is None else abs(median / published - 1)
-        found.add(f"the peer's step, {tokens}, off from nanoGPT's {published} ms by", off, "<=", 0.03)
+        yield _goal(f"the peer's step, {tokens}, off from nanoGPT's {published} ms by", off, "<=", 0.03)
     pairs = {
         tokens: [_find(rows, tokens=tokens, name=name, heads=heads, how=COMPILED) for name, heads in _STEP_PAIR]
         for tokens in STEP_GOALS
     }
     for tokens, most in STEP_GOALS.items():
-        found.add(f"124M step, {tokens}, time / {NANOGPT}", _ratio(*pairs[tokens]), "<=", most)
+        yield _goal(f"124M step, {tokens}, time / {NANOGPT}", _ratio(*pairs[tokens]), "<=", most)
     peaks = [[row.get("peak_bytes") for row in pair] for pair in pairs.values()]
     shares = [ours / theirs for ours, theirs in peaks if ours and theirs]
-    found.add(f"its peak memory / {NANOGPT}, largest", max(shares, default=None), "<=", 0.65)
+    yield _goal(f"its peak memory / {NANOGPT}, largest", max(shares, default=None), "<=", 0.65)
     vocabulary = _rows(results, "vocabulary")
     ratio = _ratio(vocabulary[1], vocabulary[0]) if len(vocabulary) == 2 else None
-    found.add("vocabulary of 50,257, time / 50,304", ratio, "<=", 1.03)
+    yield _goal("vocabulary of 50,257, time / 50,304", ratio, "<=", 1.03)
     small = [_find(_rows(results, "small"), name=OURS, heads=heads) for heads in ("ls", "plain")]
-    found.add("paper-6m, 16 x 2,048, LS, ms", _median(small[0]), "<=", 8)
-    found.add("paper-6m, 16 x 2,048, LS / plain", _ratio(*small), "<=", 0.78)
+    yield _goal("paper-6m, 16 x 2,048, LS, ms", _median(small[0]), "<=", 8)
+    yield _goal("paper-6m, 16 x 2,048, LS / plain", _ratio(*small), "<=", 0.78)
 
 
 _STEP_PAIR = ((OURS, "ls"), (NANOGPT, "plain"))
 
 
-def _host_goals(found: Goals, results: Results) -> None:
+def _host_goals(results: Results) -> Iterator[dict[str, Any]]:
     rows = _rows(results, "host")
     for direction, most in (("forward", 30), ("backward", 60)):
         inside = _find(rows, name=OURS, how=INSIDE, direction=direction)
-        found.add(f"host time of a call inside a compiled model, {direction}, us", _median(inside), "<=", most)
+        yield _goal(f"host time of a call inside a compiled model, {direction}, us", _median(inside), "<=", most)
     for name, words, most in ((OURS, "", 450), (OURS_WITH_STATS, " with statistics", 520)):
         eager = _find(rows, name=name, how=EAGER, direction="forward + backward")
-        found.add(f"host time of an eager call{words}, forward + backward, us", _median(eager), "<=", most)
+        yield _goal(f"host time of an eager call{words}, forward + backward, us", _median(eager), "<=", most)
 
 
-def _loss_goals(found: Goals, results: Results) -> None:
+def _loss_goals(results: Results) -> Iterator[dict[str, Any]]:
     rows = _rows(results, "loss")
     for peer in (LIGER, CCE):
         ratios = [
             _ratio(_find(rows, name=OURS, vocab_size=classes), _find(rows, name=peer, vocab_size=classes))
             for classes in sorted({row["vocab_size"] for row in rows})
         ]
-        found.add(f"loss, time / {peer}", max((x for x in ratios if x is not None), default=None), "<", 1)
+        yield _goal(f"loss, time / {peer}", max((x for x in ratios if x is not None), default=None), "<", 1)
 
 
-def _attention_goals(found: Goals, folder: Path) -> None:
+def _attention_goals(folder: Path) -> Iterator[dict[str, Any]]:
     """Goals of the op itself, from the results of its own benchmarks."""
     attention, source = _read(folder / "attention-gpu.json")
     summary = attention.get("summary", {})
     against = summary.get("ratios", {}).get(FLEX, {})
     for direction, most in (("forward", 0.58), ("backward", 0.56)):
         ratios = against.get(direction, {})
-        found.add(f"attention, {direction} / {FLEX}, mean", ratios.get("geometric_mean"), "<=", most, source)
+        yield _goal(f"attention, {direction} / {FLEX}, mean", ratios.get("geometric_mean"), "<=", most, source)
         worst = max(ratios.get("by_shape", {}).values(), default=None)
-        found.add(f"attention, {direction} / {FLEX}, worst", worst, "<=", 0.68, source)
+        yield _goal(f"attention, {direction} / {FLEX}, worst", worst, "<=", 0.68, source)
     others, where = _read(folder / "other-shapes.json")
-    found.found += [goal | {"source": where} for goal in other_shapes.goals(others)]
+    yield from (found | {"source": where} for found in other_shapes.goals(others))
     cost = max(summary.get("statistics_cost", {}).values(), default=None)
-    found.add("statistics, added to forward, worst", cost, "<=", 0.08, source)
+    yield _goal("statistics, added to forward, worst", cost, "<=", 0.08, source)
     decode, source = _read(folder / "decode-attention.json")
     ratios = [row["ratio"] for shape in decode.get("shapes", [])[:7] for row in shape["rows"] if row["name"] == OURS]
-    found.add("decode attention / two SDPA calls, worst", max(ratios, default=None), "<=", 0.62, source)
+    yield _goal("decode attention / two SDPA calls, worst", max(ratios, default=None), "<=", 0.62, source)
 
 
 def _read(path: Path) -> tuple[Results, str]:
@@ -226,8 +213,8 @@ def _start_table(rows: Rows) -> str:
     lines = [
         (
             r["tokens"],
-            str(r.get("layers", _USUAL_LAYERS)),
-            r.get("scope", "model"),
+            str(r["layers"]),
+            r["scope"],
             r["caches"],
             f"{r['seconds_to_first']:.1f}",
             f"{r['seconds']:.1f}",

@@ -107,17 +107,17 @@ def measure(options: Options, message: Message) -> None:
     write_json(options.out / RESULTS, results)
 
 
-def rank_needed(errors: Sequence[tuple[float, float]], bound: float = CLOSE) -> float | None:
-    """The width at which the error falls to the bound, interpolated between two widths on a log-log scale.
+def rank_needed(errors: Sequence[tuple[float, float]]) -> float | None:
+    """The width at which the error falls to `CLOSE`, interpolated between two widths on a log-log scale.
 
     >>> rank_needed([(8, 0.1), (16, 0.001)])
     11.3137...
     """
     ordered = sorted(errors)
-    if ordered[0][1] <= bound:
+    if ordered[0][1] <= CLOSE:
         return float(ordered[0][0])
     for (d0, e0), (d1, e1) in itertools.pairwise(ordered):
-        if e1 <= bound < e0:
-            share = math.log(e0 / bound) / math.log(e0 / max(e1, 1e-12))
+        if e1 <= CLOSE < e0:
+            share = math.log(e0 / CLOSE) / math.log(e0 / max(e1, 1e-12))
             return float(d0 * (d1 / d0) ** share)
     return None

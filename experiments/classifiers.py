@@ -75,10 +75,6 @@ def _las(config: TrainConfig) -> TrainConfig:
     return smoothed(decayed(config))
 
 
-def _causal_las(config: TrainConfig) -> TrainConfig:
-    return _las(replace(config, task=replace(config.task, causal=True)))
-
-
 def _pooled_before(config: TrainConfig) -> TrainConfig:
     """LaS with logits pooled before the softmax. Causal attention has smoothed keys for that, in every backend;
     two-sided attention needs the reference backend, with few sequences at a time to bound memory.
@@ -103,7 +99,7 @@ KINDS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
     "ls-rotary": lambda config: _windows(_positions("rotary")(config)),
     "smoothing": smoothed,
     "las": _las,
-    "las-causal": _causal_las,
+    "las-causal": lambda config: _las(replace(config, task=replace(config.task, causal=True))),
     "ls-smooth": lambda config: smoothed(_windows(config)),
     "las-before": _pooled_before,
 }

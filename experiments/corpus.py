@@ -59,8 +59,8 @@ class CorpusError(ValueError):
     """A book that cannot be had as the list describes it."""
 
 
-def read_list(path: Path = LIST) -> list[Book]:
-    with path.open(encoding="utf-8", newline="") as file:
+def read_list() -> list[Book]:
+    with LIST.open(encoding="utf-8", newline="") as file:
         return [Book(**line) for line in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)]
 
 

@@ -104,10 +104,6 @@ def _perplexities(row: Row) -> list[str]:
     return ["not measured" if value is None else shown(value) for value in values]
 
 
-def more(data: Data) -> str:
-    return tables.losses(data)
-
-
 def gains(data: Data) -> dict[float, Difference]:
     """For each share of corrupted tokens, how many nats the best exponent below 1 gains over the base, each variant at
     its best reading; the best by their means over seeds.
@@ -199,7 +195,7 @@ EXPERIMENT = Experiment(
     },
     collect=collect,
     table=table,
-    more=more,
+    more=tables.losses,
     figure=figure,
     variants=variants,
     steps=2500,

@@ -43,12 +43,12 @@ def at_rate(kind: str, rate: float) -> str:
 NAMES = tuple(at_rate(kind, rate) for rate in RATES for kind in KINDS)
 
 
-def variants(base: TrainConfig) -> Variants:
-    """Plain and LS-attention at each learning rate."""
+def variants(base: TrainConfig, kinds: Sequence[str] = KINDS, rates: Sequence[float] = RATES) -> Variants:
+    """Each kind of attention at each learning rate."""
     return {
         at_rate(kind, rate): VARIANTS[kind](replace(base, optimizer=replace(base.optimizer, lr=rate)))
-        for rate in RATES
-        for kind in KINDS
+        for rate in rates
+        for kind in kinds
     }
 
 

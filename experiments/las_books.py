@@ -10,6 +10,7 @@ import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,6 @@ def added(data: Data, pairs: Mapping[str, str]) -> dict[str, list[float]]:
     return found
 
 
-def is_worse(nats: Sequence[float]) -> bool | None:
-    """Is the whole interval above the margin?"""
-    return interval(nats).is_above(MARGIN)
-
-
 def by_width(data: Data) -> dict[int, float]:
     """The loss of LS by the width of its smoothing, over the seeds that all its variants have."""
     rows = measures.by_name(data)
@@ -96,25 +92,15 @@ def table(data: Data) -> str:
     return tables.markdown(header, lines)
 
 
-def more(data: Data) -> str:
-    return tables.losses(data)
-
-
-def smoothing(data: Data) -> Finding | None:
-    return _finding(added(data, SMOOTHED), SMOOTHED, hurts=True)
-
-
-def decay(data: Data) -> Finding | None:
-    return _finding(added(data, DECAYED), DECAYED, hurts=False)
-
-
-def _finding(pairs: Mapping[str, Sequence[float]], expected: Mapping[str, str], *, hurts: bool) -> Finding | None:
-    if len(pairs) < len(expected):
+def worse(data: Data, *, pairs: Mapping[str, str], hurts: bool) -> Finding | None:
+    """The second of each pair against the first: if it `hurts`, it is worse by more than the margin, else it is not."""
+    found = added(data, pairs)
+    if len(found) < len(pairs):
         return None
-    ours = ", ".join(f"{statistics.fmean(nats):+.4f} nats on {without}" for without, nats in pairs.items())
-    worse = [is_worse(nats) for nats in pairs.values()]
-    verdict = verdict_of([None if case is None else case == hurts for case in worse])
-    return Finding(ours=ours, verdict=verdict, seeds=tuple(len(nats) for nats in pairs.values()))
+    ours = ", ".join(f"{statistics.fmean(nats):+.4f} nats on {without}" for without, nats in found.items())
+    cases = [interval(nats).is_above(MARGIN) for nats in found.values()]
+    verdict = verdict_of([None if case is None else case == hurts for case in cases])
+    return Finding(ours=ours, verdict=verdict, seeds=tuple(len(nats) for nats in found.values()))
 
 
 def width(data: Data) -> Finding | None:
@@ -171,14 +157,14 @@ EXPERIMENT = Experiment(
             paper="reported of LaS (arXiv 2311.16620); its numbers are unknown to us",
             rule="final validation loss of smoothing-only, las and ls-smooth higher than that of plain, decay-only and "
             f"ls, by more than {MARGIN} nats in the whole paired interval: holds if for all three, partly if for some",
-            judge=smoothing,
+            judge=partial(worse, pairs=SMOOTHED, hurts=True),
         ),
         "decay": Claim(
             text="LaS's decay does not hurt perplexity on text",
             paper="not reported in what we could read",
             rule=f"by the same measure ({MARGIN} nats, the whole paired interval): holds if decay-only is not worse "
             "than plain and las not worse than smoothing-only, partly if one of them is not",
-            judge=decay,
+            judge=partial(worse, pairs=DECAYED, hurts=False),
         ),
         "width": Claim(
             text="wider smoothing hurts more",
@@ -190,7 +176,7 @@ EXPERIMENT = Experiment(
     },
     collect=collect,
     table=table,
-    more=more,
+    more=tables.losses,
     figure=figure,
     variants=variants,
     steps=4000,

@@ -67,15 +67,11 @@ def only_guessed(data: Data) -> list[str]:
     return [task for task in whole if task not in learned(data)]
 
 
-def _is_ahead(difference: Difference) -> bool | None:
-    return difference.is_above()
-
-
 def _is_level(difference: Difference) -> bool | None:
     return difference.is_at_least(-POINT)
 
 
-def judged(data: Data, pairs: Pairs, case: Callable[[Difference], bool | None] = _is_ahead) -> Finding | None:
+def judged(data: Data, pairs: Pairs, case: Callable[[Difference], bool | None] = Difference.is_above) -> Finding | None:
     """The first of each pair less the second, on every learned task, each a case of the claim."""
     shares = {(row["task"], row["kind"]): comparison.accuracies_by_seed(row) for row in data["rows"]}
     found: dict[str, Difference] = {}

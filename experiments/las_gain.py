@@ -90,10 +90,6 @@ def table(data: Data) -> str:
     return tables.markdown(header, lines)
 
 
-def more(data: Data) -> str:
-    return tables.accuracies(data["rows"])
-
-
 def with_length(data: Data) -> Finding | None:
     lines = {f"{x:,} examples": ((LENGTHS[0], x), (LENGTHS[-1], x)) for x in AMOUNTS}
     return _grows(data, f"length {LENGTHS[0]} -> {LENGTHS[-1]}", lines)
@@ -185,7 +181,7 @@ EXPERIMENT = Experiment(
     },
     collect=collect,
     table=table,
-    more=more,
+    more=lambda data: tables.accuracies(data["rows"]),
     figure=figure,
     variants=variants,
     base=BASE,

@@ -91,10 +91,6 @@ def table(data: Data) -> str:
     return "\n".join(parts)
 
 
-def more(data: Data) -> str:
-    return tables.accuracies(data["rows"])
-
-
 def reported(data: Data) -> Finding | None:
     shares = {
         (row["task"], row["decay"], row["width"]): comparison.accuracies_by_seed(row)
@@ -154,7 +150,7 @@ EXPERIMENT = Experiment(
     },
     collect=collect,
     table=table,
-    more=more,
+    more=lambda data: tables.accuracies(data["rows"]),
     figure=figure,
     variants=variants,
     base=BASE,

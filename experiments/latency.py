@@ -61,22 +61,21 @@ def measure(options: Options, message: Message) -> None:
 def collect(folder: Path) -> Data:
     """Medians, and what LS saves against each plain kernel."""
     results = measures.results_in(folder, RESULTS, NAME)
-    cells: dict[tuple[str, int, str], dict[str, float]] = {}
+    cells: dict[tuple[str, int, str], list[Row]] = {}
     for row in results["rows"]:
-        place = (row["model"], row["n"], row.get("timing", EAGER))
-        cells.setdefault(place, {})[row["variant"]] = statistics.median(row["milliseconds"])
+        cells.setdefault((row["model"], row["n"], row["timing"]), []).append(row)
     rows = [
-        {"model": model, "n": n, "timing": timing, "milliseconds": times, "saved": _saved(times)}
-        for (model, n, timing), times in cells.items()
+        {
+            "model": model,
+            "n": n,
+            "timing": timing,
+            "milliseconds": {row["variant"]: statistics.median(row["milliseconds"]) for row in of},
+            "saved": prefill.saved(of),
+        }
+        for (model, n, timing), of in cells.items()
     ]
-    known = {name: results[name] for name in ("commit", "machine") if name in results}
-    made = known | {"commands": measures.commands(folder)}
+    made = {name: results[name] for name in ("commit", "machine")} | {"commands": measures.commands(folder)}
     return {"provenance": made, "rows": rows, "measured": results["rows"]}
-
-
-def _saved(times: dict[str, float]) -> dict[str, float]:
-    """The share of each plain variant's time that LS does not take."""
-    return {variant: 1 - times["ls"] / ms for variant, ms in times.items() if variant != "ls"}
 
 
 def timed(data: Data, timing: str) -> list[Row]:
@@ -136,7 +135,7 @@ def _is_lower(data: Data, cell: Row) -> bool | None:
     times = {
         row["variant"]: row["milliseconds"]
         for row in data["measured"]
-        if all(row.get(key, EAGER) == cell[key] for key in ("model", "n", "timing"))
+        if all(row[key] == cell[key] for key in ("model", "n", "timing"))
     }
     rounds = zip(times["ls"], times["plain-flash"], strict=True)
     return interval([math.log(mine / theirs) for mine, theirs in rounds]).is_below()
@@ -151,7 +150,7 @@ def figure(data: Data) -> Any:
             points = [
                 {"series": row["variant"], "detail": "", "n": row["n"], **_rounds(row["milliseconds"])}
                 for row in data["measured"]
-                if (row["model"], row.get("timing", EAGER)) == (model, timing)
+                if (row["model"], row["timing"]) == (model, timing)
             ]
             axes: dict[str, Any] = {"x": "n", "y": "ms", "x_title": "n", "y_title": "forward pass, ms"}
             axes |= {"title": f"{model}, {timing}", "names": prefill.VARIANTS}

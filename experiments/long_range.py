@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +77,6 @@ def by_task(data: Data) -> dict[str, dict[str, float]]:
     return found
 
 
-def table(data: Data) -> str:
-    return tables.accuracies(data["rows"])
-
-
 def published_table(data: Data) -> str:
     """Third-party results on the same tasks, below the best of ours."""
     tasks = by_task(data)
@@ -115,19 +112,11 @@ def compared(data: Data, kind: str, *others: str) -> dict[str, list[Difference]]
     return found
 
 
-def decay(data: Data) -> Finding | None:
-    return _is_ahead(data, "decay", "none", "alibi")
-
-
-def las(data: Data) -> Finding | None:
-    return _is_ahead(data, "las", "decay", "smoothing")
-
-
-def _is_ahead(data: Data, kind: str, *others: str) -> Finding | None:
+def ahead(data: Data, *, kind: str, others: Sequence[str]) -> Finding | None:
     tasks = compared(data, kind, *others)
-    ahead = {task: every([pair.is_above(POINT) for pair in pairs]) for task, pairs in tasks.items()}
+    cases = {task: every([pair.is_above(POINT) for pair in pairs]) for task, pairs in tasks.items()}
     shared = [pair.seeds for pairs in tasks.values() for pair in pairs]
-    return _finding(f"{kind} ahead on", ahead, (*_seeds(data, tasks, (kind, *others)), *shared))
+    return _finding(f"{kind} ahead on", cases, (*_seeds(data, tasks, (kind, *others)), *shared))
 
 
 def windows(data: Data) -> Finding | None:
@@ -207,14 +196,14 @@ EXPERIMENT = Experiment(
             "over the seeds that all of them have: holds if on every task, partly if on some. A task on which no "
             f"variant of these is {100 * LEARNED:.0f} points above guessing does not count, and {LEAST} tasks must be "
             "left",
-            judge=decay,
+            judge=partial(ahead, kind="decay", others=("none", "alibi")),
         ),
         "las": Claim(
             text="decay and smoothing together help more than either",
             paper="LaS (arXiv 2311.16620): both parts help",
             rule="test accuracy of las more than a point above that of decay and smoothing: holds if on every task, "
             "partly if on some; the same conditions",
-            judge=las,
+            judge=partial(ahead, kind="las", others=("decay", "smoothing")),
         ),
         "windows": Claim(
             text="restricting most heads to a window does not hurt where dependencies are far",
@@ -225,7 +214,7 @@ EXPERIMENT = Experiment(
         ),
     },
     collect=collect,
-    table=table,
+    table=lambda data: tables.accuracies(data["rows"]),
     more=published_table,
     figure=figure,
     variants=variants,

@@ -8,32 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from experiments import explosion
 from experiments.engine import comparison, figures, measures, tables
 from experiments.engine.evidence import paired, verdict_of
-from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
+from experiments.engine.records import Claim, Data, Experiment, Finding
 from experiments.engine.tables import shown
 from experiments.explosion import at_rate
-from longshort.train import TrainConfig
-from longshort.train.sweeps.variants import VARIANTS
 
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 KINDS = ("plain", "qk-norm-head", "qk-clip", "ls")
 NAMES = tuple(at_rate(kind, rate) for rate in RATES for kind in KINDS)
 SLACK = 0.1
 """A variant's edge is its largest rate with a final loss at most this many nats above its own best."""
-
-
-def variants(base: TrainConfig) -> Variants:
-    """Each kind at each rate."""
-    return {
-        at_rate(kind, rate): VARIANTS[kind](replace(base, optimizer=replace(base.optimizer, lr=rate)))
-        for rate in RATES
-        for kind in KINDS
-    }
 
 
 def edge(losses: Mapping[float, float | None]) -> float | None:
@@ -100,10 +90,6 @@ def table(data: Data) -> str:
         for k in data["kinds"]
     ]
     return tables.markdown(header, lines)
-
-
-def more(data: Data) -> str:
-    return tables.losses(data)
 
 
 def judge_edge(data: Data) -> Finding | None:
@@ -173,8 +159,8 @@ EXPERIMENT = Experiment(
     },
     collect=collect,
     table=table,
-    more=more,
+    more=tables.losses,
     figure=figure,
-    variants=variants,
+    variants=partial(explosion.variants, kinds=KINDS, rates=RATES),
     steps=2500,
 )

@@ -36,10 +36,6 @@ def collect(folder: Path) -> Data:
     return measures.data_of(measures.outcomes(folder), folder, NAMES)
 
 
-def table(data: Data) -> str:
-    return tables.losses(data)
-
-
 def is_better(plain: Row, ls: Row) -> bool | None:
     """Is LS lower in final loss and in largest |logit|? A value that is not finite counts as larger than any other."""
     return every([comparison.is_lower(ls, plain), comparison.has_lower_peak(ls, plain)])
@@ -114,7 +110,7 @@ EXPERIMENT = Experiment(
         ),
     },
     collect=collect,
-    table=table,
+    table=tables.losses,
     figure=figure,
     variants=variants,
     settings={"optimizer.lr": 3e-3},

@@ -43,10 +43,6 @@ def _parts(variant: str, runs: Sequence[Outcome]) -> Row:
     return {"diverged_seeds": [outcome.run.seed for outcome in runs if outcome.diverged]}
 
 
-def table(data: Data) -> str:
-    return tables.losses(data)
-
-
 def exact(data: Data) -> Finding | None:
     """Only runs that diverged or took as many steps as those in bf16 say anything."""
     rows = measures.by_name(data)
@@ -106,7 +102,7 @@ EXPERIMENT = Experiment(
         ),
     },
     collect=collect,
-    table=table,
+    table=tables.losses,
     more=runs_table,
     figure=figure,
     variants=variants,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -255,21 +256,13 @@ def _past(data: Data) -> str:
     return f"{words}:\n\n{tables.markdown(('plan', 'which seeds', *places), lines)}"
 
 
-def mixed(data: Data) -> Finding | None:
-    return comparison.against_each(data, "full", MIXED, "full is behind", lower=False)
+def mixed(data: Data, names: Sequence[str] = MIXED) -> Finding | None:
+    return comparison.against_each(data, "full", names, "full is behind", lower=False)
 
 
-def head_wise(data: Data) -> Finding | None:
-    return comparison.against_each(data, "full", ("ls1-w64",), "full is behind", lower=False)
-
-
-def ladder(data: Data) -> Finding | None:
-    others = tuple(name for name in OF_EIGHT if name != "ladder")
+def ladder(data: Data, names: Sequence[str] = OF_EIGHT) -> Finding | None:
+    others = tuple(name for name in names if name != "ladder")
     return comparison.against_each(data, "ladder", others, "the ladder is ahead of", lower=True)
-
-
-def needs_global(data: Data) -> Finding | None:
-    return comparison.against_each(data, "full", ("all-local-w64",), "full is ahead of", lower=True)
 
 
 def keeps_on(data: Data, names: Sequence[str], others: Sequence[str], *, slowed: bool = False) -> Finding | None:
@@ -291,10 +284,6 @@ def _change(row: Row, slowed: bool) -> dict[int, float]:
     first = dict(zip(near["seeds"], next(iter(near["losses"].values())), strict=True))
     last = dict(zip(far["seeds"], list(far["losses"].values())[-1], strict=True))
     return {seed: loss - first[seed] for seed, loss in last.items()}
-
-
-def figure(data: Data) -> Any:
-    return losses_and_curves(data, STRONG)
 
 
 def losses_and_curves(data: Data, strong: Sequence[str], but_for: Sequence[str] = (), against: str = "full") -> Any:
@@ -370,7 +359,7 @@ EXPERIMENT = Experiment(
             text="one global head in each layer, the rest with a window of 64, is ahead of full attention",
             paper="our pilots: 0.02 nats, two seeds",
             rule=RULE,
-            judge=head_wise,
+            judge=partial(mixed, names=("ls1-w64",)),
         ),
         "ladder": Claim(
             text="the ladder is ahead of every other plan with 8 global heads",
@@ -382,13 +371,15 @@ EXPERIMENT = Experiment(
             text="without any global head the loss is above that of full attention",
             paper="our pilots: 0.01 nats, one seed",
             rule=RULE,
-            judge=needs_global,
+            judge=partial(
+                comparison.against_each, name="full", others=("all-local-w64",), words="full is ahead of", lower=True
+            ),
         ),
     },
     collect=collect,
     table=table,
     more=more,
-    figure=figure,
+    figure=partial(losses_and_curves, strong=STRONG),
     variants=variants,
     base=BASE,
     quick_base=QUICK_BASE,

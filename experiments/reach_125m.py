@@ -53,7 +53,7 @@ EXPERIMENT = replace(
             paper="`reach`: seven of ten plans with 8.4M parameters",
             rule=f"{reach.RULE}: holds if for all {len(MIXED)} plans, partly if for some; the one seed planned can at "
             "most be seen once",
-            judge=partial(reach_modern.mixed, names=MIXED),
+            judge=partial(reach.mixed, names=MIXED),
         ),
     },
     collect=partial(reach_modern.collect, plans=tuple(PLANS)),
@@ -66,4 +66,4 @@ EXPERIMENT = replace(
 )
 
 if __name__ == "__main__":
-    reach_modern.main()
+    reach.main()

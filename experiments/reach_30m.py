@@ -57,7 +57,7 @@ EXPERIMENT = replace(
             text="with 30M parameters too, every plan that mixes reaches is ahead of full attention",
             paper="`reach-modern`: four of nine rotated plans and four of four that are not",
             rule=f"{reach.RULE}: holds if for all {len(MIXED)} plans, partly if for some",
-            judge=partial(reach_modern.mixed, names=MIXED),
+            judge=partial(reach.mixed, names=MIXED),
         ),
         "nope": Claim(
             text="with 30M parameters too, LS-attention is ahead if its global heads are not rotated",
@@ -90,4 +90,4 @@ EXPERIMENT = replace(
 )
 
 if __name__ == "__main__":
-    reach_modern.main()
+    reach.main()

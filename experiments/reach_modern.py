@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments import reach
-from experiments.engine import child, comparison, measures, tables
-from experiments.engine.base import PAPER, QUICK
+from experiments.engine import comparison, measures, tables
+from experiments.engine.base import QUICK
 from experiments.engine.evidence import Difference
 from experiments.engine.measures import Outcome, Row
 from experiments.engine.records import Claim, Data, Experiment, Finding, Variants
@@ -55,15 +55,10 @@ PLANS: dict[str, Spec] = {
     "interleave-3-1": layers("LLLG"),
     "interleave-1-1": layers("LG"),
     "ladder": _ladder(),
-    **{
-        f"{name}-sinks": {**({"pattern": spec} if isinstance(spec, str) else spec), "sinks": True}
-        for name, spec in {
-            "full": "full",
-            "ls1-w64": short(1, 64),
-            "one-full-8": layers("LLLLLLLG"),
-            "ladder": _ladder(),
-        }.items()
-    },
+    "full-sinks": {"pattern": "full", "sinks": True},
+    "ls1-w64-sinks": short(1, 64, sinks=True),
+    "one-full-8-sinks": layers("LLLLLLLG", sinks=True),
+    "ladder-sinks": _ladder(sinks=True),
     "one-full-8-nope": layers("LLLLLLLG", nope=True),
     "interleave-3-1-nope": layers("LLLG", nope=True),
     "ladder-nope": _ladder(nope=True),
@@ -82,14 +77,7 @@ SUNK = tuple(name for name in PLANS if name.endswith("-sinks"))
 UNTURNED = tuple(name for name in PLANS if name.endswith("-nope") and name not in LATER)
 STRONG = ("ls1-w64", "full", "ladder", "ladder-nope", "ls1-w64-nope", "one-full-8-nope")
 
-BASE: dict[str, Any] = {
-    "model": {"preset": "modern-10m"},
-    "data": {"batch_size": 32},
-    "optimizer": {"lr": 2e-3, "betas": [0.9, 0.95], "weight_decay": 0.1},
-    "schedule": {"kind": "cosine", "warmup": 200, "floor": 0.05},
-    "run": {**PAPER["run"], "eval_batches": 8, "precision": "bf16"},
-    "telemetry": {"logits_every": 10},
-}
+BASE: dict[str, Any] = {**reach.BASE, "model": {"preset": "modern-10m"}}
 QUICK_BASE: dict[str, Any] = {
     **QUICK,
     "model": {"preset": "modern-10m", "context": 256, "width": 64, "ff_width": 64, "vocab_size": 257},
@@ -107,11 +95,6 @@ def variants(base: TrainConfig, plans: Mapping[str, Spec] = PLANS) -> Variants:
         model = replace(base.model, reach=spec, n_global=None, window=None)
         found[name] = replace(base, model=model)
     return found
-
-
-def main() -> None:
-    """Train one plan."""
-    child.train_and_look(reach.as_planned(), also=reach.whole_validation)
 
 
 def collect(folder: Path, plans: Sequence[str] = tuple(PLANS)) -> Data:
@@ -151,15 +134,6 @@ def table(data: Data, against: str = "full") -> str:
     return tables.markdown((*header, "95 % interval", "max abs logit"), lines)
 
 
-def mixed(data: Data, names: Sequence[str] = MIXED) -> Finding | None:
-    return comparison.against_each(data, "full", names, "full is behind", lower=False)
-
-
-def ladder(data: Data) -> Finding | None:
-    others = tuple(name for name in OF_EIGHT if name != "ladder")
-    return comparison.against_each(data, "ladder", others, "the ladder is ahead of", lower=True)
-
-
 def with_and_without(data: Data, names: Sequence[str], words: str) -> Finding | None:
     """Plans with an option against the same plans without it."""
     pairs: Mapping[str, Difference] = {
@@ -168,25 +142,9 @@ def with_and_without(data: Data, names: Sequence[str], words: str) -> Finding | 
     return comparison.judged(pairs, len(names), words, lower=True)
 
 
-def sinks(data: Data) -> Finding | None:
-    return with_and_without(data, SUNK, "ahead with sinks")
-
-
-def nope(data: Data) -> Finding | None:
-    return with_and_without(data, UNTURNED, "ahead without positions on global heads")
-
-
 def mixed_unturned(data: Data) -> Finding | None:
     names = (*UNTURNED, "ls1-w64-nope")
     return comparison.against_each(data, "full-nope", names, "full-nope is behind", lower=False)
-
-
-def some_unturned(data: Data) -> Finding | None:
-    return comparison.against_each(data, "full", ("ls1-w2048-nope",), "full is behind", lower=False)
-
-
-def figure(data: Data) -> Any:
-    return reach.losses_and_curves(data, STRONG, but_for=("full-nope",))
 
 
 EXPERIMENT = Experiment(
@@ -217,25 +175,25 @@ EXPERIMENT = Experiment(
             text="in a modern block too, every plan that mixes reaches is ahead of full attention",
             paper="`reach`: seven of ten plans, in a block of LayerNorm and GELU",
             rule=f"{reach.RULE}: holds if for all {len(MIXED)} plans, partly if for some",
-            judge=mixed,
+            judge=partial(reach.mixed, names=MIXED),
         ),
         "ladder": Claim(
             text="in a modern block too, the ladder is ahead of every other plan with 8 global heads",
             paper="`reach`: see its table",
             rule=f"{reach.RULE}: holds if against all, partly if against some",
-            judge=ladder,
+            judge=partial(reach.ladder, names=OF_EIGHT),
         ),
         "sinks": Claim(
             text="learned sinks lower the loss",
             paper="MiMo-V2-Flash: windows of 128 need them",
             rule=f"{reach.RULE}: holds if for all {len(SUNK)} plans, partly if for some",
-            judge=sinks,
+            judge=partial(with_and_without, names=SUNK, words="ahead with sinks"),
         ),
         "nope": Claim(
             text="global heads without positions lower the loss",
             paper="Command A, Llama 4 and others have them",
             rule=f"{reach.RULE}: holds if for all {len(UNTURNED)} plans, partly if for some",
-            judge=nope,
+            judge=partial(with_and_without, names=UNTURNED, words="ahead without positions on global heads"),
         ),
         "nope-mixed": Claim(
             text="where no global head is rotated, every plan that mixes reaches is ahead of full attention",
@@ -247,7 +205,7 @@ EXPERIMENT = Experiment(
             text="one head of eight that is not rotated lowers the loss of full attention too",
             paper="none; ours to find out",
             rule=reach.RULE,
-            judge=some_unturned,
+            judge=partial(reach.mixed, names=("ls1-w2048-nope",)),
         ),
         "slowed": Claim(
             text="past the context the loss of the ladder without positions on global heads rises less than that of "
@@ -261,7 +219,7 @@ EXPERIMENT = Experiment(
     collect=collect,
     table=table,
     more=reach.more,
-    figure=figure,
+    figure=partial(reach.losses_and_curves, strong=STRONG, but_for=("full-nope",)),
     variants=variants,
     base=BASE,
     quick_base=QUICK_BASE,
@@ -270,4 +228,4 @@ EXPERIMENT = Experiment(
 )
 
 if __name__ == "__main__":
-    main()
+    reach.main()

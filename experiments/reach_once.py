@@ -96,7 +96,7 @@ EXPERIMENT = replace(
             text="where no text is read twice, every plan that mixes reaches is ahead of full attention",
             paper="`reach-modern`: these four by 0.065 to 0.084 nats at step 760 of 3,050",
             rule=f"{reach.RULE}: holds if for all {len(MIXED)} plans, partly if for some",
-            judge=partial(reach_modern.mixed, names=MIXED),
+            judge=partial(reach.mixed, names=MIXED),
         ),
         "nope": Claim(
             text="where no text is read twice, global heads without positions lower the loss",
@@ -134,4 +134,4 @@ EXPERIMENT = replace(
 )
 
 if __name__ == "__main__":
-    reach_modern.main()
+    reach.main()

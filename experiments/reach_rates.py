@@ -9,7 +9,6 @@ lowest loss are trained at that rate, half of it and twice it, and the best runs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -44,15 +43,15 @@ def best(data: Data, plan: str) -> Row | None:
     return min(found, key=lambda row: float("inf") if row["final_loss"] is None else row["final_loss"])
 
 
-def ahead(data: Data, names: Sequence[str] = MIXED) -> Finding | None:
+def ahead(data: Data) -> Finding | None:
     """Each plan at its best rate against full attention at its own."""
     full, pairs = best(data, "full"), {}
-    for name in names:
+    for name in MIXED:
         mine = best(data, name)
         if mine is None or full is None or (pair := comparison.difference(mine, full)) is None:
             return None
         pairs[f"{mine['variant']} and {full['variant']}"] = pair
-    return comparison.judged(pairs, len(names), "the first is lower", lower=True)
+    return comparison.judged(pairs, len(MIXED), "the first is lower", lower=True)
 
 
 EXPERIMENT = replace(
@@ -85,4 +84,4 @@ EXPERIMENT = replace(
 )
 
 if __name__ == "__main__":
-    reach_modern.main()
+    reach.main()

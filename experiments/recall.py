@@ -102,10 +102,6 @@ def _parts(variant: str) -> Row:
     return {"task": task, "n_global": int(number)}
 
 
-def table(data: Data) -> str:
-    return tables.accuracies(data["rows"])
-
-
 def by_heads(rows: Sequence[Row], task: str) -> dict[int, float]:
     """Accuracy on a task by the number of global heads, where it was measured."""
     return {row["n_global"]: row["accuracy"] for row in rows if row["task"] == task and row["accuracy"] is not None}
@@ -192,7 +188,7 @@ EXPERIMENT = Experiment(
         ),
     },
     collect=collect,
-    table=table,
+    table=lambda data: tables.accuracies(data["rows"]),
     figure=figure,
     variants=variants,
     base=BASE,

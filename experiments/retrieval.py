@@ -26,7 +26,7 @@ from experiments.engine.answers import LEARNED, OTHER_LENGTHS, RECALL
 from experiments.engine.base import PAPER, QUICK_ON_TASKS
 from experiments.engine.evidence import FEWEST_SEEDS
 from experiments.engine.measures import Outcome, Row
-from experiments.engine.records import Claim, Data, Experiment, Variants
+from experiments.engine.records import Claim, Data, Experiment
 from longshort.data.tasks.retrieval import KINDS
 from longshort.files import write_json
 from longshort.model import GPT, lengthened, meets_new_angles
@@ -71,11 +71,6 @@ def after(source: str, base: Mapping[str, Any], model: Mapping[str, Any], **task
     """The base of fine-tuning the models of another experiment."""
     task = {**base["task"], "start": f"runs/{source}", **task}
     return {**base, "task": task, "model": {**model, "vocab_size": None}}
-
-
-def variants(base: TrainConfig) -> Variants:
-    """Every plan of `reach`; `task.start` is the folder of its runs, in which `main` finds that of the same seed."""
-    return reach.variants(base)
 
 
 def start_of(config: TrainConfig, source: str = "reach") -> Path:
@@ -272,7 +267,7 @@ EXPERIMENT = Experiment(
     table=answers.table,
     more=answers.more,
     figure=partial(answers.figure, lined=USUAL),
-    variants=variants,
+    variants=reach.variants,
     on_request=tuple(name for name in reach.PLANS if name not in USUAL),
     base=BASE,
     quick_base=QUICK_BASE,

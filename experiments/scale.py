@@ -25,14 +25,11 @@ def larger(data: Data) -> Finding | None:
 
 
 def table(data: Data) -> str:
-    return f"{tables.losses(data)}\n{gaps_table(data)}"
-
-
-def gaps_table(data: Data) -> str:
-    """The gap step by step, which shows whether it is still opening at the last one."""
+    """With the gap step by step, which shows whether it is still opening at the last one."""
     seeds = min((len(row["seeds"]) for row in data["rows"]), default=0)
     lines = [(step, seeds, f"{gap:.3f}") for step, gap in measures.gaps(data, "ls", "plain").items()]
-    return tables.markdown(("step", "seeds", "LS ahead of plain by (nats of validation loss)"), lines)
+    gaps = tables.markdown(("step", "seeds", "LS ahead of plain by (nats of validation loss)"), lines)
+    return f"{tables.losses(data)}\n{gaps}"
 
 
 EXPERIMENT = Experiment(

@@ -97,10 +97,6 @@ def _most(rows: Sequence[Row]) -> int:
     return max(step for row in rows for step in row["steps"])
 
 
-def table(data: Data) -> str:
-    return tables.losses(data)
-
-
 def time_table(data: Data) -> str:
     budget = data["time_budget_seconds"]
     if budget is None:
@@ -300,7 +296,7 @@ EXPERIMENT = Experiment(
         ),
     },
     collect=collect,
-    table=table,
+    table=tables.losses,
     more=time_table,
     figure=figure,
     variants=variants,

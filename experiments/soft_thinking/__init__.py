@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from experiments.engine import measures, tables
@@ -104,25 +105,23 @@ def _ratio(value: float | None) -> str:
     return "not seen" if value is None else f"{value:.3g}"
 
 
-def pass_1(data: Data) -> Finding | None:
-    found = {name: gain(data, f"{A}-{name}", f"{A}-grpo", 1) for name in SOFT}
-    return _judged(found, -1.0)
+def soft_against(data: Data, rival: str, k: int, bound: float, words: str = "") -> Finding | None:
+    """Is the Pass@k of both forms of SofT-GRPO on frontiers at least so far above a rival's?"""
+    found = {name: gain(data, f"{A}-{name}", f"{A}-{rival}", k) for name in SOFT}
+    if any(one is None for one in found.values()):
+        return None
+    cases = [one.is_at_least(bound) for one in found.values() if one is not None]
+    return _finding(found, cases, words)
 
 
 def pass_32(data: Data) -> Finding | None:
     """Against the better of the two GRPO variants, by its mean."""
     rows = measures.by_name(data)
-    rivals = [name for name in (f"{A}-grpo", f"{A}-grpo-truncated") if name in rows]
-    if len(rivals) < 2 or "32" not in rows[rivals[0]]["passes"]["hard"]:
+    rivals = {name: rows[f"{A}-{name}"] for name in ("grpo", "grpo-truncated") if f"{A}-{name}" in rows}
+    if len(rivals) < 2 or "32" not in rivals["grpo"]["passes"]["hard"]:
         return None
-    better = max(rivals, key=lambda name: statistics.fmean(rows[name]["passes"]["hard"]["32"]))
-    found = {name: gain(data, f"{A}-{name}", better, 32) for name in SOFT}
-    return _judged(found, 1.0, f" against {better.removeprefix(f'{A}-')}")
-
-
-def truncation(data: Data) -> Finding | None:
-    found = {name: gain(data, f"{A}-{name}", f"{A}-grpo-truncated", 32) for name in SOFT}
-    return _judged(found, 1.0)
+    better = max(rivals, key=lambda name: statistics.fmean(rivals[name]["passes"]["hard"]["32"]))
+    return soft_against(data, better, 32, 1.0, f" against {better}")
 
 
 def noisier(data: Data) -> Finding | None:
@@ -169,13 +168,6 @@ def collapse(data: Data) -> Finding | None:
     ours = "; ".join(f"{name} keeps {', '.join(percent(share) for share in kept)}" for name, kept in found.items())
     seeds = tuple(len(kept) for kept in found.values())
     return Finding(ours=ours, verdict=verdict_of(cases), seeds=seeds)
-
-
-def _judged(found: dict[str, Gain | None], bound: float, words: str = "") -> Finding | None:
-    if any(one is None for one in found.values()):
-        return None
-    cases = [one.is_at_least(bound) for one in found.values() if one is not None]
-    return _finding(found, cases, words)
 
 
 def _finding(found: dict[str, Gain | None], cases: Sequence[bool | None], words: str = "") -> Finding:
@@ -274,7 +266,7 @@ EXPERIMENT = Experiment(
             text="SofT-GRPO does not lose Pass@1",
             paper="61.39 against 61.28 % (1.5B), 32.83 against 32.60 % (3B), 73.74 against 73.69 % (7B), one run each",
             rule=f"on frontiers, Pass@1 read soft, less that of GRPO read hard, at least -1 point: {_SIDE}; {_BOTH}",
-            judge=_of_judged(pass_1),
+            judge=_of_judged(partial(soft_against, rival="grpo", k=1, bound=-1.0)),
         ),
         "pass@32": Claim(
             text="SofT-GRPO has a higher Pass@32 than the better GRPO",
@@ -286,7 +278,7 @@ EXPERIMENT = Experiment(
             text="that gain is not the truncation's",
             paper="GRPO was not truncated, SofT-GRPO was",
             rule=f"on frontiers, Pass@32 at least 1 point above truncated GRPO: {_SIDE}; {_BOTH}",
-            judge=_of_judged(truncation),
+            judge=_of_judged(partial(soft_against, rival="grpo-truncated", k=32, bound=1.0)),
         ),
         "noisier": Claim(
             text="the Gumbel score is noisier than the categorical one",

@@ -71,10 +71,9 @@ class Sizes:
     """Independent gradients, each of as many problems as an update, that tell the signal to noise of a score."""
 
 
-_MODEL = {"positions": "learned"}
-FULL = Sizes(model={"n_layers": 6, "width": 256, "n_heads": 8, **_MODEL})
+FULL = Sizes(model={"n_layers": 6, "width": 256, "n_heads": 8, "positions": "learned"})
 QUICK = Sizes(
-    model={"n_layers": 1, "width": 16, "n_heads": 2, **_MODEL},
+    model={"n_layers": 1, "width": 16, "n_heads": 2, "positions": "learned"},
     options={
         "frontiers": {"n_nodes": 6, "depth": 2, "targets": 1, "max_degree": 2},
         "chains": {"modulus": 5, "operations": 2, "constants": 2},

@@ -159,11 +159,6 @@ def test_a_failure_is_a_row_only_where_the_others_are_worth_having():
         record.piece("rows", "z", raising(WrongResult("off")), lenient=True)
 
 
-def test_a_device_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="device must be cpu or cuda, got 'tpu'"):
-        harness.require("tpu")
-
-
 def test_a_clock_takes_the_average_of_its_calls_after_warming_up():
     called, ticks = [], iter([10.0, 10.5])
     sample = timing.clocked(timing.warmed(lambda: called.append(1), 3), calls=5, clock=lambda: next(ticks))

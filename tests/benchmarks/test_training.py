@@ -180,7 +180,7 @@ def test_a_run_that_ends_before_its_second_step_is_told(tmp_path):
     config = tmp_path / "bad.json"
     config.write_text(json.dumps({"run": {"out": str(tmp_path / "run")}}))
     with pytest.raises(RuntimeError, match=r"did not reach step 2 in \d+ s: .*the section model is missing"):
-        trainer.seconds_to_step(2, config, tmp_path, limit=60)
+        trainer.seconds_to_second_step(config, tmp_path)
 
 
 def test_parts_measured_one_at_a_time_are_on_one_page(tmp_path):
@@ -218,7 +218,7 @@ RESULTS = {
         for heads, ms in (("ls", 6.0), ("plain", 8.0))
     ],
     "trainer": [{"tokens": "8 x 4,096", "layers": 12, "width": 768, "ratio": 0.96}],
-    "start": [{"caches": "cold", "seconds": 44.0}],
+    "start": [{"piece": "start", "caches": "cold", "seconds": 44.0}],
 }
 
 

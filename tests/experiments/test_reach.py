@@ -7,7 +7,6 @@ import pytest
 
 from experiments import load, reach
 from experiments.engine import child
-from experiments.engine.comparison import difference
 from experiments.engine.evidence import FAILS, HOLDS, ONCE, PARTLY, TWICE, UNDECIDED
 from experiments.engine.records import Options
 from experiments.engine.sweep import plan_sweep
@@ -105,15 +104,6 @@ def test_a_run_that_diverged_is_behind_on_the_whole_text_too(tmp_path):
     assert "3.5000, 3.5000, not finite" in experiment.more(data)
     assert "| 3.0000 | 3.0000 | not finite | not finite |" in experiment.table(data)
     experiment.figure(data).to_dict()
-
-
-def test_an_interval_is_students():
-    mine = {"seeds": [0, 1, 2], "final_losses": [1.0, 2.0, 3.0]}
-    theirs = {"seeds": [2, 1, 0, 5], "final_losses": [2.0, 1.5, 1.0, 9.0]}
-    found = difference(mine, theirs)
-    assert found.values == (0.0, 0.5, 1.0)
-    half = 4.302653 * 0.5 / 3**0.5
-    assert (found.low, found.high) == pytest.approx((0.5 - half, 0.5 + half))
 
 
 def test_a_run_is_also_judged_by_the_whole_validation_text(corpus, tmp_path):
