@@ -37,6 +37,12 @@ def test_overrides_win_over_the_file_and_later_ones_over_earlier_ones(tmp_path):
     assert (config.run.steps, config.data.path, config.optimizer.betas) == (9, "a=b", (0.8, 0.9))
 
 
+@pytest.mark.parametrize("text", ["runs/a #1", "'runs/a #1'", " runs/a #1 "])
+def test_text_on_the_command_line_has_no_comments(text):
+    assert TrainConfig.from_dict(TINY).with_overrides([f"run.out={text}"]).run.out == "runs/a #1"
+    assert TrainConfig.from_dict(TINY).with_overrides(["run.wandb=''"]).run.wandb == ""
+
+
 def test_an_override_may_open_a_section_that_the_file_leaves_out(tmp_path):
     config = TrainConfig.load(write(tmp_path, "model: {preset: tiny}"), ["stability.guard=skip"])
     assert config.stability.guard == "skip"
