@@ -121,6 +121,7 @@ def test_null_unsets_what_may_be_unset():
         ("run.steps=0", "run.steps must be an integer from 1 to 2^63 - 1, got 0"),
         ("run.accumulate=0", "run.accumulate must be an integer from 1 to"),
         ("run.accumulate=3", "data.batch_size must be a multiple of run.accumulate=3, got 16"),
+        ("data.length=513", "data.length must be at most model.context=512, which positions are learned for, got 513"),
         ("run.save_every=-1", "run.save_every must be an integer from 0 to"),
         ("schedule.kind=linear", "schedule.kind must be one of constant, cosine, wsd, got 'linear'"),
         ("run.precision=fp16", "run.precision must be one of"),
