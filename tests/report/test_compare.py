@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from longshort.cli import app
 from longshort.files import write_atomically
-from longshort.report import live
+from longshort.report import ReportError, live, page
 from longshort.report.live import live_table, result_table, running_table
 from longshort.report.summary import summarize
 from longshort.runs import METRICS, Reader
@@ -118,6 +118,18 @@ def test_the_running_table_has_a_row_for_every_trial_from_the_start(config, tmp_
     reader.update()
     cells = [next(iter(column.cells)) for column in running_table([trial], {str(trial.out): reader}).columns]
     assert cells == ["ls", "1", "2/4", "3.25", "", "", "1,234", "3:00"]
+
+
+def test_the_verb_shows_its_table_where_the_packages_for_the_report_are_missing(yaml_file, tmp_path, monkeypatch):
+    def drawing():
+        raise ReportError("a report needs the package altair")
+
+    made_up_trial(TrainConfig.load(yaml_file), tmp_path, "ls", 0, [2.0])
+    monkeypatch.setattr(page, "drawing", drawing)
+    arguments = ["compare", str(yaml_file), "run.steps=4", "--variants", "ls", "--out", str(tmp_path)]
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 1 and "error: a report needs the package altair" in shown.output
+    assert "validation after training" in shown.output and f"wrote {tmp_path / 'comparison.json'}" in shown.output
 
 
 @pytest.mark.slow
