@@ -55,7 +55,7 @@ def test_train_takes_the_vocabulary_of_the_data_where_none_is_given_and_says_so(
         (["stability.guard_warmup=1000", "stability.guard=skip"], ["stability.guard_warmup"]),
         (["model.vocab_size=256"], ["model.vocab_size must be at least 257"]),
         (["run.device=cuda:x"], ["device must be"]),
-        (["data.length=100000"], ["100,000"]),
+        (["data.length=100000", "model.positions=rotary"], ["100,000"]),
     ],
 )
 def test_train_ends_in_one_line_on_bad_settings(yaml_file, tmp_path, changes, words):

@@ -55,6 +55,15 @@ def test_a_file_in_two_sources_is_named(tmp_path):
         open_corpus(["hf:a/b", "hf:a/b:train"])
 
 
+def test_folders_that_are_links_are_read_too_and_once(tmp_path):
+    write(tmp_path, books__a_txt="1", elsewhere__b_txt="2")
+    (tmp_path / "books" / "more").symlink_to(tmp_path / "elsewhere")
+    assert list(open_corpus([tmp_path / "books"]).documents()) == ["1", "2"]
+    (tmp_path / "elsewhere" / "loop").symlink_to(tmp_path / "books")
+    with pytest.raises(DataError, match="books/more/loop: twice in the sources; give it once"):
+        open_corpus([tmp_path / "books"])
+
+
 @pytest.mark.parametrize("source", ["", " "])
 def test_an_empty_source_is_not_the_current_folder(source, tmp_path, monkeypatch):
     write(tmp_path, a_txt="1")

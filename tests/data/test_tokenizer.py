@@ -42,6 +42,14 @@ def test_text_that_quotes_the_end_token_does_not_end_its_document(tokenizer):
     assert tokenizer.decode(ids) == text
 
 
+def test_an_end_token_that_a_file_does_not_call_special_is_that_all_the_same():
+    data = BPETokenizer.train(["to be or not to be"], vocab_size=300).to_dict()
+    data["added_tokens"][0]["special"] = False
+    tokenizer = BPETokenizer.from_dict(data)
+    assert tokenizer.end_of_document not in tokenizer.encode("a<|endoftext|>b")
+    assert tokenizer.decode([tokenizer.end_of_document]) == ""
+
+
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 def test_end_of_document_has_no_text(tokenizer):
     assert tokenizer.decode([*tokenizer.encode("a"), tokenizer.end_of_document]) == "a"

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from longshort.cli import app
 from longshort.files import write_atomically
-from longshort.report import live
+from longshort.report import ReportError, live, page
 from longshort.report.live import live_table, result_table, running_table
 from longshort.report.summary import summarize
 from longshort.runs import METRICS, Reader
@@ -20,11 +20,12 @@ from longshort.train.sweeps.trials import Trial, check_steps, plan_trials
 from .synthetic import eval_record, run_record, spike_record, train_record, write_lines
 
 
-def made_up_trial(config, folder, variant, seed, validation, *, logit=2.0, spikes=0):
+def made_up_trial(config, folder, variant, seed, validation, *, logit=2.0, spikes=0, measured=True):
     (trial,) = plan_trials(config, [variant], [seed], folder)
     speed = {"tokens_per_second": 100.0 * (seed + 1)}
+    logits = {"logit_max": [[logit]], "logit_min": [[-1]]} if measured else {}
     lines = [run_record(layers=1, heads=1, parameters=10, config=trial.config.to_dict(), seed=seed)]
-    lines += [train_record(1, 3.0, **speed), train_record(4, 3.0, **speed, logit_max=[[logit]], logit_min=[[-1]])]
+    lines += [train_record(1, 3.0, **speed), train_record(4, 3.0, **speed, **logits)]
     lines += [spike_record(step, 9.0) for step in range(2, 2 + spikes)]
     lines += [eval_record(step, loss) for step, loss in enumerate(validation, 1)]
     lines += [{"kind": "end", "step": 4, "status": "finished"}]
@@ -41,7 +42,7 @@ def test_a_row_has_means_over_seeds_and_the_spread_of_the_last_loss(config, tmp_
     assert (row["variant"], row["seeds"], row["parameters"], row["spikes"]) == ("ls", 2, 10, 3)
     assert row["validation_loss"] == pytest.approx(2.0) and row["spread"] == pytest.approx(1.0)
     assert row["best_loss"] == pytest.approx(1.75)
-    assert row["perplexity"] == pytest.approx(7.389, abs=1e-3)
+    assert row["perplexity"] == pytest.approx(8.332, abs=1e-3)  # as on the page
     assert row["max_logit"] == 7.0
     assert row["tokens_per_second"] == pytest.approx(150.0)
 
@@ -54,7 +55,13 @@ def test_a_diverged_seed_leaves_no_mean_and_is_shown_as_not_finite(config, tmp_p
     (row,) = summarize(trials)
     assert row["validation_loss"] is row["spread"] is row["max_logit"] is None
     assert row["best_loss"] == pytest.approx(2.0)
-    assert "nan" in list(result_table([row]).columns[3].cells)
+    table = result_table([row])
+    assert "nan" in list(table.columns[3].cells) and list(table.columns[5].cells) == ["nan"]
+
+
+def test_logits_that_were_not_recorded_are_not_shown_as_not_finite(config, tmp_path):
+    (row,) = summarize([made_up_trial(config, tmp_path, "ls", 0, [2.0], measured=False)])
+    assert row["max_logit"] is None and list(result_table([row]).columns[5].cells) == ["-"]
 
 
 def test_a_trial_is_finished_when_its_log_ends_at_its_last_step_with_its_configuration(config, tmp_path):
@@ -111,6 +118,18 @@ def test_the_running_table_has_a_row_for_every_trial_from_the_start(config, tmp_
     reader.update()
     cells = [next(iter(column.cells)) for column in running_table([trial], {str(trial.out): reader}).columns]
     assert cells == ["ls", "1", "2/4", "3.25", "", "", "1,234", "3:00"]
+
+
+def test_the_verb_shows_its_table_where_the_packages_for_the_report_are_missing(yaml_file, tmp_path, monkeypatch):
+    def drawing():
+        raise ReportError("a report needs the package altair")
+
+    made_up_trial(TrainConfig.load(yaml_file), tmp_path, "ls", 0, [2.0])
+    monkeypatch.setattr(page, "drawing", drawing)
+    arguments = ["compare", str(yaml_file), "run.steps=4", "--variants", "ls", "--out", str(tmp_path)]
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 1 and "error: a report needs the package altair" in shown.output
+    assert "validation after training" in shown.output and f"wrote {tmp_path / 'comparison.json'}" in shown.output
 
 
 @pytest.mark.slow

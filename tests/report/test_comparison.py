@@ -71,6 +71,7 @@ def test_summary_names_the_lowest_loss_and_the_separation(tmp_path):
         ({"a": [seed(2.0)], "b": [seed(2.2)]}, "With one seed, a difference may be chance"),
         ({"a": [seed(2.0)], "b": [seed(2.2, steps=9)]}, "did not reach the same step"),
         ({"a": [seed(2.0)], "b": [seed(None)]}, "b has no finite one."),
+        ({"a": [seed(2.0)], "b": [seed()]}, "a has the lowest final validation loss, 2.000, perplexity 7.389. None"),
         ({"a": [seed(None)], "b": [seed(None)]}, "No final validation loss is finite."),
         ({"a": [seed()], "b": [seed()]}, "a has the lowest training loss at the end"),
         ({"a": [[]]}, "No loss was recorded."),

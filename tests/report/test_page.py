@@ -150,9 +150,10 @@ def test_runs_without_logits_have_no_pictures_of_them(tmp_path):
         [train_record(1, 2.0, **logits_of(0.0))],
         [train_record(1, 2.0, logit_max=[[None] * 4] * 2, logit_min=[[None] * 4] * 2)],
         [train_record(step, 10.0**step) for step in range(1, 9)],
+        [train_record(1, 2e4), train_record(2, 5.0)],
         [eval_record(5, 2.0)],
     ],
-    ids=["nothing", "only null", "zero logits", "null logits", "blown up", "only evals"],
+    ids=["nothing", "only null", "zero logits", "null logits", "blown up", "fell from afar", "only evals"],
 )
 @pytest.mark.every(3)
 def test_odd_runs_make_a_page_and_pictures(tmp_path, records):

@@ -43,6 +43,20 @@ def test_torn_last_line_is_left_out_and_said(tmp_path):
     assert "line 3" in run.notes[0] and "incomplete" in run.notes[0]
 
 
+def test_lines_that_a_run_adds_while_it_is_read_are_not_taken_for_a_torn_one(tmp_path, monkeypatch):
+    folder = write_lines(tmp_path, [run_record(), train_record(1, 3.0)])
+    take = Reader._take
+
+    def slow_take(reader, text):
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write("".join(json.dumps(train_record(step, 2.0)) + "\n" for step in (2, 3)))
+        take(reader, text)
+
+    monkeypatch.setattr(Reader, "_take", slow_take)
+    run = load_run(folder)
+    assert run.notes == () and run.last_step == 1
+
+
 def test_a_resume_replaces_the_steps_that_are_done_again(tmp_path):
     records = [run_record(), *(train_record(step, 3.0) for step in range(1, 6)), eval_record(4, 3.0)]
     records += [spike_record(5, 9.0), {"kind": "resume", "step": 3}]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from longshort.data.prepare import prepare
-from longshort.runs import log
+from longshort.runs import load_run, log
 from longshort.train import ConfigError, train
 from longshort.train.checkpoints.checkpoint import Checkpoint
 from longshort.train.identity import check_same_run, check_same_texts
@@ -68,6 +68,14 @@ def test_resuming_reads_the_log_once(config, tmp_path, monkeypatch):
     )
     train(config.with_overrides(["run.steps=3"]))
     assert parsed.count(2) == 1
+
+
+def test_the_log_of_a_resumed_run_has_the_configuration_that_it_went_on_with(config, tmp_path):
+    out = tmp_path / "run"
+    config = config.with_overrides([f"run.out={out}", "run.steps=2"])
+    for steps, recorded in ((2, 2), (3, 3), (1, 3)):  # fewer than it has taken change nothing
+        train(config.with_overrides([f"run.steps={steps}"]))
+        assert load_run(out).config["run"]["steps"] == recorded
 
 
 @pytest.fixture

@@ -53,3 +53,13 @@ def test_the_updating_line_stands_within_the_block_alone(monkeypatch, capsys):
         raise KeyboardInterrupt
     said = capsys.readouterr().out
     assert said.count(HIDE) == said.count(SHOW) == 1
+
+
+def test_logits_that_are_no_longer_finite_take_the_place_of_the_last_that_were(capsys):
+    reporter = ConsoleReporter()
+    step = {"kind": "train", "loss": 2.0, "tokens_per_second": 10.0, "seconds": 1.0}
+    reporter.record(step | {"step": 1, "logit_max": [[3.0]], "logit_min": [[0.0]]}, steps=1)
+    reporter.record(step | {"step": 2, "logit_max": [[None]], "logit_min": [[0.0]]}, steps=2)
+    reporter.record(step | {"step": 3}, steps=3)
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert "max |logit| 3 " in first and "max |logit| not finite " in second and "max |logit| not finite " in third

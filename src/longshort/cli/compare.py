@@ -76,10 +76,10 @@ def compare(
         typer.echo("interrupted; run the same command again to resume")
         raise typer.Exit(130)
     rows = save_summary(trials, out)
-    title = "Comparison of attention variants"
-    files = write_report([trial.out for trial in trials], out / PAGE, title=title)
     console.print(result_table(rows))
     for trial in trials:
         if (step := load_run(trial.out).diverged_at) is not None:
             typer.echo(f"{trial.variant} seed {trial.seed} diverged at step {step:,}")
-    typer.echo(f"wrote {out / SUMMARY}\nwrote {files.html}")
+    typer.echo(f"wrote {out / SUMMARY}")
+    files = write_report([trial.out for trial in trials], out / PAGE, title="Comparison of attention variants")
+    typer.echo(f"wrote {files.html}")

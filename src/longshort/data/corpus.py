@@ -213,8 +213,12 @@ def _check_once(parts: Sequence[TextFile | HubDataset]) -> None:
     for part in parts:
         here, known = (part.path, part.path.resolve()) if isinstance(part, TextFile) else (str(part), str(part))
         if known in seen:
-            raise DataError(f"{here}: twice in the sources; give it once")
+            raise _twice(here)
         seen.add(known)
+
+
+def _twice(what: str | Path) -> DataError:
+    return DataError(f"{what}: twice in the sources; give it once")
 
 
 def _files(source: Path) -> list[TextFile]:
@@ -232,8 +236,11 @@ def _files(source: Path) -> list[TextFile]:
 
 def _walk(root: Path, skip: frozenset[str]) -> list[Path]:
     """Visible files under `root`, sorted by relative path, the same order on every machine."""
-    found = []
-    for folder, subfolders, names in os.walk(root, onerror=_unreadable):
+    found, seen = [], set()
+    for folder, subfolders, names in os.walk(root, onerror=_unreadable, followlinks=True):
+        if (known := os.path.realpath(folder)) in seen:  # links may lead in a circle
+            raise _twice(folder)
+        seen.add(known)
         subfolders[:] = [name for name in subfolders if name not in skip and not name.startswith(".")]
         found += [Path(folder, name) for name in names if not name.startswith(".")]
     return sorted((path for path in found if path.is_file()), key=lambda path: path.relative_to(root).as_posix())

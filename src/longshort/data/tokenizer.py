@@ -102,8 +102,9 @@ class BPETokenizer:
         end = next((token for token in _END_TOKENS if token in vocabulary), None)
         if end is None:
             raise DataError(f"the tokenizer has no end-of-document token; it must have one of {', '.join(_END_TOKENS)}")
-        # Without this, a text that quotes the end token would end its document there.
+        # Without these, a text that quotes the end token would end its document there.
         inner.encode_special_tokens = True
+        inner.add_special_tokens([end])
         self._inner = inner
         self._dtype = token_dtype(max(vocabulary.values()) + 1)
         self.vocab_size = max(vocabulary.values()) + 1

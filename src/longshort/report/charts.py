@@ -26,7 +26,7 @@ LOSSES = ("loss", "perplexity")
 EDGE = 8  # pixels below the upper edge, where marks without a finite value stand
 READABLE_ROW = 9  # pixels
 MAX_PICTURED_HEAT_MAPS = 4
-MAX_EXPONENT = 690.0  # exp of more is not a float
+MAX_EXPONENT = 690.0  # exp of more is not a float, and of less than minus that is 0
 
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -284,7 +284,7 @@ class Charts:
         if quantity == "loss":
             scale = alt.Scale(domain=ends, clamp=self.datasets.clipped, nice=False, zero=False)
             return alt.Y("loss:Q", title="loss (nats per token)", scale=scale, axis=alt.Axis(tickCount=6))
-        domain = [math.exp(min(end, MAX_EXPONENT)) for end in ends]
+        domain = [math.exp(min(max(end, -MAX_EXPONENT), MAX_EXPONENT)) for end in ends]
         scale = alt.Scale(type="log", domain=domain, clamp=self.datasets.clipped, nice=False)
         axis = alt.Axis(**log_axis(domain[0], domain[1], (1, 2, 5)))
         return alt.Y("perplexity:Q", title="perplexity", scale=scale, axis=axis)

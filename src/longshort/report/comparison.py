@@ -166,11 +166,15 @@ def _losses(variants: Sequence[Variant]) -> list[str]:
     if second is None:
         name, second = "perplexity", best.spread("final_perplexity")
     aside = f", {name} {with_spread(second)}" if second is not None and second.count else ""
-    if len(known) == 1:
+    if len(variants) == 1:
         return [f"Its {kind} is {with_spread(spread)}{aside}."]
     said = [f"{best.name} has the lowest {kind}, {with_spread(spread)}{aside}."]
     others = [*_others(finite[1:]), *(f"{v.name} has no finite one" for v, other in known if not other.count)]
-    said.append(f"{'; '.join(others)}.")
+    if others:
+        said.append(f"{'; '.join(others)}.")
+    if lacking := {variant.name for variant in variants} - {variant.name for variant, _ in known}:
+        names = _listed(sorted(lacking)) if len(lacking) <= MAX_LISTED else f"{len(lacking)} variants"
+        said.append(f"None was recorded for {names}.")
     if len(finite) > 1:
         said += _caveat(best, spread, finite[1:])
     return said

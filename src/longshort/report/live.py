@@ -126,7 +126,7 @@ def result_table(rows: Sequence[dict[str, Any]]) -> Table:
             number(row["validation_loss"]),
             number(row["spread"]) if row["seeds"] > 1 else "-",
             _share(row.get("accuracy")) if with_answers else number(row["perplexity"]),
-            number(row["max_logit"]),
+            number(row["max_logit"]) if row.get("logits_recorded", True) else "-",
             f"{row['tokens_per_second']:,.0f}",
             str(row["spikes"]),
         )

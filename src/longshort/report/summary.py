@@ -36,10 +36,11 @@ def _row(variant: str, runs: Sequence[Run]) -> dict[str, Any]:
         "parameters": runs[0].parameters,
         "validation_loss": mean,
         "spread": None if mean is None else max(loss or 0.0 for loss in losses) - min(loss or 0.0 for loss in losses),
-        "perplexity": None if mean is None else math.exp(min(mean, 700.0)),
+        "perplexity": _mean([run.final_perplexity for run in runs]),
         "accuracy": statistics.fmean(accuracies) if accuracies else None,
         "best_loss": _mean([run.best_loss for run in runs]),
         "max_logit": max(logits) if all_finite else None,
+        "logits_recorded": bool(logits),
         "tokens_per_second": statistics.fmean(run.speed or 0.0 for run in runs),
         "spikes": sum(len(run.spikes) for run in runs),
     }

@@ -216,6 +216,7 @@ class Reader:
         self.end: End | None = None
         self.notes: list[str] = []
         self._offset = self._lines = 0
+        self._rest = b""
 
     @property
     def step(self) -> Step | None:
@@ -239,9 +240,9 @@ class Reader:
         file = self.folder / METRICS
         try:
             self.update()
-            rest = file.read_bytes()[self._offset :].decode("utf-8", errors="replace")
         except OSError as error:
             raise RunError(f"{file}: cannot be read: {error.strerror}") from None
+        rest = self._rest.decode("utf-8", errors="replace")
         if rest.strip():
             try:
                 Line.parse(file, self._lines + 1, rest)
@@ -264,7 +265,7 @@ class Reader:
             opened.seek(self._offset)
             data = opened.read()
         whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
+        self._offset, self._rest = self._offset + len(whole), data[len(whole) :]
         return whole.decode("utf-8", errors="replace").split("\n")[:-1]
 
     def _take(self, text: str) -> None:

@@ -156,11 +156,16 @@ def _other_vocabulary(config: TrainConfig, recorded: Mapping[str, Any]) -> str:
 
 
 def rewind_run(config: TrainConfig, progress: Progress, *, resumed: bool, message: Callable[[str], None]) -> None:
-    """Remove from the run's folder all traces of steps that will be repeated: every step, if it is not resumed."""
+    """Remove from the run's folder all traces of steps that will be repeated: every step, if it is not resumed.
+
+    The log's description gets the configuration that the run goes on with.
+    """
     out, step = Path(config.run.out), progress.step
     records = read_log(out) if (out / METRICS).is_file() else []
     if resumed:
         check_log(config, records, step, message)
+        if records and step <= config.run.steps:  # which may have changed, as other keys
+            records[0]["config"] = config.to_dict()
     rewind_log(out, step if resumed else -1, dropped=progress.dropped, records=records)
     discard_after(out / CHECKPOINTS, step)
     if resumed:  # a run stopped right after a save may not have pruned

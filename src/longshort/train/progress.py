@@ -50,7 +50,9 @@ class ConsoleReporter:
     def record(self, record: dict[str, Any], *, steps: int) -> None:
         kind = record["kind"]
         if kind == "train":
-            self._logit = largest_logit(record) or self._logit
+            if record.get("logit_max"):
+                largest = largest_logit(record)
+                self._logit = math.nan if largest is None else largest
             last = record["step"] == steps
             if last or time.monotonic() - self._last_shown >= self._every:
                 self._last_shown = time.monotonic()
@@ -98,4 +100,4 @@ def step_line(record: dict[str, Any], *, steps: int, logit: float | None) -> str
 
 
 def _number(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.4g}"
+    return "not finite" if value is None or math.isnan(value) else f"{value:.4g}"

@@ -37,6 +37,12 @@ def test_overrides_win_over_the_file_and_later_ones_over_earlier_ones(tmp_path):
     assert (config.run.steps, config.data.path, config.optimizer.betas) == (9, "a=b", (0.8, 0.9))
 
 
+@pytest.mark.parametrize("text", ["runs/a #1", "'runs/a #1'", " runs/a #1 "])
+def test_text_on_the_command_line_has_no_comments(text):
+    assert TrainConfig.from_dict(TINY).with_overrides([f"run.out={text}"]).run.out == "runs/a #1"
+    assert TrainConfig.from_dict(TINY).with_overrides(["run.wandb=''"]).run.wandb == ""
+
+
 def test_an_override_may_open_a_section_that_the_file_leaves_out(tmp_path):
     config = TrainConfig.load(write(tmp_path, "model: {preset: tiny}"), ["stability.guard=skip"])
     assert config.stability.guard == "skip"
@@ -115,6 +121,7 @@ def test_null_unsets_what_may_be_unset():
         ("run.steps=0", "run.steps must be an integer from 1 to 2^63 - 1, got 0"),
         ("run.accumulate=0", "run.accumulate must be an integer from 1 to"),
         ("run.accumulate=3", "data.batch_size must be a multiple of run.accumulate=3, got 16"),
+        ("data.length=513", "data.length must be at most model.context=512, which positions are learned for, got 513"),
         ("run.save_every=-1", "run.save_every must be an integer from 0 to"),
         ("schedule.kind=linear", "schedule.kind must be one of constant, cosine, wsd, got 'linear'"),
         ("run.precision=fp16", "run.precision must be one of"),

@@ -74,6 +74,11 @@ class TrainConfig:
             raise ConfigError(
                 f"data.batch_size must be a multiple of run.accumulate={run.accumulate}, got {data.batch_size}"
             )
+        if self.model.positions == "learned" and (data.length or 0) > self.model.context:
+            raise ConfigError(
+                f"data.length must be at most model.context={self.model.context}, which positions are learned for, got "
+                f"{data.length}"
+            )
         _check_task(self)
         check_rl(self.rl, run, data, self.task, self.model)
         check_parallel(self.parallel, self.task, self.model, self.length)

@@ -73,12 +73,13 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(name: str, text: str) -> Any:
-    """The value that `text` gives for the key `name`."""
+    """The value that `text` gives for the key `name`. Plain text has no comments: a path may hold ` #`."""
     try:
-        return yaml.load(text, _Loader)
+        value = yaml.load(text, _Loader)
     except Exception as error:
         reason = f" ({_reason(error)})" if isinstance(error, RecursionError) else ""
         raise ConfigError(f"{name} must be valid YAML, got {text[:100]!r}{reason}") from None
+    return text.strip() if isinstance(value, str) and value and text.strip().startswith(value) else value
 
 
 def _reason(error: Exception) -> str:
