@@ -58,6 +58,14 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def bf16_by_default():
+    """Torch's default dtype, which those set who build whole models in bf16."""
+    torch.set_default_dtype(torch.bfloat16)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
     """One token folder for all tests of a process."""

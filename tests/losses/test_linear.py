@@ -193,6 +193,13 @@ def test_fp16_gradients_survive_a_mean_over_many_tokens() -> None:
     assert (grad != 0).float().mean() > 0.99
 
 
+def test_fp16_weight_gradients_are_not_summed_in_fp16() -> None:
+    hidden, weight = torch.full((20_000, 4), 5.0).half(), torch.zeros(3, 4).half().requires_grad_()
+    targets = torch.zeros(20_000, dtype=torch.long)  # a sum of 20,000 times 5 is beyond fp16's largest number
+    (grad,) = torch.autograd.grad(linear_cross_entropy(hidden, weight, targets, chunk=1000), weight)
+    torch.testing.assert_close(grad, torch.tensor([-10 / 3, 5 / 3, 5 / 3])[:, None].expand(3, 4).half())
+
+
 def test_second_derivative_is_a_clear_error() -> None:
     hidden, weight, targets = case()
     with pytest.raises(RuntimeError, match="cannot be differentiated twice"):

@@ -112,6 +112,16 @@ def test_every_base_is_taken_of_the_transformed_scores(base, e):
     assert torch.autograd.gradcheck(lambda s: exponentiated(base, e, C)(s, targets), scores, eps=1e-6)
 
 
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("of_classes", [True, False])
+def test_every_base_maps_over_examples_with_targets_of_their_own(base, of_classes):
+    scores = torch.randn(5, 4, 3)
+    targets = torch.randint(3, (5, 4)) if of_classes or base == "cross_entropy" else torch.randn(5, 4, 3).sign()
+    found = torch.func.vmap(torch.func.grad(exponentiated(base)))(scores, targets)
+    one_by_one = [torch.func.grad(exponentiated(base))(*pair) for pair in zip(scores, targets, strict=True)]
+    torch.testing.assert_close(found, torch.stack(one_by_one))
+
+
 @pytest.mark.parametrize("base", ["logistic", "hinge", "squared_hinge"])
 def test_class_indices_are_each_class_against_the_rest(base):
     scores, classes = torch.randn(5, 3), torch.tensor([0, 2, 1, 1, 0])

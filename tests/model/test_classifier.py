@@ -43,6 +43,14 @@ def test_padding_changes_neither_logits_nor_gradients(positions, norm):
         torch.testing.assert_close(theirs, mine)
 
 
+def test_the_mean_over_what_is_not_padding_does_not_overflow_in_fp16():
+    long = model(positions="none", n_layers=1).half().eval()
+    torch.nn.init.constant_(long.trunk.norm.weight, 30.0)
+    tokens = torch.zeros(1, 2048, dtype=torch.long)
+    found = long(tokens, segments=torch.zeros_like(tokens)).logits
+    torch.testing.assert_close(found, long(tokens).logits, rtol=1e-2, atol=1e-2)
+
+
 def test_two_sided_attention_lets_the_first_token_see_the_last():
     tokens = torch.randint(16, (1, 12))
     changed = tokens.clone()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 from longshort import GPT, GPTConfig, HeadPlan
@@ -240,6 +241,14 @@ def test_model_from_the_meta_device_equals_one_built_in_place(options: dict[str,
     model.load_state_dict(expected.state_dict())
     tokens = draw(2, 20)
     assert torch.equal(model(tokens).logits, expected(tokens).logits)
+
+
+def test_a_step_on_fake_tensors_has_its_shapes() -> None:
+    with FakeTensorMode():
+        model, tokens = GPT(small_config()), torch.zeros(2, 20, dtype=torch.long)
+        output = model(tokens, tokens, segments=tokens, stats=True)
+        output.loss.backward()
+    assert output.stats.shape == (2, 4, 2) and model.embedding.weight.grad.shape == model.embedding.weight.shape
 
 
 def test_gradient_checkpointing_gives_the_same_loss_statistics_and_gradients() -> None:

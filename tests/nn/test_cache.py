@@ -122,6 +122,15 @@ def test_statistics_of_the_chunks_add_up_to_those_of_the_row():
     torch.testing.assert_close(parts[..., 1].amin(0), expected[..., 1])
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_statistics_are_fp32_whatever_the_default_dtype(static, bf16_by_default):
+    model, tokens = build(n_global=2).float(), draw()
+    cache = model.new_cache(static=static, max_length=LENGTH)
+    stats = model(tokens, cache=cache, stats=True).stats
+    assert stats.dtype == torch.float32
+    torch.testing.assert_close(stats, model(tokens, stats=True).stats)
+
+
 def test_the_largest_logits_alone_are_those_of_both():
     model, tokens = build(n_global=2), draw()
     caches = {stats: model.new_cache() for stats in (True, "max")}

@@ -46,6 +46,12 @@ def test_chunks_keep_segments_and_smoothing_apart():
     torch.testing.assert_close(chunked.lse, expected.lse)
 
 
+def test_an_empty_batch_gives_an_empty_result():
+    result = attend_within_chunks(*inputs(20, batch=0), PLAN, 8, stats=True)
+    assert result.out.shape == (0, 4, 20, 8) and result.lse.shape == (0, 4, 20)
+    assert (result.stats.max == -torch.inf).all()
+
+
 def test_gradients_go_through_the_cut():
     q, k, v = (x.requires_grad_() for x in inputs(20))
     segments = (torch.arange(20) // 8).expand(2, -1)

@@ -32,6 +32,14 @@ def test_what_it_is_asked_to_compute_is_the_reference(name, causal, n_queries):
     torch.testing.assert_close(lse, expected.lse, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+def test_rates_are_fp32_whatever_the_default_dtype(bf16_by_default):
+    q, k, v = torch.randn(3, 1, 2, 300, 16, dtype=torch.float32).unbind()
+    plan = HeadPlan(windows=(None, None), decays=(0.003, 0.0), slopes=(0.0, 0.3))
+    out, _ = flex.computed(flex_attention, q, k, v, Options.of(plan))
+    torch.testing.assert_close(out, attention(q, k, v, plan, backend="reference").out, atol=1e-5, rtol=1e-5)
+
+
 def test_block_masks_are_kept_by_plan_and_shapes():
     arguments = (Options.of(PLANS["long-short"]).windows, True, 40, 40, torch.device("cpu"))
     assert flex._block_mask(*arguments) is flex._block_mask(*arguments)

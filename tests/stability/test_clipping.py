@@ -67,6 +67,12 @@ def test_after_the_warm_up_each_tensor_is_held_to_a_ratio_of_its_own_running_mea
     assert clip.means.tolist() == pytest.approx([0.9 * 0.2 + 0.1 * 0.3, 0.9 * 0.4 + 0.1 * 0.1])
 
 
+def test_means_are_fp32_whatever_the_default_dtype(bf16_by_default):
+    clip = TensorClip(parameters([3.0, 4.0]))
+    clip.clip()
+    assert clip.means.dtype == torch.float32
+
+
 def test_a_clipped_gradient_keeps_its_direction():
     params = parameters([0.3, 0.4])
     clip = TensorClip(params, ratio=1.0, warmup=1)

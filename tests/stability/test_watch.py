@@ -61,6 +61,13 @@ def test_extremes_are_kept_over_all_passes_within():
     assert torch.equal(seen["both"].min, torch.minimum(seen["small"].min, seen["large"].min))
 
 
+def test_they_are_fp32_whatever_the_default_dtype(bf16_by_default):
+    model, x = Residual(), torch.randn(1, 9, 32)
+    with watch_logits(model) as seen:
+        model(x)
+    assert torch.equal(seen[0].max, model.layers[0](x, stats=True).stats.max)
+
+
 def test_a_nan_stays_visible():
     model, x = Residual(), torch.randn(1, 9, 32)
     with watch_logits(model) as seen:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from longshort.ops import transforms
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 """A function from scores and targets to a loss."""
 
@@ -64,7 +66,7 @@ BASES: dict[str, Loss] = {
 
 def _signs(scores: Tensor, targets: Tensor) -> Tensor:
     if targets.shape == scores.shape:
-        checked = targets.device.type == "cpu" and not torch.compiler.is_compiling()
+        checked = targets.device.type == "cpu" and not torch.compiler.is_compiling() and not transforms.active()
         if checked and not ((targets == 1) | (targets == -1)).all():
             raise ValueError("targets in the shape of the scores must be +1 or -1, got other values")
         return targets
@@ -76,8 +78,8 @@ def _one_hot(scores: Tensor, targets: Tensor) -> Tensor:
     if targets.shape != scores.shape[:-1] or targets.dtype != torch.int64:
         expected = f"{tuple(scores.shape)}, or int64 class indices of shape {tuple(scores.shape[:-1])}"
         raise ValueError(f"targets must have shape {expected}, got {targets.dtype} of shape {tuple(targets.shape)}")
-    try:
-        return F.one_hot(targets, n_classes).to(scores.dtype)
+    try:  # F.one_hot looks at the targets, which vmap does not allow
+        return torch.zeros_like(scores).scatter(-1, targets.unsqueeze(-1), 1)
     except RuntimeError as error:
         raise ValueError(f"targets must be classes from 0 to {n_classes - 1}, got others: {error}") from None
 

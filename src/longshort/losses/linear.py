@@ -164,7 +164,12 @@ def _forward(
                 if grad_weight:
                     _add_product(d_head, residual.mT, features)
             del residual  # before the next chunk's logits are allocated
-    return total / count, d_hidden, d_head[: len(weight)].to(weight.dtype), count
+    return total / count, d_hidden, d_head[: len(weight)].to(_held(weight)), count
+
+
+def _held(weight: Tensor) -> torch.dtype:
+    """The dtype of the weight's gradient until backward: a sum over many tokens is beyond what fp16 can hold."""
+    return torch.float32 if weight.dtype == torch.float16 else weight.dtype
 
 
 def _has_kernel(device: torch.device) -> bool:
@@ -251,7 +256,7 @@ def _fake(
     return (
         hidden.new_empty((), dtype=torch.promote_types(dtype, torch.float32)),
         hidden.new_empty(hidden.shape if grad_hidden else (0,)),
-        weight.new_empty(weight.shape if grad_weight else (0,)),
+        weight.new_empty(weight.shape if grad_weight else (0,), dtype=_held(weight)),
         targets.new_empty((), dtype=torch.int64),
     )
 
@@ -260,7 +265,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     _, d_hidden, d_weight, count = output
     ctx.mark_non_differentiable(d_hidden, d_weight, count)
     ctx.save_for_backward(d_hidden, d_weight, count)
-    ctx.wanted = inputs[-2:]
+    ctx.wanted, ctx.weight_dtype = inputs[-2:], inputs[1].dtype
 
 
 def _backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
@@ -274,7 +279,7 @@ def _backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, .
     grad_hidden, grad_weight = ctx.wanted
     return (
         (d_hidden * scale).to(d_hidden.dtype) if grad_hidden else None,
-        (d_weight * scale).to(d_weight.dtype) if grad_weight else None,
+        (d_weight * scale).to(ctx.weight_dtype) if grad_weight else None,
         *(None,) * 10,
     )
 

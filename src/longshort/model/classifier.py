@@ -148,4 +148,5 @@ def _mean_of_real(hidden: Tensor, segments: Tensor | None) -> Tensor:
     if segments is None:
         return hidden.mean(1)
     real = (segments >= 0).unsqueeze(-1)
-    return hidden.masked_fill(~real, 0.0).sum(1) / real.sum(1).clamp(min=1)
+    total = hidden.masked_fill(~real, 0.0).sum(1, dtype=torch.promote_types(hidden.dtype, torch.float32))
+    return (total / real.sum(1).clamp(min=1)).to(hidden.dtype)

@@ -48,9 +48,10 @@ def attend_within_chunks(
         segments = F.pad(segments, (0, missing), value=-1).unflatten(1, (-1, chunk)).flatten(0, 1)
     q_cut, k_cut, v_cut = (_cut(x, chunk, missing) for x in (q, k, v))
     result = attention(q_cut, k_cut, v_cut, plan, segments=segments, **options)
+    chunks = -(-length // chunk)
     return AttentionResult(
-        _joined(result.out, q.shape[0])[:, :, :length],
-        _joined(result.lse[..., None], q.shape[0])[:, :, :length, 0] if result.lse.numel() else result.lse,
+        _joined(result.out, chunks)[:, :, :length],
+        _joined(result.lse[..., None], chunks)[:, :, :length, 0] if result.lse.ndim == 3 else result.lse,
         result.stats,
     )
 
@@ -61,6 +62,6 @@ def _cut(x: Tensor, chunk: int, missing: int) -> Tensor:
     return by_position.unflatten(1, (-1, chunk)).flatten(0, 1).transpose(1, 2)
 
 
-def _joined(x: Tensor, batch: int) -> Tensor:
+def _joined(x: Tensor, chunks: int) -> Tensor:
     """(B, H, T, D) of (B N, H, C, D)."""
-    return x.transpose(1, 2).unflatten(0, (batch, -1)).flatten(1, 2).transpose(1, 2)
+    return x.transpose(1, 2).unflatten(0, (-1, chunks)).flatten(1, 2).transpose(1, 2)

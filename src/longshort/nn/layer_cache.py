@@ -119,7 +119,7 @@ class CacheLayer(ABC):
         """
         stop = start + k.shape[2]
         out = torch.empty_like(q) if len(self.pools) > 1 else q
-        largest = torch.empty(self.plan.n_heads, device=q.device)
+        largest = torch.empty(self.plan.n_heads, dtype=torch.float32, device=q.device)
         smallest = torch.empty_like(largest) if stats is True else None
         for pool in self.pools:
             pool.reserve(stop)

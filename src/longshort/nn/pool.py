@@ -17,7 +17,7 @@ from torch import Tensor
 from longshort.heads import HeadPlan
 from longshort.ops.documents import ranks
 from longshort.ops.heads import Heads
-from longshort.ops.smoothing import Smoothing, key_decays, smooth_keys, smooth_values
+from longshort.ops.smoothing import Smoothing, smooth_keys_of, smooth_values
 
 Fetch = Callable[[Tensor, int, int], Tensor]
 """Of one shard (B, heads, T, D) of a sequence, (B, heads, stop - start, D): positions start to stop of the whole."""
@@ -239,10 +239,8 @@ class Raw(Rows):
         first = held.shape[2] - k.shape[2]
         if self.smoothing.stage == "after":
             return k, smooth_values(held, self.smoothing, ids)[:, :, first:]
-        decays = key_decays(self.decays, k.shape[1])
-        if decays is not None and len(decays) > k.shape[1]:
-            held, v = (x.repeat_interleave(len(decays) // x.shape[1], dim=1) for x in (held, v))
-        return smooth_keys(held, self.smoothing, decays, ids)[:, :, first:], v
+        k, v = smooth_keys_of(held, v, self.smoothing, self.decays, ids)
+        return k[:, :, first:], v
 
 
 def _rows(start: int, stop: int, size: int) -> Iterator[slice]:

@@ -20,7 +20,7 @@ from longshort.ops import schema, sdpa, transforms
 from longshort.ops.autocast import has_autocast, without_autocast
 from longshort.ops.options import Options, Stats, extremes_of
 from longshort.ops.reference import reference
-from longshort.ops.smoothing import Smoothing, key_decays, smooth_keys, smooth_values
+from longshort.ops.smoothing import Smoothing, smooth_keys_of, smooth_values
 
 BACKENDS = ("auto", "reference", "blocked", "triton", "sdpa", "flex")
 """The last two are PyTorch's own attention, used only by name: "auto" never chooses them."""
@@ -121,14 +121,14 @@ def attention(
     pooling = None
     if smoothing is not None:
         k, v, pooling = _smoothed(k, v, plan, smoothing, causal, segments, backend)
+    options = Options.of(plan, scale=scale, causal=causal, softcap=softcap)
     if backend == "reference":
         with without_autocast(q):
             out, lse, largest, smallest = reference(
-                q, k, v, plan, scale=_scale(scale, q), causal=causal, softcap=softcap, segments=segments,
+                q, k, v, plan, scale=options.scale_for(q), causal=causal, softcap=softcap, segments=segments,
                 pooling=pooling, sinks=sinks,
             )  # fmt: skip
     else:
-        options = Options.of(plan, scale=scale, causal=causal, softcap=softcap)
         if backend in ("sdpa", "flex"):
             if sinks is not None:
                 raise ValueError(f'backend="{backend}" cannot serve this call: it has no sinks')
@@ -223,14 +223,7 @@ def _smoothed(
     smoothing.check_backend(backend, causal=causal, decays=plan.decays)
     if backend == "reference":
         return k, v, smoothing
-    decays = key_decays(plan.decays, k.shape[1])
-    if decays is not None and len(decays) > k.shape[1]:
-        k, v = (x.repeat_interleave(plan.n_heads // x.shape[1], dim=1) for x in (k, v))
-    return smooth_keys(k, smoothing, decays, segments), v, None
-
-
-def _scale(scale: float | None, q: Tensor) -> float:
-    return 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+    return *smooth_keys_of(k, v, smoothing, plan.decays, segments), None
 
 
 def chosen_backend(backend: str, q: Tensor) -> str:

@@ -121,7 +121,8 @@ def _score_mod(options: Options, past: int, device: torch.device) -> Callable[..
     if options.decays is None and options.slopes is None and options.softcap is None:
         return None
     decays, slopes = (
-        None if rates is None else torch.tensor(rates, device=device) for rates in (options.decays, options.slopes)
+        None if rates is None else torch.tensor(rates, dtype=torch.float32, device=device)
+        for rates in (options.decays, options.slopes)
     )
     softcap = options.softcap
 

@@ -6,7 +6,7 @@ to gets the record back; nothing else below the public op takes it apart.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -62,19 +62,9 @@ class Options(NamedTuple):
         return cls(windows, plan.decays, plan.slopes, scale, causal, softcap, plan.firsts)
 
     @classmethod
-    def received(
-        cls,
-        windows: list[int],
-        decays: list[float] | None,
-        slopes: list[float] | None,
-        scale: float | None,
-        causal: bool,
-        softcap: float | None,
-        firsts: list[int] | None,
-    ) -> Options:
+    def received(cls, *fields: Any) -> Options:
         """From the fields as torch.library passes them: hashable again, so that tables can be cached by them."""
-        decay, slope = (None if rate is None else tuple(rate) for rate in (decays, slopes))
-        return cls(tuple(windows), decay, slope, scale, causal, softcap, None if firsts is None else tuple(firsts))
+        return cls._make(tuple(field) if isinstance(field, list) else field for field in fields)
 
     def scale_for(self, q: Tensor) -> float:
         """The given scale, or 1 / sqrt(D)."""

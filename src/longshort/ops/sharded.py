@@ -30,7 +30,7 @@ from longshort.ops.collectives import exchanged, gathered, largest
 from longshort.ops.heads import of_heads
 from longshort.ops.options import Stats, extremes_of
 from longshort.ops.shares import Roles, Shard, check_firsts, check_shard
-from longshort.ops.smoothing import Smoothing, key_decays, smooth_keys, smooth_values
+from longshort.ops.smoothing import Smoothing, smooth_keys_of, smooth_values
 
 
 def sharded_attention(
@@ -239,11 +239,8 @@ def smoothed_shard(
     why = smoothing.without_keys(causal=True, decays=plan.decays)
     if why is not None:
         raise ValueError(f'smoothing_stage must be "after" in a group, got "before": {why}')
-    decays = key_decays(plan.decays, k.shape[1])
-    wide = _with_neighbours(k, smoothing, shard, group)
-    if decays is not None and len(decays) > k.shape[1]:
-        wide, v = (x.repeat_interleave(plan.n_heads // x.shape[1], dim=1) for x in (wide, v))
-    return smooth_keys(wide, smoothing, decays, ids)[:, :, own], v
+    k, v = smooth_keys_of(_with_neighbours(k, smoothing, shard, group), v, smoothing, plan.decays, ids)
+    return k[:, :, own], v
 
 
 def _with_neighbours(x: Tensor, smoothing: Smoothing, shard: Shard, group: dist.ProcessGroup) -> Tensor:

@@ -138,6 +138,16 @@ def smooth_keys(
     return (total / smoothing.width).to(k.dtype)
 
 
+def smooth_keys_of(
+    k: Tensor, v: Tensor, smoothing: Smoothing, decays: tuple[float, ...] | None, segments: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Smoothed keys, by the decays of the query heads, and the values that go with them: see `key_decays`."""
+    decays = key_decays(decays, k.shape[1])
+    if decays is not None and len(decays) > k.shape[1]:
+        k, v = (x.repeat_interleave(len(decays) // x.shape[1], dim=1) for x in (k, v))
+    return smooth_keys(k, smoothing, decays, segments), v
+
+
 def key_decays(decays: tuple[float, ...] | None, n_kv_heads: int) -> tuple[float, ...] | None:
     """The decay of each KV head, or of each query head where those of a group differ and can share no smoothed keys.
 

@@ -54,7 +54,8 @@ class TensorClip:
         self.parameters = list(parameters)
         self.limit, self.ratio, self.momentum, self.warmup = limit, ratio, momentum, warmup
         self.steps = 0
-        self.means = torch.full((len(self.parameters),), torch.inf, device=self.parameters[0].device)
+        device = self.parameters[0].device
+        self.means = torch.full((len(self.parameters),), torch.inf, dtype=torch.float32, device=device)
 
     def clip(self) -> None:
         """Clip all gradients in place and remember their norms."""

@@ -36,7 +36,8 @@ def watch_logits(model: nn.Module, *, stats: Stats = True) -> Iterator[dict[int,
     if any(layer.watched is not None for layer in layers):
         raise ValueError("model must not be watched already, got one inside another watch_logits")
     for layer in layers:
-        largest = torch.full((layer.n_heads,), -torch.inf, device=layer.out.weight.device)
+        device = layer.out.weight.device
+        largest = torch.full((layer.n_heads,), -torch.inf, dtype=torch.float32, device=device)
         layer.watched = LogitStats(largest, -largest if stats is True else None)
     try:
         yield {index: layer.watched for index, layer in enumerate(layers) if layer.watched is not None}

@@ -123,8 +123,7 @@ class Group:
     @property
     def dense_elements(self) -> int:
         """Logits of each of the N heads that the dense engine holds at once."""
-        kind = self.q.device.type if self.q.device.type in _DENSE_ELEMENTS else "cuda"
-        return _DENSE_ELEMENTS[kind] // self.q.shape[0]
+        return _DENSE_ELEMENTS.get(self.q.device.type, _DENSE_ELEMENTS["cuda"]) // self.q.shape[0]
 
     def dense_tiles(self) -> Iterator[Tile]:
         elements = self.dense_elements
@@ -273,7 +272,7 @@ def flat(x: Tensor, rows: slice, heads: Heads, *, add: bool = False) -> Iterator
     """A flattened part of `x` to write into: a view if possible, else a buffer that is written (or added) back."""
     part = x[rows][:, heads]
     flat = part.flatten(0, 1)
-    if isinstance(heads, slice) and flat.data_ptr() == x[rows][:, heads].data_ptr():
+    if isinstance(heads, slice) and flat.data_ptr() == part.data_ptr():
         yield flat
         return
     flat = torch.zeros_like(flat)
