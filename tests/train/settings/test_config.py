@@ -43,6 +43,14 @@ def test_text_on_the_command_line_has_no_comments(text):
     assert TrainConfig.from_dict(TINY).with_overrides(["run.wandb=''"]).run.wandb == ""
 
 
+def test_paths_may_begin_at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / "mine.yaml"
+    file.write_text("model: {preset: tiny}\nrun: {out: ~/runs/mine}\n")
+    config = TrainConfig.load(file, ["data.path=~/books"])
+    assert (config.run.out, config.data.path) == (f"{tmp_path}/runs/mine", f"{tmp_path}/books")
+
+
 def test_an_override_may_open_a_section_that_the_file_leaves_out(tmp_path):
     config = TrainConfig.load(write(tmp_path, "model: {preset: tiny}"), ["stability.guard=skip"])
     assert config.stability.guard == "skip"

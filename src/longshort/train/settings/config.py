@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -147,6 +148,10 @@ def _names() -> dict[str, list[str]]:
     return {**names, "model": [*names["model"], "preset"], "loss": list(typing.get_type_hints(LossSettings))}
 
 
+_PATHS = (("data", "path"), ("task", "path"), ("run", "out"))
+"""Keys that may begin with ~, which shells leave as it is after section.key=."""
+
+
 def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     result = {name: {} if section is None else _named_values(name, section) for name, section in data.items()}
     result = _in_present_names(result) if "model" in result else result
@@ -174,6 +179,9 @@ def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, 
     for way in WAYS_OF_REACH.keys() - ways if ways else ():  # one way takes the place of another, as over a preset
         for key in WAYS_OF_REACH[way]:
             model.pop(key, None)
+    for section, key in _PATHS:
+        if isinstance(path := result.get(section, {}).get(key), str):
+            result[section][key] = os.path.expanduser(path)
     return result
 
 
