@@ -67,7 +67,7 @@ def decode(plan, *, new=1, kv_heads=4, packed=False, extremes=0, softcap=None):
     cache = nothing(kv_heads * 4096 * 64)
     length, tickets = nothing(1, dtype=torch.int64), nothing(kv_heads, dtype=torch.int32)
     segments = nothing(1, 4096, dtype=torch.int64) if packed else None
-    layout = tuple(number for head in range(kv_heads) for number in (head * 4096, 4096, 4096))
+    layout = tuple(number for head in range(kv_heads) for number in (head * 4096, 4096, 4096, 0))
     options = Options.of(plan, softcap=softcap)
     launch.decode(q, k, v, cache, cache.clone(), length, segments, tickets, layout, options, extremes)
 
