@@ -46,7 +46,7 @@ EXPERIMENT = replace(
         "global one; -nope does not rotate global heads. Cache and "
         "visible keys are computed, in bf16. The plans, the claim and its rule were written before any of these runs."
     ),
-    cost="H200: about 4 minutes per plan and seed, three at a time, by estimate; CPU --quick: 12 seconds per run",
+    cost="H200: about 5 minutes per plan and seed, three at a time, by estimate; CPU --quick: 12 seconds per run",
     claims={
         "mixed": Claim(
             text="with 88M parameters too, every plan that mixes reaches is ahead of full attention, undertrained",

@@ -164,10 +164,10 @@ def _forward(
                 if grad_weight:
                     _add_product(d_head, residual.mT, features)
             del residual  # before the next chunk's logits are allocated
-    return total / count, d_hidden, d_head[: len(weight)].to(_held(weight)), count
+    return total / count, d_hidden, d_head[: len(weight)].to(_gradient_dtype(weight)), count
 
 
-def _held(weight: Tensor) -> torch.dtype:
+def _gradient_dtype(weight: Tensor) -> torch.dtype:
     """The dtype of the weight's gradient until backward: a sum over many tokens is beyond what fp16 can hold."""
     return torch.float32 if weight.dtype == torch.float16 else weight.dtype
 
@@ -256,7 +256,7 @@ def _fake(
     return (
         hidden.new_empty((), dtype=torch.promote_types(dtype, torch.float32)),
         hidden.new_empty(hidden.shape if grad_hidden else (0,)),
-        weight.new_empty(weight.shape if grad_weight else (0,), dtype=_held(weight)),
+        weight.new_empty(weight.shape if grad_weight else (0,), dtype=_gradient_dtype(weight)),
         targets.new_empty((), dtype=torch.int64),
     )
 
