@@ -221,7 +221,14 @@ def _data(found: list[Data], commands: list[dict[str, str]]) -> Data:
         **({"machine": found[0]["machine"]} if len(machines) == 1 else machines),
         "seconds": round(sum(piece["seconds"] for piece in found), 1),
     }
-    return {"provenance": made, "rows": list(rows.values()), "measured": found}
+    return {"provenance": made, "rows": _in_order(rows, found), "measured": found}
+
+
+def _in_order(rows: dict[tuple[str, str], Row], found: list[Data]) -> list[Row]:
+    """Each experiment's plans in its own order, which measurements of some of its plans keep but cannot show whole."""
+    longest = {piece["experiment"]: piece for piece in sorted(found, key=lambda piece: len(piece["rows"]))}
+    order = [(name, row["name"]) for name in EXPERIMENTS if name in longest for row in longest[name]["rows"]]
+    return [rows[plan] for plan in dict.fromkeys((*order, *rows))]
 
 
 def _without_threads(found: dict[str, Any]) -> dict[str, Any]:
@@ -250,7 +257,8 @@ def figure(data: Data) -> Any:
     from longshort.report.figures import frame
 
     alt = drawing()
-    panels = []
+    columns: tuple[list[Any], list[Any]] = ([], [])
+    heights = [0, 0]
     for full in (row for row in data["rows"] if row["variant"] == FULL):
         own = [row for row in data["rows"] if row["experiment"] == full["experiment"]]
         points = [
@@ -263,8 +271,10 @@ def figure(data: Data) -> Any:
         kinds = list(dict.fromkeys(point["what"] for point in points))
         color = alt.Color("what:N", sort=kinds, legend=alt.Legend(title=None, orient="bottom"))
         marks = frame(points).mark_point(filled=True, size=45).encode(x=x, y=y, color=color)
-        panels.append(marks.properties(width=330, height=22 * len(own), title=full["experiment"]))
-    return alt.vconcat(*(alt.hconcat(*panels[i : i + 2]) for i in range(0, len(panels), 2)))
+        shorter = heights.index(min(heights))
+        columns[shorter].append(marks.properties(width=330, height=22 * len(own), title=full["experiment"]))
+        heights[shorter] += len(own)
+    return alt.hconcat(*(alt.vconcat(*column) for column in columns if column))
 
 
 def _beside(row: Row, full: Row) -> Iterator[tuple[str, float, float]]:

@@ -30,7 +30,7 @@ from experiments.engine.records import Claim, Data, Experiment
 from longshort.data.tasks.retrieval import KINDS
 from longshort.files import write_json
 from longshort.model import GPT, lengthened, meets_new_angles
-from longshort.runs import read_log
+from longshort.runs import load_run, read_log
 from longshort.train import ConfigError, TrainConfig, load_model
 from longshort.train.checkpoints.checkpoint import CHECKPOINTS
 from longshort.train.checkpoints.tokenizer import checkpoint_tokenizer
@@ -74,13 +74,19 @@ def after(source: str, base: Mapping[str, Any], model: Mapping[str, Any], **task
 
 
 def start_of(config: TrainConfig, source: str = "reach") -> Path:
-    """The run of the same plan and seed by the experiment that pretrains."""
+    """The run of the same plan and seed by the experiment that pretrains, if that has ended."""
     name, seed = config.run.variant, config.run.seed
     found = Path(config.task.start or "") / f"{name}-seed{seed}"
+    command = f"python -m experiments {source} --variants {name} --seeds {seed}, with the same --data"
     if not (found / CHECKPOINTS).is_dir():
         raise ConfigError(
-            f"{found}: holds no weights to start with; first run python -m experiments {source} --variants {name} "
-            f"--seeds {seed}, with the same --data, or set task.start to the folder of its runs"
+            f"{found}: holds no weights to start with; first run {command}, or set task.start to the folder of its runs"
+        )
+    pretrained = load_run(found)
+    if not pretrained.is_finished(steps := pretrained.config["run"]["steps"]):
+        raise ConfigError(
+            f"{found}: has not ended (step {pretrained.last_step:,} of {steps:,}), so its model cannot be compared; "
+            f"first run {command}, until it is done"
         )
     return found
 
@@ -116,6 +122,7 @@ def asked(config: TrainConfig, out: Path) -> dict[str, Any]:
     before = answered("before", lambda: load_model(Path(config.task.start or ""), device)[0], kinds=(RECALL,))
     return {
         "vocabulary": tokenizer.fingerprint,
+        "pretrained_steps": load_run(Path(config.task.start or "")).last_step,
         "retrieval": {key: [one for part in found for one in part[key]] for key in ("rows", "skipped")},
         "before": before,
         "yarn": {"rows": [one for part in with_yarn for one in part["rows"]]},
@@ -168,6 +175,7 @@ def _row(variant: str, runs: Sequence[Outcome]) -> Row:
         "variant": variant,
         "seeds": [outcome.run.seed for outcome in answered],
         "steps": [outcome.run.last_step for outcome in runs],
+        "pretrained_steps": [outcome.after.get("pretrained_steps") for outcome in answered],
         "length": length,
         **shares,
         **(_shares(slowed, "yarn", "shares_yarn") if slowed else {}),

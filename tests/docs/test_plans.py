@@ -5,12 +5,11 @@ import re
 
 import pytest
 
-from experiments import reach as experiment
 from experiments.engine import comparison
 from experiments.engine.evidence import paired
 from longshort.train import TrainConfig
 
-from .measured import ANSWERS, LARGER_ANSWERS, LARGER_LOSSES, RESULTS, ROOT, chains
+from .measured import ANSWERS, LARGER_ANSWERS, LARGER_LOSSES, LOSSES, RESULTS, ROOT, chains
 
 PAGE = (ROOT / "docs" / "ideas" / "plans.md").read_text(encoding="utf-8")
 TEXT = " ".join(PAGE.split())
@@ -59,19 +58,54 @@ def test_larger_models_answer_fewer_chains_than_full_attention():
     assert len(behind) == 7 and f"all seven mixed models that can be {words}" in TEXT
 
 
-COSTS = {64: "1", 16: "2.8 times as fast", 8: "3.9 to 4.0 times as fast"}
+COSTS = [row for row in json.loads((RESULTS / "reach-costs.json").read_text())["rows"] if row["experiment"] != "reach"]
+CHEAPER = {"reach-modern": (32, 16, 8), "reach-30m": (12,)}
+PLANS = {"reach-modern": LOSSES, "reach-30m": LARGER_LOSSES}
 
 
-def test_costs_of_the_page_are_what_was_measured():
-    rows = json.loads((RESULTS / "reach-costs.json").read_text())["rows"]
-    rows = {row["variant"]: row for row in rows if row["experiment"] == "reach"}
-    full, by_count = rows["full"], {}
-    for name, row in rows.items():
-        by_count.setdefault(sum(layer.count(None) for layer in experiment.PLANS[name]), []).append(row)
-    for count, words in COSTS.items():
-        faster = [f"{row['training']['32768'] / full['training']['32768']:.1f}" for row in by_count[count]]
-        ends = dict.fromkeys([min(faster), max(faster)])
-        assert words.startswith(" to ".join(ends).replace("1.0", "1")) and f"| {words} |" in PAGE
+def speed(row, what):
+    return row["decoding"] if what == "decoding" else row["training"][what]
+
+
+def span(values, form=".1f"):
+    return " to ".join(dict.fromkeys(f"{end:{form}}" for end in (min(values), max(values))))
+
+
+@pytest.mark.parametrize("name, count", [(name, count) for name, counts in CHEAPER.items() for count in counts])
+def test_costs_of_the_page_are_what_was_measured(name, count):
+    own = {row["variant"]: row for row in COSTS if row["experiment"] == name}
+    full, heads = own["full"], PLANS[name]["full"]["n_heads"]
+    plans = [own[plan] for plan, row in PLANS[name].items() if row["n_global"] == count]
+    faster = [span([speed(row, what) / speed(full, what) for row in plans]) for what in ("32768", "decoding")]
+    shares = {f"{100 * row['cache_bytes'] / full['cache_bytes']:.0f}" for row in plans}
+    larger = ", in the model of 27.5M parameters" * (name == "reach-30m")
+    assert f"| {count} of {heads}{larger} | {' | '.join(faster)} | {shares.pop()} % |" in PAGE and not shares
+
+
+def test_what_rotation_costs_is_what_was_measured():
+    own = {(row["experiment"], row["variant"]): row for row in COSTS}
+    pairs = [
+        (row, own[key[0], key[1].removesuffix("-nope")])
+        for key, row in own.items()
+        if key[1].endswith("-nope") and (key[0], key[1].removesuffix("-nope")) in own and key[1] != "full-nope"
+    ]
+    whole = [pair for pair in pairs if pair[0]["variant"].startswith(("one-full", "interleave"))]
+    mixed = [pair for pair in pairs if pair not in whole]
+
+    def changes(pairs, what):
+        return [100 * (speed(row, what) / speed(turned, what) - 1) for row, turned in pairs]
+
+    training = [abs(change) for what in ("4096", "32768") for change in changes(pairs, what)]
+    assert f"unrotated changes training by at most {max(training):.0f} %." in TEXT
+    slower = [-change for change in changes(mixed, "decoding")]
+    words = f"makes the ladder and LS {span(slower, '.0f')} % slower, and plans with full layers"
+    assert f"{words} {span(changes(whole, 'decoding'), '.0f')} % faster" in TEXT
+    assert len(mixed) == 3 and len(whole) == 2
+
+
+def test_time_of_a_step_at_the_training_length_is_what_was_measured():
+    times = [row["gpu_time"] for row in COSTS if row.get("gpu_time", 1) != 1]
+    assert f"a step takes {100 * min(times):.0f} to {100 * max(times):.0f} % of full attention's time" in TEXT
 
 
 def test_what_rotation_costs_in_larger_models_is_what_was_measured():

@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from benchmarks import plans
-from experiments import load, reach_costs
+from experiments import load, reach, reach_costs
 from experiments.__main__ import app
 from experiments.engine import choice, pages
 from experiments.engine.records import Options
@@ -93,6 +93,16 @@ def test_a_plan_that_joins_later_is_measured_beside_those_that_are_there(tmp_pat
     measure(tmp_path, "reach/ladder")
     assert len(measure(tmp_path, "reach/ramp")) == 4 and measure(tmp_path, "reach/ladder") == []
     assert [row["variant"] for row in EXPERIMENT.collect(tmp_path)["rows"]] == ["full", "ladder", "ramp"]
+
+
+def test_plans_stand_in_the_order_of_their_experiment(tmp_path, instant):
+    measure(tmp_path, "reach/ramp", "reach/one-full-8")
+    measure(tmp_path / "more", "reach/*")
+    some, every = (EXPERIMENT.collect(folder) for folder in (tmp_path, tmp_path / "more"))
+    first, rest = some["measured"][:1], every["measured"][1:]
+    found = EXPERIMENT.join(every | {"measured": rest}, some | {"measured": first})
+    assert [row["variant"] for row in found["rows"]] == list(reach.PLANS)
+    assert [row["variant"] for row in some["rows"]] == ["full", "one-full-8", "ramp"]
 
 
 def test_no_measurement_begins_after_the_time_is_up(tmp_path, instant):

@@ -1,6 +1,7 @@
 """Retrieval: the models of reach are fine-tuned alike, asked, and compared with full attention seed by seed."""
 
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from experiments.engine import answers, child
 from experiments.engine.evidence import FAILS, HOLDS, PARTLY, TWICE, UNDECIDED
 from experiments.engine.records import Options
 from experiments.engine.sweep import plan_sweep
+from longshort.runs import METRICS
 from longshort.train import ConfigError, train
 
 from .made_up import planned
@@ -79,6 +81,15 @@ def test_needles_far_past_the_training_are_compared_with_those_at_its_length():
     assert answers.holds_out({"rows": unasked}, reach_30m.UNTURNED) is None  # stopped before that
 
 
+@contextmanager
+def interrupted(run):
+    """A run as it was before its end was written."""
+    written = (run / METRICS).read_text()
+    (run / METRICS).write_text("".join(line for line in written.splitlines(True) if '"kind": "end"' not in line))
+    yield
+    (run / METRICS).write_text(written)
+
+
 def test_a_pretrained_model_is_fine_tuned_asked_and_shown(corpus, tmp_path):
     options = Options(out=tmp_path / "reach", variants=("full",), quick=True, steps=1, device="cpu")
     (pretrained,) = plan_sweep(load("reach"), options, data=corpus)
@@ -89,6 +100,8 @@ def test_a_pretrained_model_is_fine_tuned_asked_and_shown(corpus, tmp_path):
     ):
         retrieval.start_of(trial.config)
     train(pretrained.config)
+    with interrupted(pretrained.out), pytest.raises(ConfigError, match=r"has not ended \(step 1 of 1\).* until it is"):
+        retrieval.start_of(trial.config)
     started = replace(trial.config.task, start=str(retrieval.start_of(trial.config)))
     child.train_and_look(replace(trial.config, task=started), also=retrieval.asked)
     assert trial.is_finished  # where the weights came from does not make it another run
@@ -116,6 +129,7 @@ def test_a_pretrained_model_is_fine_tuned_asked_and_shown(corpus, tmp_path):
     assert row["seeds_of_shares"] == {str(length): [0] for length in (256, 128, 512, 1024, 2048)}
     assert row["seeds_of_shares_yarn"] == {str(length): [0] for length in (512, 1024, 2048)}
     assert row["shares_yarn"].keys() == row["shares"].keys() and "| full, YaRN |" in load("retrieval").more(data)
+    assert row["pretrained_steps"] == [1]
     assert row["half_at"]["recall"] == [2] and set(row["distances"]) >= {"4-7", "64-127"} and row["seeds"] == [0]
     assert row["distances_before"].keys() == row["distances"].keys()
     assert "| full | 1 |" in load("retrieval").table(data) and "| full |" in load("retrieval").more(data)
