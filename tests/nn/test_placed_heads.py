@@ -1,12 +1,15 @@
 """Heads of one layer that tell positions apart in different ways."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshort import HeadPlan, LSAttention
-from longshort.nn.positions import RopeScaling, place, placed_heads, rotary
+from longshort import GPT, GPTConfig, HeadPlan, LSAttention
+from longshort.nn import positions as module
+from longshort.nn.positions import RopeScaling, place, placed_heads, rotary, sharing_tables
 from longshort.reach import LayerReach, QueryTemperature
 
 LENGTH, DIM = 40, 8
@@ -43,10 +46,16 @@ def layers(draw):
     )
 
 
+@pytest.mark.parametrize("few", [0, 1024])
 @settings(max_examples=60, deadline=None)
 @given(layers(), st.booleans())
-def test_every_head_is_placed_by_its_own_reach(drawn, by_sequence):
-    kv_heads, reach = drawn
+def test_every_head_is_placed_by_its_own_reach(few, drawn, by_sequence):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_FEW", few)  # for some tokens heads that differ are rotated together
+        check_every_head(*drawn, by_sequence)
+
+
+def check_every_head(kv_heads, reach, by_sequence):
     group = reach.n_heads // kv_heads
     q, k = queries_and_keys(reach.n_heads, kv_heads)
     positions = torch.arange(3, 3 + LENGTH)
@@ -92,15 +101,42 @@ def test_smallest_share_turns_a_pair_of_features():
     assert heads.features == 2
 
 
-def test_bases_that_come_twice_share_a_table(monkeypatch):
-    made = []
-    from longshort.nn import positions as module
+@pytest.fixture
+def tables(monkeypatch):
+    """The bases of the tables of angles that were made."""
+    made, angles = [], module._angles
+    monkeypatch.setattr(module, "_angles", lambda *given: made.append(given[2]) or angles(*given))
+    return made
 
-    table = module._table
-    monkeypatch.setattr(module, "_table", lambda *arguments: made.append(arguments) or table(*arguments))
+
+@pytest.mark.parametrize("few", [0, 1024])
+def test_bases_that_come_twice_share_a_table(few, tables, monkeypatch):
+    monkeypatch.setattr(module, "_FEW", few)
     reach = LayerReach(plan=HeadPlan(windows=(None, 8, None, 8)), local_base=1e4, global_base=1e6)
     place(*queries_and_keys(4, 4), torch.arange(LENGTH), placed_heads(reach, 4, DIM, 10000.0))
-    assert len(made) == 2
+    assert sorted(tables) == [1e4, 1e6]
+
+
+@pytest.mark.parametrize("few", [0, 1024])
+def test_layers_share_a_table_for_one_forward_pass(few, tables, monkeypatch):
+    monkeypatch.setattr(module, "_FEW", few)
+    torch.manual_seed(0)
+    reach = tuple(LayerReach(plan=MIXED, global_share=share) for share in (1.0, 0.0, 0.0))
+    config = GPTConfig(vocab_size=16, context=LENGTH, width=32, n_layers=3, n_heads=4, positions="rotary", reach=reach)
+    model, tokens = GPT(config), torch.randint(16, (2, LENGTH))
+    positions = torch.arange(LENGTH)
+    near = model(tokens, positions=positions).logits
+    assert len(tables) == 1
+    positions.mul_(3)  # the same tensor with other positions
+    far = model(tokens, positions=positions).logits
+    assert len(tables) == 2 and not torch.allclose(near, far)
+    with monkeypatch.context() as patch:
+        patch.setattr("longshort.model.gpt.sharing_tables", nullcontext)
+        assert torch.equal(model(tokens, positions=positions).logits, far)
+        assert len(tables) == 5  # each layer made its own
+    with pytest.raises(RuntimeError), sharing_tables():
+        raise RuntimeError
+    assert torch.equal(model(tokens, positions=positions).logits, far) and len(tables) == 6  # nothing is kept
 
 
 def test_layer_without_rotation_on_global_heads_forgets_their_order():

@@ -33,6 +33,7 @@ from longshort.nn import (
 )
 from longshort.nn.block import apply_norm
 from longshort.nn.norms import token_norm
+from longshort.nn.positions import sharing_tables
 from longshort.numeric import is_int
 from longshort.ops.options import Stats, extremes_of
 
@@ -285,14 +286,16 @@ class GPT(nn.Module):
                 positions = torch.arange(start, start + x.shape[1], device=x.device)
         x = self.dropout(self._with_positions(x, positions))
         statistics = []
-        for layer, block in enumerate(self.blocks):
-            options = {} if cache is None else {"cache": cache.layers[layer]}
-            result = self._run(block, x, positions=positions, segments=segments, stats=stats, **options)
-            if isinstance(result, LSAttentionResult):
-                x = result.out
-                statistics.append(torch.stack([x for x in result.stats if x is not None], dim=-1))
-            else:
-                x = result
+        alone = self._recomputes or torch.compiler.is_compiling()  # a recomputed block must do the same again by itself
+        with nullcontext() if alone else sharing_tables():
+            for layer, block in enumerate(self.blocks):
+                options = {} if cache is None else {"cache": cache.layers[layer]}
+                result = self._run(block, x, positions=positions, segments=segments, stats=stats, **options)
+                if isinstance(result, LSAttentionResult):
+                    x = result.out
+                    statistics.append(torch.stack([x for x in result.stats if x is not None], dim=-1))
+                else:
+                    x = result
         if cache is not None:
             cache.advance(new)
         return apply_norm(self.norm, x, segments), torch.stack(statistics).detach() if stats else None
@@ -305,8 +308,12 @@ class GPT(nn.Module):
             return x + math.sqrt(2) * self.config.init_std * sinusoidal(positions, self.config.width, dtype=x.dtype)
         return x
 
+    @property
+    def _recomputes(self) -> bool:
+        return bool(self.gradient_checkpointing and self.training and torch.is_grad_enabled())
+
     def _run(self, block: nn.Module, x: Tensor, **options: Any) -> Tensor | LSAttentionResult:
-        if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+        if self._recomputes:
             return recomputed(block, x, keep_attention=self.gradient_checkpointing == "attention", **options)
         return block(x, **options)
 

@@ -8,9 +8,11 @@ parameter of the model; ALiBi is the slopes of a `HeadPlan`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +25,9 @@ from longshort.spelling import check_fields
 
 SCALINGS = ("linear", "llama3", "yarn")
 SCALED_HEADS = ("all", "global")
+_FEW = 1024
+"""Tokens, at most, whose heads are rotated together though they differ: the table is then small, and calls are what
+takes time."""
 _NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_context", "beta_slow", "beta_fast")
 
 
@@ -174,25 +179,24 @@ def placed_heads(
 def place(q: Tensor, k: Tensor, positions: Tensor, heads: tuple[PlacedHeads, ...]) -> tuple[Tensor, Tensor]:
     """Give queries (B, T, H, D) and keys (B, T, H_kv, D) their positions (T,) or (B, T).
 
-    Heads with the same base and scaling share one table of angles.
+    Heads with the same base and scaling share one table of angles, as layers do within `sharing_tables`.
     """
+    if not torch.compiler.is_compiling() and _made.get() is None:
+        with sharing_tables():
+            return place(q, k, positions, heads)
     group = q.shape[-2] // k.shape[-2]
     alone = all(alike.temperature is None and alike.features in (0, q.shape[-1]) for alike in heads)
-    if len(heads) > 1 and alone and torch.compiler.is_compiling():
-        found = [_table_of(alike, positions, q.dtype) for alike in heads]
-        counts = [alike.kv_heads for alike in heads]
-        return _turned(q, _by_head(found, [group * count for count in counts])), _turned(k, _by_head(found, counts))
-    tables: dict[tuple[float, int, RopeScaling | None], tuple[Tensor, Tensor]] = {}
+    if len(heads) > 1 and alone and (torch.compiler.is_compiling() or positions.numel() <= _FEW):
+        table_q, table_k = (_by_head(heads, share, positions, q.dtype) for share in (group, 1))
+        return _turned(q, table_q), _turned(k, table_k)
     placed_q, placed_k = [], []
     several = len(heads) > 1
     parts_q = q.split([alike.kv_heads * group for alike in heads], dim=-2) if several else (q,)
     parts_k = k.split([alike.kv_heads for alike in heads], dim=-2) if several else (k,)
     for part_q, part_k, alike in zip(parts_q, parts_k, heads, strict=True):
         if alike.theta is not None:
-            key = alike.theta, alike.features, alike.scaling
-            if key not in tables:
-                tables[key] = _table(positions, alike.features, alike.theta, q.dtype, alike.scaling)
-            part_q, part_k = _turned(part_q, tables[key]), _turned(part_k, tables[key])
+            table = _table(positions, alike.features, alike.theta, q.dtype, alike.scaling)
+            part_q, part_k = _turned(part_q, table), _turned(part_k, table)
         if alike.temperature is not None:
             part_q = _warmed(part_q, positions, alike.temperature)
         placed_q.append(part_q)
@@ -202,15 +206,47 @@ def place(q: Tensor, k: Tensor, positions: Tensor, heads: tuple[PlacedHeads, ...
     return torch.cat(placed_q, dim=-2), torch.cat(placed_k, dim=-2)
 
 
-def _table(
-    positions: Tensor, features: int, theta: float, dtype: torch.dtype, scaling: RopeScaling | None
-) -> tuple[Tensor, Tensor]:
+_Table = tuple[Tensor, Tensor]
+"""Cosines and sines."""
+_made: ContextVar[dict[Hashable, tuple[Tensor, _Table]] | None] = ContextVar("_made", default=None)
+
+
+@contextmanager
+def sharing_tables() -> Iterator[None]:
+    """Within it, layers that are not compiled make each table of angles once for all of them.
+
+    A tensor of positions must not be changed meanwhile.
+    """
+    token = _made.set({})
+    try:
+        yield
+    finally:
+        _made.reset(token)
+
+
+def _once(positions: Tensor, kind: Hashable, make: Callable[[], _Table]) -> _Table:
+    made = None if torch.compiler.is_compiling() else _made.get()
+    if made is None:
+        return make()
+    key = id(positions), kind
+    if key not in made:
+        made[key] = positions, make()  # with the positions, so that no other tensor gets their id
+    return made[key][1]
+
+
+def _table(positions: Tensor, features: int, theta: float, dtype: torch.dtype, scaling: RopeScaling | None) -> _Table:
     """Cosines and sines (..., T, 1, features / 2) of the rotary angles, for heads of this dtype."""
-    angles = _angles(positions, features, theta, torch.promote_types(dtype, torch.float32), scaling).unsqueeze(-2)
-    cos, sin = torch.ops.longshort.cos_sin(angles) if torch.compiler.is_compiling() else (angles.cos(), angles.sin())
-    if scaling is None or scaling.amplitude == 1:
-        return cos, sin
-    return cos * scaling.amplitude, sin * scaling.amplitude
+    dtype = torch.promote_types(dtype, torch.float32)
+
+    def made() -> _Table:
+        angles = _angles(positions, features, theta, dtype, scaling).unsqueeze(-2)
+        compiling = torch.compiler.is_compiling()
+        cos, sin = torch.ops.longshort.cos_sin(angles) if compiling else (angles.cos(), angles.sin())
+        if scaling is None or scaling.amplitude == 1:
+            return cos, sin
+        return cos * scaling.amplitude, sin * scaling.amplitude
+
+    return _once(positions, (features, theta, dtype, scaling), made)
 
 
 # An op of its own, so that a compiled model computes the table once, for all layers and the backward pass.
@@ -222,7 +258,7 @@ torch.library.register_fake(
 )
 
 
-def _table_of(heads: PlacedHeads, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _table_of(heads: PlacedHeads, positions: Tensor, dtype: torch.dtype) -> _Table:
     """The table of these heads; without rotation, of angles of 0."""
     if heads.theta is None:
         one = torch.ones((), device=positions.device, dtype=torch.promote_types(dtype, torch.float32))
@@ -230,21 +266,26 @@ def _table_of(heads: PlacedHeads, positions: Tensor, dtype: torch.dtype) -> tupl
     return _table(positions, heads.features, heads.theta, dtype, heads.scaling)
 
 
-def _by_head(tables: list[tuple[Tensor, Tensor]], counts: list[int]) -> tuple[Tensor, Tensor]:
-    """One table (..., T, heads, features / 2) of several, for so many heads each.
+def _by_head(heads: tuple[PlacedHeads, ...], group: int, positions: Tensor, dtype: torch.dtype) -> _Table:
+    """One table (..., T, heads, features / 2), with `group` heads for each KV head.
 
-    Compiled, it is never in memory, and the heads are rotated by one kernel, where parts that are rotated apart and
-    joined take several.
+    All heads are then rotated by one kernel, where parts that are rotated apart and joined take several. Compiled, the
+    table is never in memory.
     """
-    index = torch.arange(sum(counts), device=tables[0][0].device)[:, None]
-    cos, sin = tables[-1]
-    for place in reversed(range(len(tables) - 1)):
-        among = index < sum(counts[: place + 1])
-        cos, sin = torch.where(among, tables[place][0], cos), torch.where(among, tables[place][1], sin)
-    return cos, sin
+
+    def made() -> _Table:
+        tables = [_table_of(alike, positions, dtype) for alike in heads]
+        ends = list(accumulate(group * alike.kv_heads for alike in heads))
+        index = torch.arange(ends[-1], device=positions.device)[:, None]
+        cos, sin = tables[-1]
+        for (own_cos, own_sin), end in zip(tables[-2::-1], ends[-2::-1], strict=True):
+            cos, sin = torch.where(index < end, own_cos, cos), torch.where(index < end, own_sin, sin)
+        return cos, sin
+
+    return _once(positions, (heads, group, dtype), made)
 
 
-def _turned(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+def _turned(x: Tensor, table: _Table) -> Tensor:
     """The first features of x (B, T, heads, D) rotated, as many as the table has angles for; the others as they are."""
     cos, sin = table
     features = 2 * cos.shape[-1]
