@@ -152,24 +152,30 @@ class Unit(NamedTuple):
     digits: int
     name: str
 
-    def number(self, value: float) -> str:
+    def number(self, value: float, more: int = 0) -> str:
         """
-        >>> NATS.number(-0.0001)
-        '+0.000'
+        >>> NATS.number(-0.0001), NATS.number(-0.0001, more=1)
+        ('+0.000', '-0.0001')
         """
-        return f"{round(self.times * value, self.digits) + 0.0:+.{self.digits}f}"
+        digits = self.digits + more
+        return f"{round(self.times * value, digits) + 0.0:+.{digits}f}"
 
     def whole(self, found: Difference) -> str:
-        """The mean and its interval, or the values of one seed or two.
+        """The mean and its interval, or the values of one seed or two; ends that decide get the digits that show it.
 
         >>> POINTS.whole(Difference(-0.02, -0.051, 0.011, (-0.02,) * 3))
         '-2.0, -5.1 to +1.1 points'
         >>> NATS.whole(Difference(1.0, 0.5, 1.5, (0.5, 1.5)))
         '+0.500, +1.500'
+        >>> NATS.whole(Difference(-0.0075, -0.0148, -0.0002, (-0.0075,) * 3))
+        '-0.0075, -0.0148 to -0.0002'
         """
         if found.seeds < FEWEST_SEEDS:
             return f"{', '.join(map(self.number, found.values))}{self.name}"
-        mean, low, high = map(self.number, (found.mean, found.low, found.high))
+        more, nearest = 0, min(abs(found.low), abs(found.high))
+        while found.sign() and round(self.times * nearest, self.digits + more) == 0:
+            more += 1
+        mean, low, high = (self.number(value, more) for value in (found.mean, found.low, found.high))
         return f"{mean}, {low} to {high}{self.name}"
 
 

@@ -78,7 +78,7 @@ def test_costs_of_the_page_are_what_was_measured(name, count):
     plans = [own[plan] for plan, row in PLANS[name].items() if row["n_global"] == count]
     faster = [span([speed(row, what) / speed(full, what) for row in plans]) for what in ("32768", "decoding")]
     shares = {f"{100 * row['cache_bytes'] / full['cache_bytes']:.0f}" for row in plans}
-    larger = ", in the model of 27.5M parameters" * (name == "reach-30m")
+    larger = ", 27.5M parameters" * (name == "reach-30m")
     assert f"| {count} of {heads}{larger} | {' | '.join(faster)} | {shares.pop()} % |" in PAGE and not shares
 
 
@@ -96,9 +96,9 @@ def test_what_rotation_costs_is_what_was_measured():
         return [100 * (speed(row, what) / speed(turned, what) - 1) for row, turned in pairs]
 
     training = [abs(change) for what in ("4096", "32768") for change in changes(pairs, what)]
-    assert f"unrotated changes training by at most {max(training):.0f} %." in TEXT
+    assert f"a mixed plan unrotated changes training by at most {max(training):.0f} %." in TEXT
     slower = [-change for change in changes(mixed, "decoding")]
-    words = f"makes the ladder and LS {span(slower, '.0f')} % slower, and plans with full layers"
+    words = f"made the ladder and LS {span(slower, '.0f')} % slower, and plans with full layers"
     assert f"{words} {span(changes(whole, 'decoding'), '.0f')} % faster" in TEXT
     assert len(mixed) == 3 and len(whole) == 2
 

@@ -96,6 +96,24 @@ def test_leads_in_the_course_of_the_training_are_what_was_measured():
         assert len(LOSSES[name]["seeds"]) == 4
 
 
+def test_plans_that_keep_their_lead_in_the_second_pass_are_counted():
+    data = pages.load(load("reach-modern"))
+    rotated = [name for name in LOSSES if not name.startswith("full") and not name.endswith(("-nope", "-sinks"))]
+    gaps = {name: measures.gaps(data, "full", name) for name in rotated}
+    kept = [name for name, gap in gaps.items() if gap[1520] < gap[760] / 2]
+    assert len(rotated) == 9 and len(kept) == 4
+    assert "of the nine rotated ones, four lose less than half of their lead in the second pass" in TEXT
+    gain = -measures.gaps(data, "interleave-3-1", "interleave-3-1-nope")[760]
+    assert f"one full layer in four is lower by {gain:.3f} nats unrotated after the first pass already" in TEXT
+    curves = {(curve["variant"], curve["seed"]): dict(curve["validation"]) for curve in data["curves"]}
+    turned, unturned = (
+        {seed: losses[760] for (name, seed), losses in curves.items() if name == wanted}
+        for wanted in ("interleave-3-1", "interleave-3-1-nope")
+    )
+    found = paired(unturned, turned)
+    assert found.sign() == 0 and found.seeds == 3
+
+
 def test_leads_in_the_first_positions_are_what_was_measured():
     def lead(rows, name):
         mine, theirs = (
@@ -130,6 +148,15 @@ def test_what_yarn_answers_past_the_training_is_what_was_measured():
     ]
     assert len(pairs) == 15 and all(theirs > mine for theirs, mine in pairs)
     assert "answered more than each unrotated plan from 4,096 tokens on, with each seed that both have" in TEXT
+    last = sorted(
+        100 * (full[seed, "16384"] - share)
+        for name in unrotated
+        for seed, share in chains(LARGER_ANSWERS, name, "16384").items()
+        if (seed, "16384") in full
+    )
+    smallest, small, larger, *_, largest = (f"{gap:.0f}" for gap in last)
+    words = f"(at 16,384 by {smallest} to {largest} points, of which {smallest} and {small} could be chance)"
+    assert words in TEXT and float(larger) > 4
 
 
 def test_losses_of_a_larger_model_are_what_was_measured():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from longshort.model.presets import PRESETS
 from longshort.train.settings.values import ConfigError
 
 _FOLDER = Path(__file__).parents[2] / "configs"
@@ -32,6 +33,10 @@ def find_config(source: str | Path) -> Path:
         return shipped_path(str(source))
     if path.stem in shipped_names():
         raise ConfigError(f"{source}: no such file; for the configuration of the package, give its name: {path.stem}")
+    if str(source) in PRESETS:
+        raise ConfigError(
+            f"{source}: is a size of models, not a configuration; give a configuration, and model.preset={source}"
+        )
     names = ", ".join(shipped_names())
     raise ConfigError(f"{source}: no such file; give a YAML file, or a configuration of the package: {names}")
 
