@@ -264,7 +264,7 @@ def test_a_wrong_file_is_an_error_of_one_line(tmp_path, text, message):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="modern-1b: is a size of models, .* and model.preset=modern-1b"):
+    with pytest.raises(ConfigError, match=r"modern-1b: is a size of models, .* and model\.preset=modern-1b"):
         TrainConfig.load("modern-1b")
     with pytest.raises(ConfigError, match=f"{tmp_path / 'nowhere.yaml'}: no such file; give a YAML file, or "):
         TrainConfig.load(tmp_path / "nowhere.yaml")
