@@ -21,6 +21,8 @@ CLOSE, NEARLY = 0.02, 0.1
 """Two points of accuracy, between plans; ten, between lengths."""
 LEARNED = 0.5
 """The share that full attention must have right for a kind to decide anything."""
+NOTHING = 0.01
+"""Less than this at every distance needs no table."""
 APART, PARTED = 0.1, 0.5
 """Seeds further apart are shown one by one; seeds that part have no interval."""
 OTHER_LENGTHS = {
@@ -96,10 +98,14 @@ def more(data: Data) -> str:
     rows = data["rows"]
     names = sorted({name for row in rows for name in row["distances"]}, key=_near)
     parts = [_differences(rows)] if any(row["variant"] == "full" for row in rows) else []
-    for key, words in (("distances", "Recall"), ("distances_before", "Recall before the fine-tuning,")):
+    for key, words in (("distances", "Recall"), ("distances_before", "Recall before the fine-tuning")):
         near = [(row["variant"], *(_shown(row.get(key, {}).get(name, ())) for name in names)) for row in rows]
-        text = f"{words} by the distance back to the pair, in tokens"
-        parts.append(f"{text}:\n\n{tables.markdown(('plan', *names), near)}")
+        most = max((share for row in rows for shares in row.get(key, {}).values() for share in shares), default=None)
+        if most is not None and most < NOTHING:
+            parts.append(f"{words}: at most {100 * most:.1f} % at any distance.")
+        elif most is not None:
+            text = f"{words}, by the distance back to the pair, in tokens"
+            parts.append(f"{text}:\n\n{tables.markdown(('plan', *names), near)}")
     for times, words in OTHER_LENGTHS.items():
         lines = [
             (

@@ -1,6 +1,7 @@
 """The page on longer sequences: its table is what was measured, and its code runs."""
 
 import json
+import math
 import re
 import statistics
 
@@ -64,22 +65,18 @@ def test_what_yarn_costs_at_the_first_positions_is_what_was_measured():
 
 
 def test_the_answers_of_larger_models_are_what_was_measured():
-    rows = rows_of("retrieval-modern")
-    found = []
-
-    def right(plan, name="shares"):
-        """Of seed 3; and its needles, all of which are to be above a bound."""
-        shares = {kind: lengths["16384"] for kind, lengths in rows[plan][name].items()}
-        place = rows[plan][f"seeds_of_{name}"]["16384"].index(3)
-        found.extend(share for kind in shares if kind.startswith("needle") for share in shares[kind])
-        return f"{100 * shares['variables'][place]:.0f} %"
-
-    slowed = [right(plan, "shares_yarn") for plan in ("full", "ls1-w64", "ladder")]
+    needles, answered = {}, []
+    for name in ("retrieval-modern", "retrieval-30m"):
+        for plan, row in rows_of(name).items():
+            unrotated = plan.endswith("-nope") and plan != "full-nope"
+            shares = row["shares"] if unrotated else row.get("shares_yarn", {})
+            answered += shares.get("variables", {}).get("16384", [])
+            for kind in (kind for kind in shares if kind.startswith("needle")):
+                needles.setdefault(name, []).extend(shares[kind].get("16384", []))
+    bounds = [f"{math.floor(100 * min(needles[name]))} %" for name in ("retrieval-modern", "retrieval-30m")]
     text = " ".join(PAGE.split())
-    assert f"| full attention, YaRN | {slowed[0]} |" in text and f"| LS, YaRN | {slowed[1]} |" in text
-    assert f"| LS, global heads not rotated | {right('ls1-w64-nope')} |" in text
-    assert f"| ladder, global heads not rotated | {right('ladder-nope')} |" in text
-    assert f"at least {100 * min(found):.0f} % of the needles at 16,384 tokens" in text
+    assert f"at least {bounds[0]} of the needles at 16,384 tokens, those of 27.5M at least {bounds[1]}." in text
+    assert f"from run to run, between {100 * min(answered):.0f} and {100 * max(answered):.0f} %:" in text
 
 
 def test_the_code_runs():
@@ -90,17 +87,8 @@ def test_the_code_runs():
 
 
 def test_what_is_said_of_the_largest_models_is_what_was_measured():
-    asked, rows = rows_of("retrieval-30m"), rows_of("reach-30m")
+    rows = rows_of("reach-30m")
     text = " ".join(PAGE.split())
-    for name, plan, key, smaller in (
-        ("full attention, YaRN", "full", "shares_yarn", r"\d+ % "),
-        ("LS, YaRN", "ls1-w128", "shares_yarn", r"\d+ % "),
-        ("LS, global heads not rotated", "ls1-w128-nope", "shares", r"\d+ % "),
-        ("ladder, global heads not rotated", "ladder-nope", "shares", r"\d+ % "),
-        ("one full layer in six, not rotated", "interleave-5-1-nope", "shares", ""),
-    ):
-        first, second = asked[plan][key]["variables"]["16384"]
-        assert re.search(rf"\| {name} \| {smaller}\| {100 * first:.0f}, {100 * second:.0f} % \|", text)
 
     def costs(plan):
         """Of YaRN at the first positions, seed by seed."""

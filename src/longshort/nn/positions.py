@@ -26,8 +26,7 @@ from longshort.spelling import check_fields
 SCALINGS = ("linear", "llama3", "yarn")
 SCALED_HEADS = ("all", "global")
 _FEW = 1024
-"""Tokens, at most, whose heads are rotated together though they differ: the table is then small, and calls are what
-takes time."""
+"""Tokens, at most, whose queries and keys are rotated in one go: what takes time is then the number of calls."""
 _NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_context", "beta_slow", "beta_fast")
 
 
@@ -184,13 +183,18 @@ def place(q: Tensor, k: Tensor, positions: Tensor, heads: tuple[PlacedHeads, ...
     if not torch.compiler.is_compiling() and _made.get() is None:
         with sharing_tables():
             return place(q, k, positions, heads)
-    group = q.shape[-2] // k.shape[-2]
-    alone = all(alike.temperature is None and alike.features in (0, q.shape[-1]) for alike in heads)
-    if len(heads) > 1 and alone and (torch.compiler.is_compiling() or positions.numel() <= _FEW):
-        table_q, table_k = (_by_head(heads, share, positions, q.dtype) for share in (group, 1))
+    if all(alike.theta is None and alike.temperature is None for alike in heads):
+        return q, k
+    group, several = q.shape[-2] // k.shape[-2], len(heads) > 1
+    together = all(alike.temperature is None and alike.features in (0, q.shape[-1]) for alike in heads)
+    if together and several and torch.compiler.is_compiling():
+        table_q, table_k = (_by_head(heads, (share,), positions, q.dtype) for share in (group, 1))
         return _turned(q, table_q), _turned(k, table_k)
+    if together and not torch.compiler.is_compiling() and q.shape[0] * q.shape[1] <= _FEW:
+        table = _by_head(heads, (group, 1), positions, q.dtype)
+        q, k = _turned(torch.cat((q, k), dim=-2), table).split((q.shape[-2], k.shape[-2]), dim=-2)
+        return q, k
     placed_q, placed_k = [], []
-    several = len(heads) > 1
     parts_q = q.split([alike.kv_heads * group for alike in heads], dim=-2) if several else (q,)
     parts_k = k.split([alike.kv_heads for alike in heads], dim=-2) if several else (k,)
     for part_q, part_k, alike in zip(parts_q, parts_k, heads, strict=True):
@@ -266,23 +270,25 @@ def _table_of(heads: PlacedHeads, positions: Tensor, dtype: torch.dtype) -> _Tab
     return _table(positions, heads.features, heads.theta, dtype, heads.scaling)
 
 
-def _by_head(heads: tuple[PlacedHeads, ...], group: int, positions: Tensor, dtype: torch.dtype) -> _Table:
-    """One table (..., T, heads, features / 2), with `group` heads for each KV head.
+def _by_head(heads: tuple[PlacedHeads, ...], groups: tuple[int, ...], positions: Tensor, dtype: torch.dtype) -> _Table:
+    """One table (..., T, heads, features / 2): for each of the groups so many heads for each KV head, in order.
 
     All heads are then rotated by one kernel, where parts that are rotated apart and joined take several. Compiled, the
     table is never in memory.
     """
+    if len(heads) == 1:
+        return _table_of(heads[0], positions, dtype)
 
     def made() -> _Table:
-        tables = [_table_of(alike, positions, dtype) for alike in heads]
-        ends = list(accumulate(group * alike.kv_heads for alike in heads))
+        tables = [_table_of(alike, positions, dtype) for _ in groups for alike in heads]
+        ends = list(accumulate(group * alike.kv_heads for group in groups for alike in heads))
         index = torch.arange(ends[-1], device=positions.device)[:, None]
         cos, sin = tables[-1]
         for (own_cos, own_sin), end in zip(tables[-2::-1], ends[-2::-1], strict=True):
             cos, sin = torch.where(index < end, own_cos, cos), torch.where(index < end, own_sin, sin)
         return cos, sin
 
-    return _once(positions, (heads, group, dtype), made)
+    return _once(positions, (heads, groups, dtype), made)
 
 
 def _turned(x: Tensor, table: _Table) -> Tensor:
@@ -290,7 +296,8 @@ def _turned(x: Tensor, table: _Table) -> Tensor:
     cos, sin = table
     features = 2 * cos.shape[-1]
     first, second = x[..., :features].to(cos.dtype).chunk(2, dim=-1)
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    halves = torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin)
+    turned = torch.cat(halves, dim=-1).to(x.dtype)
     return turned if features == x.shape[-1] else torch.cat((turned, x[..., features:]), dim=-1)
 
 
