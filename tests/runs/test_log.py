@@ -32,6 +32,9 @@ class Sink:
     def write(self, record):
         self.records.append(record)
 
+    def rewind(self, step):
+        pass
+
     def close(self):
         self.closed = True
 
@@ -186,11 +189,11 @@ def test_the_largest_logit_is_over_both_ends_and_unknown_where_one_is_not_finite
     assert largest_logit(record) == largest
 
 
-def test_scalars_of_steps_and_evaluations_go_to_the_other_sinks(monkeypatch):
+def test_scalars_of_steps_and_evaluations_go_to_the_other_sinks(tmp_path, monkeypatch):
     logged, wandb = [], SimpleNamespace(init=lambda **about: wandb)
     wandb.log = lambda scalars, step: logged.append((step, scalars))
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    sink = WandbSink("project", "name", {})
+    sink = WandbSink(tmp_path, "project", {})
     logits = {"logit_max": [[1.0, 2.0]], "logit_min": [[-5.0, 0.0]]}
     for record in (
         {"kind": "run", "seed": 0},
@@ -202,13 +205,48 @@ def test_scalars_of_steps_and_evaluations_go_to_the_other_sinks(monkeypatch):
     assert logged == [(1, {"train/loss": 2.5, "train/logit_abs_max": 5.0}), (1, {"eval/loss": 2.0})]
 
 
-def test_a_logit_that_is_not_finite_is_not_shown_as_zero(monkeypatch):
+def test_a_logit_that_is_not_finite_is_not_shown_as_zero(tmp_path, monkeypatch):
     logged, wandb = [], SimpleNamespace(init=lambda **about: wandb)
     wandb.log = lambda scalars, step: logged.append(scalars)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     logits = {"logit_max": [[None, 3.0]], "logit_min": [[None, -1.0]]}
-    WandbSink("project", "name", {}).write({"kind": "train", "step": 1, "loss": 2.5} | logits)
+    WandbSink(tmp_path, "project", {}).write({"kind": "train", "step": 1, "loss": 2.5} | logits)
     assert math.isnan(logged[0]["train/logit_abs_max"]) and logged[0]["train/loss"] == 2.5
+
+
+def test_a_resumed_run_goes_on_with_its_own_run_at_wandb(tmp_path, monkeypatch):
+    begun = []
+    (tmp_path / "mine").mkdir()
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **about: begun.append(about)))
+    for resumed in (False, True, False):
+        WandbSink(tmp_path / "mine", "project", {}, resumed=resumed)
+    first, again, other = (about["id"] for about in begun)
+    assert first == again != other and all(about["name"] == "mine" for about in begun)
+
+
+def test_tensorboard_forgets_the_steps_that_are_repeated(tmp_path, monkeypatch):
+    events = []
+
+    class SummaryWriter:
+        def __init__(self, folder, purge_step):
+            events.append(("from", purge_step))
+
+        def add_scalar(self, name, value, step):
+            events.append((name, step))
+
+        def close(self):
+            events.append("closed")
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=SummaryWriter))
+    log = RunLog(tmp_path, [TensorBoardSink(tmp_path)])
+    for step in (1, 2):
+        log.write("train", step=step, loss=2.5)
+    log.rewind(1)
+    log.write("train", step=2, loss=2.0)
+    log.close()
+    TensorBoardSink(tmp_path, 2)  # a run that resumes at step 2
+    step = "train/loss"
+    assert events == [("from", 0), (step, 1), (step, 2), "closed", ("from", 2), (step, 2), "closed", ("from", 3)]
 
 
 def test_a_missing_tensorboard_is_one_line_that_says_how_to_get_it(tmp_path, monkeypatch):

@@ -1,6 +1,8 @@
 """Whether a checkpoint is of this run: what was not yet a key then had its default."""
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,6 +78,22 @@ def test_the_log_of_a_resumed_run_has_the_configuration_that_it_went_on_with(con
     for steps, recorded in ((2, 2), (3, 3), (1, 3)):  # fewer than it has taken change nothing
         train(config.with_overrides([f"run.steps={steps}"]))
         assert load_run(out).config["run"]["steps"] == recorded
+
+
+def test_a_resumed_run_goes_on_at_wandb_and_in_tensorboard(config, tmp_path, monkeypatch):
+    ids, purged = [], []
+    run = SimpleNamespace(log=lambda scalars, step: None, finish=lambda: None)
+    writer = SimpleNamespace(add_scalar=lambda name, value, step: None, close=lambda: None)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda *, id, **about: [ids.append(id), run][1]))
+    monkeypatch.setitem(
+        sys.modules,
+        "torch.utils.tensorboard",
+        SimpleNamespace(SummaryWriter=lambda folder, purge_step: [purged.append(purge_step), writer][1]),
+    )
+    config = config.with_overrides([f"run.out={tmp_path / 'run'}", "run.tensorboard=true", "run.wandb=mine"])
+    for steps in (2, 3):
+        train(config.with_overrides([f"run.steps={steps}"]))
+    assert ids[0] == ids[1] and purged == [0, 3]
 
 
 @pytest.fixture

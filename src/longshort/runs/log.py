@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +19,8 @@ from longshort.files import sealed, write_atomically
 from longshort.runs.records import FORMAT, Line, RunError
 
 METRICS = "metrics.jsonl"
+WANDB = ".wandb-id"
+"""File with the id of the run at Weights & Biases."""
 _BEGINNING = b'{"kind": "run"'
 _LOOKED_AT = 16
 """How many lines are searched for the first that is not empty."""
@@ -26,6 +30,9 @@ class Sink(Protocol):
     """Another destination for the numbers."""
 
     def write(self, record: dict[str, Any]) -> None: ...
+
+    def rewind(self, step: int) -> None:
+        """Forget what came after `step`: those steps are repeated."""
 
     def close(self) -> None: ...
 
@@ -54,10 +61,12 @@ class RunLog:
         return record
 
     def rewind(self, step: int, *, dropped: Sequence[int] = ()) -> None:
-        """See `rewind_log`; the other sinks cannot be rewound."""
+        """See `rewind_log`."""
         self._file.close()
         rewind_log(self._folder, step, dropped=dropped)
         self._file = (self._folder / METRICS).open("a", encoding="utf-8")
+        for sink in self._sinks:
+            sink.rewind(step)
 
     def close(self) -> None:
         self._file.flush()
@@ -124,37 +133,53 @@ def rewind_log(
 
 
 class TensorBoardSink:
-    """Scalars as TensorBoard events."""
+    """Scalars as TensorBoard events; those of steps after `step`, from an earlier process, are no longer shown."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, step: int = -1) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ValueError("run.tensorboard needs TensorBoard: pip install 'longshort[tensorboard]'") from None
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
+        self._open = partial(SummaryWriter, str(folder / "tensorboard"))
+        self._writer = self._open(purge_step=step + 1)
 
     def write(self, record: dict[str, Any]) -> None:
         for name, value in _scalars(record).items():
             self._writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+
+    def rewind(self, step: int) -> None:
+        self._writer.close()
+        self._writer = self._open(purge_step=step + 1)
 
     def close(self) -> None:
         self._writer.close()
 
 
 class WandbSink:
-    """Scalars to a Weights & Biases project."""
+    """Scalars to a run of a Weights & Biases project; with `resumed` to the one that the folder already has there.
 
-    def __init__(self, project: str, name: str, config: dict[str, Any]) -> None:
+    W&B takes numbers for later steps only: repeated ones keep their first.
+    """
+
+    def __init__(self, folder: Path, project: str, config: dict[str, Any], *, resumed: bool = False) -> None:
         try:
             import wandb  # type: ignore[import-not-found, unused-ignore]
         except ImportError:
             raise ValueError("run.wandb needs the package wandb: pip install 'longshort[wandb]'") from None
-        self._run = wandb.init(project=project, name=name, config=config)
+        file = folder / WANDB
+        name = file.read_text(encoding="utf-8").strip() if resumed and file.is_file() else ""
+        if not name:
+            name = secrets.token_hex(8)
+            write_atomically(file, name + "\n")
+        self._run = wandb.init(project=project, name=folder.name, config=config, id=name, resume="allow")
 
     def write(self, record: dict[str, Any]) -> None:
         scalars = {f"{record['kind']}/{name}": value for name, value in _scalars(record).items()}
         if scalars:
             self._run.log(scalars, step=record["step"])
+
+    def rewind(self, step: int) -> None:
+        """W&B has no way back."""
 
     def close(self) -> None:
         self._run.finish()

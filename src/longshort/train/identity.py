@@ -33,13 +33,13 @@ from longshort.train.text import texts_of
 from longshort.version import __version__
 
 
-def open_log(config: TrainConfig, out: Path) -> RunLog:
-    """The run's log, with the sinks that the configuration asks for."""
+def open_log(config: TrainConfig, out: Path, *, resumed_at: int | None) -> RunLog:
+    """The run's log, with the sinks that the configuration asks for; `resumed_at` is None for a run that begins."""
     sinks: list[Sink] = []
     if config.run.tensorboard:
-        sinks.append(TensorBoardSink(out))
+        sinks.append(TensorBoardSink(out, -1 if resumed_at is None else resumed_at))
     if config.run.wandb is not None:
-        sinks.append(WandbSink(config.run.wandb, out.name, config.to_dict()))
+        sinks.append(WandbSink(out, config.run.wandb, config.to_dict(), resumed=resumed_at is not None))
     return RunLog(out, sinks)
 
 

@@ -413,7 +413,7 @@ class Loop(ABC):
     def _logging(self, resumed: bool) -> Iterator[None]:
         if self.world.is_writer:
             rewind_run(self.config, self.progress, resumed=resumed, message=self.reporter.message)
-            self._log = open_log(self.config, self.out)
+            self._log = open_log(self.config, self.out, resumed_at=self.progress.step if resumed else None)
             if self._log.is_empty:  # also if a resumed run lost its log: the description comes first
                 about = run_description(self.config, self.model, self.world, self.compilation)
                 about |= {"texts": self._run_data.texts} if self._run_data.texts else {}
