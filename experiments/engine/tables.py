@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from experiments.engine import measures
@@ -27,9 +28,24 @@ def percent(share: float | None) -> str:
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table; the first column is text, the others are numbers."""
-    lines = [f"| {' | '.join(header)} |", "|" + "---|" + "---:|" * (len(header) - 1)]
-    return "\n".join([*lines, *(f"| {' | '.join(str(cell) for cell in cells)} |" for cells in rows)]) + "\n"
+    """A table; the first column is text, and so are others in which no cell begins with a number.
+
+    >>> print(markdown(("plan", "of", "loss"), [("ls", "reach", 2.5), ("full", "reach", "not finite")]))
+    | plan | of | loss |
+    |---|---|---:|
+    | ls | reach | 2.5 |
+    | full | reach | not finite |
+    <BLANKLINE>
+    """
+    lines = [[str(cell) for cell in cells] for cells in rows]
+    columns = [[line[place] for line in lines] for place in range(1, len(header))]
+    sides = ["---", *("---" if _is_text(column) else "---:" for column in columns)]
+    texts = (f"| {' | '.join(line)} |" for line in (header, *lines))
+    return "\n".join([next(texts), f"|{'|'.join(sides)}|", *texts]) + "\n"
+
+
+def _is_text(column: Sequence[str]) -> bool:
+    return any(column) and not any(re.match(r"[-+]?\d", cell) for cell in column)
 
 
 def cells(*texts: str) -> str:
