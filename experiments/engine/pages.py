@@ -24,7 +24,6 @@ RESULTS = Path(__file__).parents[1] / "results"
 PAGES = Path(__file__).parents[2] / "docs" / "results"
 START, END = "<!-- claims: written by python -m experiments --build -->", "<!-- end of claims -->"
 INDEX = "README.md"
-CLAIMS_HEADER = "| claim | paper | ours | seeds | verdict | rule |"
 INDEX_HEADER = "| claim | paper | ours | seeds | verdict | experiment |"
 STANDINGS: dict[str, Collection[str]] = {
     **{verdict: (verdict,) for verdict in (HOLDS, PARTLY, FAILS, UNDECIDED)},
@@ -78,7 +77,7 @@ def build(experiment: Experiment) -> list[Path]:
 def page(experiment: Experiment, data: Data, reading: str) -> str:
     """The page in Markdown: question, figure, table, claims, what a person reads in them, and how they were made."""
     name, made = experiment.name, data["provenance"]
-    claims = [CLAIMS_HEADER, "|---|---|---|---:|---|---|", *_claims(experiment, experiment.findings(data))]
+    claims = _claims(experiment, experiment.findings(data))
     recorded = list(dict.fromkeys(entry["command"] for entry in made.get("commands", [])))  # resumed calls: once
     again = list(dict.fromkeys(map(todays, recorded))) or [f"python -m experiments {name}"]
     parts = [
@@ -124,11 +123,15 @@ def _code(lines: Iterable[str]) -> str:
 
 
 def _claims(experiment: Experiment, findings: Mapping[str, Any]) -> list[str]:
-    rows = []
+    """A list: rules and findings are too long for the cells of a table."""
+    lines = []
     for key, claim in experiment.claims.items():
         ours, seeds, verdict = _found(findings.get(key))
-        rows.append(cells(claim.text, claim.paper, ours, seeds, f"**{verdict}**", claim.rule))
-    return rows
+        of = f" (seeds: {seeds})" if seeds else ""
+        lines += [f"- {claim.text}: **{verdict}**{of}", f"  - paper: {claim.paper}"]
+        lines += [f"  - ours: {ours}"] if ours else []
+        lines.append(f"  - rule: {claim.rule}")
+    return lines
 
 
 def _found(found: Finding | None) -> tuple[str, str, str]:

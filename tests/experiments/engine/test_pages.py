@@ -82,7 +82,7 @@ def test_results_are_published_and_their_page_has_a_picture(folders, tmp_path):
     assert shown.exit_code == 0, shown.output
     assert sorted(path.name for path in built.iterdir()) == ["README.md", "positions.md", "positions.png"]
     page = (built / "positions.md").read_text()
-    assert "| loss and logits lower with rotary | 1 | **not run yet**" in page
+    assert ": **not run yet** (seeds: 1)\n" in page and "  - ours: loss and logits lower with rotary\n" in page
     assert "loss and logits lower with rotary | 1 | not run yet" in (built / "README.md").read_text()
     # The recorded command once, and today's form of it.
     assert page.count(given[0]) == page.count("    python -m experiments positions\n") == 1
