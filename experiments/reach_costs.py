@@ -242,7 +242,7 @@ def _row(piece: Data, measured: Row) -> Row:
 
 
 def table(data: Data) -> str:
-    lines = [(row["experiment"], row["variant"], *costs.cells(row, data["rows"])) for row in data["rows"]]
+    lines = [(f"`{row['experiment']}`", row["variant"], *costs.cells(row, data["rows"])) for row in data["rows"]]
     failed = [
         f"- {piece['experiment']}/{row['name']}, {piece['part']} at {piece['at']:,} failed: {row['failed']}\n"
         for piece in data["measured"]

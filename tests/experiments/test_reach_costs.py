@@ -82,7 +82,7 @@ def test_a_failure_stops_nothing_and_is_tried_again(tmp_path, instant):
     said = measure(tmp_path, "reach/ladder")
     assert len(said) == 4 and said[1].endswith("full: RuntimeError: no memory; ladder: RuntimeError: no memory")
     shown = EXPERIMENT.table(EXPERIMENT.collect(tmp_path))
-    assert "| reach | ladder | 200 | 500 | failed | 500 |" in shown
+    assert "| `reach` | ladder | 200 | 500 | failed | 500 |" in shown
     assert "- reach/ladder, training at 384 failed: RuntimeError: no memory" in shown
     instant.clear()
     assert len(measure(tmp_path, "reach/ladder")) == 1
