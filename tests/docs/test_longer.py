@@ -5,6 +5,8 @@ import math
 import re
 import statistics
 
+from experiments.engine.evidence import paired
+
 from .measured import ROOT, rows_of
 
 PAGE = (ROOT / "docs" / "howto" / "longer.md").read_text(encoding="utf-8")
@@ -20,6 +22,8 @@ def test_the_table_is_what_was_measured():
         ("full attention, YaRN", "full", True),
         ("full attention, `positions=alibi`", "alibi", False),
         ("full attention, `positions=none`", "none", False),
+        ("ladder, `positions=none`", "ladder-none", False),
+        ("ladder, all heads rotated", "ladder", False),
         ("one head of four not rotated, the others with windows of 256", "windows-256-nope", False),
         ("ladder, global heads not rotated", "ladder-nope", False),
     ):
@@ -31,6 +35,26 @@ def test_the_table_is_what_was_measured():
             spread = f" ± {statistics.stdev(means):.2f}" if len(means) > 1 else ""
             cells.append(f"{statistics.fmean(means):.2f}{spread}")
         assert f"| {words} | {' | '.join(cells)} | {len(rows)} |" in PAGE
+
+
+def test_what_the_pages_say_without_the_table_is_what_was_measured():
+    losses = {}
+    for row in json.loads((ROOT / "docs" / "results" / "longer.json").read_text())["rows"]:
+        if not row["yarn"]:
+            losses.setdefault(row["plan"], {})[row["seed"]] = row["losses"]
+
+    def rises(plan):
+        return [statistics.fmean(found[4:]) - found[0] for found in losses[plan].values()]
+
+    full, ladder = (f"{statistics.fmean(rises(plan)):.2f}" for plan in ("none", "ladder-none"))
+    words = f"full attention rises by {full} nats from the first column to the last, that of the ladder by {ladder}."
+    assert words in " ".join(PAGE.split())
+    assert max(rises("ladder-none")) < 0.02 and "that of a ladder by less than 0.02" in PAGE
+    unrotated, rotated = ({s: run[0] for s, run in losses[plan].items()} for plan in ("ladder-nope", "ladder"))
+    found = paired(unrotated, rotated)
+    compared = " ".join((ROOT / "docs" / "ideas" / "plans-compared.md").read_text(encoding="utf-8").split())
+    assert f"undecided too: {found.mean:+.3f}, {found.low:+.3f} to {found.high:+.3f}." in compared
+    assert found.seeds == 3 and all(unrotated[seed] < rotated[seed] for seed in rotated)
 
 
 LARGER = {
