@@ -167,11 +167,11 @@ class WandbSink:
         except ImportError:
             raise ValueError("run.wandb needs the package wandb: pip install 'longshort[wandb]'") from None
         file = folder / WANDB
-        name = file.read_text(encoding="utf-8").strip() if resumed and file.is_file() else ""
-        if not name:
-            name = secrets.token_hex(8)
-            write_atomically(file, name + "\n")
-        self._run = wandb.init(project=project, name=folder.name, config=config, id=name, resume="allow")
+        run_id = file.read_text(encoding="utf-8").strip() if resumed and file.is_file() else ""
+        if not run_id:
+            run_id = secrets.token_hex(8)
+            write_atomically(file, run_id + "\n")
+        self._run = wandb.init(project=project, name=folder.name, config=config, id=run_id, resume="allow")
 
     def write(self, record: dict[str, Any]) -> None:
         scalars = {f"{record['kind']}/{name}": value for name, value in _scalars(record).items()}
