@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise, product
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments.engine import comparison, figures, measures, tables
 from experiments.engine.evidence import FEWEST_SEEDS, Difference, every, paired, verdict_of
@@ -19,6 +19,8 @@ from longshort.data.tasks.retrieval import KINDS
 
 CLOSE, NEARLY = 0.02, 0.1
 """Two points of accuracy, between plans; ten, between lengths."""
+WITHIN: dict[str, bool | None] = {"within": True, "below": False, "undecided": None}
+STEPS = comparison.Unit(1, 0, " steps")
 LEARNED = 0.5
 """The share that full attention must have right for a kind to decide anything."""
 NOTHING = 0.01
@@ -160,12 +162,34 @@ def _pair(mine: Row, theirs: Row, values: Callable[[Row], Sequence[float]]) -> D
     return paired(own, others)
 
 
-def _all_within(pairs: Mapping[str, Difference | None], by: float = CLOSE) -> tuple[bool | None, str]:
-    """Whether a plan is at most so much below at every place, and the worst of its mean differences, in words."""
+class _Case(NamedTuple):
+    """What was found of one plan, and the difference that says so."""
+
+    found: bool | None
+    pair: Difference
+    place: str = ""
+    """Where it was measured: a kind, or a distance."""
+
+
+def _lowest(pairs: Mapping[str, Difference | None], by: float = CLOSE) -> _Case:
+    """Is a plan at most so much below at every place? With the difference whose interval reaches farthest down."""
+    measured = {name: pair for name, pair in pairs.items() if pair is not None}
+    lowest = min(measured, key=lambda name: measured[name].low)
     cases = [None if pair is None else pair.is_at_least(-by) for pair in pairs.values()]
-    measured = {name: pair.mean for name, pair in pairs.items() if pair is not None}
-    worst = min(measured, key=lambda name: measured[name])
-    return every(cases), f"{100 * measured[worst]:+.1f} points at {worst}"
+    return _Case(every(cases), measured[lowest], f" at {lowest}")
+
+
+def _told(
+    cases: Mapping[str, _Case], words: Mapping[str, bool | None], unit: comparison.Unit = comparison.POINTS
+) -> dict[str, str]:
+    """A finding in words, plan by plan: with intervals, and with means alone for the table of all claims."""
+
+    def told(names: Sequence[str], how: Callable[[Difference], str]) -> str:
+        return ", ".join(f"{name} ({how(cases[name].pair)}{cases[name].place})" for name in names)
+
+    found = {name: case.found for name, case in cases.items()}
+    ways = {"ours": unit.whole, "brief": unit.mean}
+    return {key: comparison.told_by_case(found, words, partial(told, how=how)) for key, how in ways.items()}
 
 
 def _judged(
@@ -180,11 +204,10 @@ def _judged(
         return _not_learned(rows, judged)
     if any(not found or all(pair is None for pair in found.values()) for found in pairs.values()):
         return None
-    cases = {name: _all_within(found) for name, found in pairs.items()}
-    ours = "; ".join(f"{name}: {words}" for name, (_, words) in cases.items())
+    cases = {name: _lowest(found) for name, found in pairs.items()}
     shared = [pair.seeds for found in pairs.values() for pair in found.values() if pair is not None]
     seeds = (*comparison.seeds_of(*(rows[name] for name in (*judged, "full"))), *shared)
-    return Finding(ours=ours, verdict=verdict_of([case for case, _ in cases.values()]), seeds=seeds)
+    return Finding(**_told(cases, WITHIN), verdict=verdict_of([case.found for case in cases.values()]), seeds=seeds)
 
 
 def _not_learned(rows: Mapping[str, Row], judged: Sequence[str]) -> Finding:
@@ -227,10 +250,10 @@ def holds_out(data: Data, judged: Sequence[str]) -> Finding | None:
         if any(len(_at_length(row, kind, times)) != len(row["seeds"]) for kind in NEEDLES):
             return None
         pairs = {kind: _drop(row, kind, times) for kind in NEEDLES}
-        cases[name] = _all_within(pairs, NEARLY)
+        cases[name] = _lowest(pairs, NEARLY)
         seeds += [pair.seeds for pair in pairs.values() if pair is not None]
-    ours = "; ".join(f"{name}: {words}" for name, (_, words) in cases.items())
-    return Finding(ours=ours, verdict=verdict_of([case for case, _ in cases.values()]), seeds=tuple(seeds))
+    verdict = verdict_of([case.found for case in cases.values()])
+    return Finding(**_told(cases, WITHIN), verdict=verdict, seeds=tuple(seeds))
 
 
 def farther(
@@ -284,12 +307,15 @@ def sooner(data: Data, judged: Sequence[str]) -> Finding | None:
     found = {name: pair for name, pair in pairs.items() if pair is not None}
     if len(found) < len(judged):
         return None
-    ours = "; ".join(f"{name}: {pair.mean:+.0f} steps" for name, pair in found.items())
     seeds = comparison.seeds_of(*(rows[name] for name in (*judged, "full")))
     seeds = (*seeds, *(pair.seeds for pair in found.values()))
     between = _between_evaluations(data)
-    cases = [pair.is_below() if abs(pair.mean) > between else None for pair in found.values()]
-    return Finding(ours=ours, verdict=verdict_of(cases), seeds=seeds)
+    cases = {name: _Case(pair.is_below() if abs(pair.mean) > between else None, pair) for name, pair in found.items()}
+    words, verdict = (
+        {"sooner": True, "not sooner": False, "undecided": None},
+        verdict_of([c.found for c in cases.values()]),
+    )
+    return Finding(**_told(cases, words, STEPS), verdict=verdict, seeds=seeds)
 
 
 def _between_evaluations(data: Data) -> int:

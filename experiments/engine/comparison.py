@@ -5,7 +5,7 @@ the differences show), and largest logits with two fixed bounds.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -151,6 +151,8 @@ class Unit(NamedTuple):
     times: float
     digits: int
     name: str
+    most: float = math.inf
+    """No difference can be larger; an interval that goes past it gives way to the values."""
 
     def number(self, value: float, more: int = 0) -> str:
         """
@@ -159,6 +161,9 @@ class Unit(NamedTuple):
         """
         digits = self.digits + more
         return f"{round(self.times * value, digits) + 0.0:+.{digits}f}"
+
+    def mean(self, found: Difference) -> str:
+        return f"{self.number(found.mean)}{self.name}"
 
     def whole(self, found: Difference) -> str:
         """The mean and its interval, or the values of one seed or two; ends that decide get the digits that show it.
@@ -169,9 +174,14 @@ class Unit(NamedTuple):
         '+0.500, +1.500'
         >>> NATS.whole(Difference(-0.0075, -0.0148, -0.0002, (-0.0075,) * 3))
         '-0.0075, -0.0148 to -0.0002'
+        >>> POINTS.whole(Difference(-0.3, -1.7, 1.1, (0.0, 0.0, -0.9)))
+        '-30.0, by seed +0.0, +0.0, -90.0 points'
         """
+        values = f"{', '.join(map(self.number, found.values))}{self.name}"
         if found.seeds < FEWEST_SEEDS:
-            return f"{', '.join(map(self.number, found.values))}{self.name}"
+            return values
+        if max(abs(found.low), abs(found.high)) > self.most:
+            return f"{self.number(found.mean)}, by seed {values}"
         more, nearest = 0, min(abs(found.low), abs(found.high))
         while found.sign() and round(self.times * nearest, self.digits + more) == 0:
             more += 1
@@ -179,7 +189,7 @@ class Unit(NamedTuple):
         return f"{mean}, {low} to {high}{self.name}"
 
 
-NATS, POINTS = Unit(1, 3, ""), Unit(100, 1, " points")
+NATS, POINTS = Unit(1, 3, ""), Unit(100, 1, " points", most=1)
 MOST_NAMED = 3
 """Differences of one kind that a table of all claims names."""
 
@@ -198,26 +208,38 @@ def judged(
     signs = {1: not lower, -1: lower, 0: None}
     cases = {name: signs[pair.sign()] for name, pair in pairs.items()}
     kinds = {words: True, "the other way round": False, "undecided": None}
-    parts = {what: [name for name, case in cases.items() if case is value] for what, value in kinds.items()}
     ours, brief = (
-        "; ".join(f"{what}: {told({name: pairs[name] for name in names})}" for what, names in parts.items() if names)
-        for told in (partial(_each, unit=unit), partial(_briefly, unit=unit, of=len(pairs)))
+        told_by_case(cases, kinds, told)
+        for told in (partial(_each, pairs, unit=unit), partial(_briefly, pairs, unit=unit))
     )
     seeds = tuple(pair.seeds for pair in pairs.values())
     short = brief if len(pairs) > MOST_NAMED else ""
     return Finding(ours=ours, verdict=verdict_of(list(cases.values())), seeds=seeds, brief=short)
 
 
-def _each(pairs: Mapping[str, Difference], unit: Unit) -> str:
-    return ", ".join(f"{name} ({unit.whole(pair)})" for name, pair in pairs.items())
+def told_by_case(
+    cases: Mapping[str, bool | None], kinds: Mapping[str, bool | None], told: Callable[[Sequence[str]], str]
+) -> str:
+    """What was found of each name, those with the same answer together, each kind of answer in its words.
+
+    >>> told_by_case({"a": True, "b": None, "c": True}, {"lower": True, "undecided": None}, ", ".join)
+    'lower: a, c; undecided: b'
+    """
+    parts = {words: [name for name, case in cases.items() if case is value] for words, value in kinds.items()}
+    return "; ".join(f"{words}: {told(names)}" for words, names in parts.items() if names)
 
 
-def _briefly(pairs: Mapping[str, Difference], unit: Unit, of: int) -> str:
+def _each(pairs: Mapping[str, Difference], names: Sequence[str], unit: Unit) -> str:
+    return ", ".join(f"{name} ({unit.whole(pairs[name])})" for name in names)
+
+
+def _briefly(pairs: Mapping[str, Difference], names: Sequence[str], unit: Unit) -> str:
     """Means alone, and of many their ends."""
-    means = [pair.mean for pair in pairs.values()]
-    if len(pairs) > MOST_NAMED:
-        return f"{len(pairs)} of {of} (means of {unit.number(min(means))} to {unit.number(max(means))}{unit.name})"
-    return ", ".join(f"{name} ({unit.number(mean)}{unit.name})" for name, mean in zip(pairs, means, strict=True))
+    if len(names) <= MOST_NAMED:
+        return ", ".join(f"{name} ({unit.mean(pairs[name])})" for name in names)
+    means = [pairs[name].mean for name in names]
+    ends = f"{unit.number(min(means))} to {unit.number(max(means))}{unit.name}"
+    return f"{len(names)} of {len(pairs)} (means of {ends})"
 
 
 LOGITS_RULE = (

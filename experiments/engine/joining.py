@@ -80,7 +80,7 @@ def _one_row(published: Row, new: Row) -> Row:
             f"{variant}: losses must be of the whole validation text in all runs or in none; run the same command "
             "again to measure what is missing"
         )
-    first, second = sorted((published, new), key=lambda row: row["seeds"])  # further seeds may lie between
+    first, second = sorted((published, new), key=lambda row: row["seeds"])
     keys = [key for key in {**published, **new} if _is_whole(key, first, second)]
     whole: Row = {key: None if key in _DERIVED else _both(variant, key, first, second) for key in keys}
     if "accuracies" in whole:
@@ -89,7 +89,33 @@ def _one_row(published: Row, new: Row) -> Row:
         losses = whole["final_losses"]
         whole["spread"] = None if None in losses else max(losses) - min(losses)
         whole["final_perplexity"] = perplexity(whole["final_loss"])
-    return whole
+    return _by_seed(whole)
+
+
+def _by_seed(row: Row) -> Row:
+    """The row with its seeds in order: those of one side may lie between those of the other."""
+    asked = row.get("seeds_of_shares_yarn", {})
+    found = {key: _ordered(value, row["seeds"]) for key, value in row.items() if key not in _HAVE_SEEDS}
+    found |= {key: _ordered(row[key], row[key]["seeds"]) for key in ("beyond", "beyond_yarn") if key in row}
+    if asked:
+        found["seeds_of_shares_yarn"] = {length: sorted(seeds) for length, seeds in asked.items()}
+        found["shares_yarn"] = {
+            kind: {length: _ordered(shares, asked[length]) for length, shares in by_length.items()}
+            for kind, by_length in row["shares_yarn"].items()
+        }
+    return {key: found[key] for key in row}
+
+
+def _ordered(value: Any, seeds: Sequence[int]) -> Any:
+    """
+    >>> _ordered({"a": [0.1, 0.3, 0.2]}, [0, 2, 1])
+    {'a': [0.1, 0.2, 0.3]}
+    """
+    if isinstance(value, dict):
+        return {key: _ordered(part, seeds) for key, part in value.items()}
+    if not isinstance(value, list) or len(value) != len(seeds):  # steps may be of more runs than were asked
+        return value
+    return [part for _, part in sorted(zip(seeds, value, strict=True), key=lambda pair: pair[0])]
 
 
 def _is_whole(key: str, first: Row, second: Row) -> bool:

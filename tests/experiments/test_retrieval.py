@@ -59,7 +59,9 @@ def test_a_larger_model_has_its_own_plans_judged(tmp_path, corpus):
     rows = [one | {"variant": name} | ({"shares": far} if name == "ladder-nope" else {}) for name in base]
     found = experiment.findings({"rows": rows})
     assert verdicts(found) == {"distance": HOLDS, "kinds": PARTLY, "sooner": UNDECIDED}
-    assert "ladder-nope: -69.7 points at variables" in found["kinds"].ours
+    assert found["kinds"].ours.startswith("within: ls1-w128 (+0.0, +0.0 to +0.0 points at needle-noise), ls1-w128-nope")
+    assert found["kinds"].ours.endswith("; below: ladder-nope (-69.7, -71.1 to -68.2 points at variables)")
+    assert found["kinds"].brief.endswith("; below: ladder-nope (-69.7 points at variables)")
     assert not experiment.findings({"rows": rows[1:]})  # nothing to compare with
 
 
@@ -75,7 +77,7 @@ def test_needles_far_past_the_training_are_compared_with_those_at_its_length():
 
     assert [found(*pair).verdict for pair in ((0.05,) * 3, (0.05, 0.5, 0.5), (0.5,) * 3)] == [HOLDS, PARTLY, FAILS]
     assert found(0.1, 0.1, 0.1).verdict == UNDECIDED
-    assert "ladder-nope: -4.9 points at needle-noise" in found(0.05, 0.05, 0.05).ours
+    assert "ladder-nope (-4.9, -5.1 to -4.7 points at needle-noise)" in found(0.05, 0.05, 0.05).ours
     assert found(0.05, 0.05, 0.05, seeds=1) is None  # not all seeds were asked there
     unasked = [{"variant": name, "seeds": [], "length": 2048, "shares": {}} for name in reach_30m.UNTURNED]
     assert answers.holds_out({"rows": unasked}, reach_30m.UNTURNED) is None  # stopped before that
@@ -169,7 +171,10 @@ def test_a_plan_is_within_two_points_where_every_interval_says_so():
     assert verdicts(findings_of()) == {"distance": HOLDS, "kinds": HOLDS, "two": FAILS, "sooner": UNDECIDED}
     findings = findings_of(ls1_w64=0.3, half_at=dict.fromkeys(reach.PLANS, 400) | {"full": 900})
     assert verdicts(findings) == {"distance": PARTLY, "kinds": PARTLY, "two": HOLDS, "sooner": HOLDS}
-    assert findings["distance"].ours.startswith("ls1-w64: -29.9 points at a distance of 1024-2047; one-full-8: ")
+    assert findings["distance"].ours.startswith("within: one-full-8 (")
+    assert findings["distance"].ours.endswith(
+        "; below: ls1-w64 (-29.9, -30.1 to -29.7 points at a distance of 1024-2047)"
+    )
     far = dict.fromkeys(("ls1_w64", "one_full_8", "ladder"), 0.3)
     assert verdicts(findings_of(**far))["distance"] == FAILS
     assert verdicts(findings_of(**dict.fromkeys(far, 0.021)))["distance"] == UNDECIDED

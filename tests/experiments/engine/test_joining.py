@@ -93,7 +93,7 @@ def test_what_was_made_first_says_when_it_started():
     assert joined(noted, other)["provenance"] == {"started": "2026-01-01", "note": "by hand"}
 
 
-@pytest.mark.parametrize("earlier", [0, 2])
+@pytest.mark.parametrize("earlier", [0, 1, 2])
 def test_losses_seed_by_seed_join_too_with_what_is_derived_from_them(tmp_path, earlier):
     experiment = load("reach-30m")
     folder = made_up_sweep(experiment, tmp_path / "all", seeds=(0, 1, 2), variants=("full", "ls1-w128"), steps=20)
@@ -145,11 +145,6 @@ def test_what_is_not_known_of_all_seeds_goes_and_other_settings_are_refused():
         joined(asked(0), asked(1, length=128))
 
 
-def test_a_seed_may_lie_between_those_that_are_published():
-    (row,) = joined(asked(0, 2), asked(1))["rows"]
-    assert row["seeds"] == [0, 2, 1] and row["shares"] == {"recall": {"64": [0.5, 0.7, 0.6]}}
-
-
 def test_losses_of_the_whole_text_are_not_mixed_with_those_of_a_part():
     whole = data([0], final_losses=[3.0], final_loss=3.0, first_positions=[3.5])
     with pytest.raises(RunError, match="a: losses must be of the whole validation text in all runs or in none"):
@@ -192,3 +187,12 @@ def test_a_run_that_diverged_joins_though_it_stopped_early():
     lost = {"final_losses": [None], "final_loss": None, "diverged": 1}
     (row,) = joined(data([0], **losses), data([1], steps=40, **lost))["rows"]
     assert row["steps"] == [100, 40] and row["final_losses"] == [3.0, None]
+
+
+def test_seeds_stand_in_order_also_where_those_of_one_side_lie_between_those_of_the_other():
+    far = {"shares_yarn": {"recall": {"128": [0.5, 0.7]}}, "seeds_of_shares_yarn": {"128": [0, 2]}}
+    between = {"shares_yarn": {"recall": {"128": [0.6]}}, "seeds_of_shares_yarn": {"128": [1]}}
+    (row,) = joined(asked(0, 2, **far), asked(1, **between))["rows"]
+    assert row["seeds"] == [0, 1, 2] == row["seeds_of_shares"]["64"] == row["seeds_of_shares_yarn"]["128"]
+    assert row["shares"]["recall"]["64"] == row["distances"]["4-7"] == [0.5, 0.6, 0.7]
+    assert row["shares_yarn"] == {"recall": {"128": [0.5, 0.6, 0.7]}}
