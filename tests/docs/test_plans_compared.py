@@ -1,5 +1,6 @@
 """The page that compares plans: its tables and sentences are what was measured."""
 
+import json
 import re
 import statistics
 
@@ -7,7 +8,7 @@ from experiments import load, reach_modern
 from experiments.engine import comparison, measures, pages
 from experiments.engine.evidence import paired
 
-from .measured import ANSWERS, LARGER_ANSWERS, LARGER_LOSSES, LOSSES, ROOT, chains
+from .measured import ANSWERS, LARGER_ANSWERS, LARGER_LOSSES, LOSSES, RESULTS, ROOT, chains
 
 PAGE = (ROOT / "docs" / "ideas" / "plans-compared.md").read_text(encoding="utf-8")
 TEXT = " ".join(PAGE.split())
@@ -131,32 +132,35 @@ def test_leads_in_the_first_positions_are_what_was_measured():
     } == {0}
 
 
-def test_what_yarn_answers_past_the_training_is_what_was_measured():
+def points(found):
+    return f"{100 * found.mean:+.1f} points, {100 * found.low:.1f} to {100 * found.high:+.1f}"
+
+
+def test_chains_of_a_larger_model_beside_full_attentions_are_what_was_measured():
+    full, told = chains(LARGER_ANSWERS, "full"), []
+    for name in ("ladder-nope", "ls1-w128", "interleave-5-1-nope", "ls1-w128-nope"):
+        found = paired(chains(LARGER_ANSWERS, name), full)
+        assert found.sign() == 0 and found.seeds == 3
+        told.append(f"{-100 * found.mean:.1f} ({100 * found.low:.1f} to {100 * found.high:+.1f})")
+    ladder, ls, whole, unrotated = told
+    ladder = ladder.replace(" (", " points below it (", 1)
+    assert f"the ladder is {ladder}, LS {ls}, one full layer in six {whole}, unrotated LS {unrotated}." in TEXT
+
+
+def test_chains_far_past_the_training_are_what_was_measured():
+    ladder, whole = (chains(LARGER_ANSWERS, name, "16384") for name in ("ladder-nope", "interleave-5-1-nope"))
+    found = paired(whole, ladder)
+    assert f"more than by the ladder with each seed ({points(found)})" in TEXT and min(found.values) > 0
+    near = paired(whole, chains(LARGER_ANSWERS, "interleave-5-1-nope"))
+    assert all(abs(value) < 0.03 for value in near.values)
     slowed = LARGER_ANSWERS["full"]["shares_yarn"]["variables"]
-    full = {
-        (seed, length): share
-        for length, shares in slowed.items()
-        for seed, share in zip(LARGER_ANSWERS["full"]["seeds_of_shares_yarn"][length], shares, strict=True)
-    }
-    unrotated = [name for name in LARGER_ANSWERS if name.endswith("-nope")]
-    pairs = [
-        (full[seed, length], share)
-        for name in unrotated
-        for length in slowed
-        for seed, share in chains(LARGER_ANSWERS, name, length).items()
-        if (seed, length) in full
-    ]
-    assert len(pairs) == 15 and all(theirs > mine for theirs, mine in pairs)
-    assert "answered more than each unrotated plan from 4,096 tokens on, with each seed that both have" in TEXT
-    last = sorted(
-        100 * (full[seed, "16384"] - share)
-        for name in unrotated
-        for seed, share in chains(LARGER_ANSWERS, name, "16384").items()
-        if (seed, "16384") in full
-    )
-    smallest, small, larger, *_, largest = (f"{gap:.0f}" for gap in last)
-    words = f"(at 16,384 by {smallest} to {largest} points, of which {smallest} and {small} could be chance)"
-    assert words in TEXT and float(larger) > 4
+    for length, shares in slowed.items():
+        full = dict(zip(LARGER_ANSWERS["full"]["seeds_of_shares_yarn"][length], shares, strict=True))
+        behind = paired(full, chains(LARGER_ANSWERS, "ladder-nope", length))
+        assert min(behind.values) > 0 and behind.sign() == 0
+        if length == "16384":
+            words = f"{100 * behind.mean:.1f} points, {100 * behind.low:.1f} to {100 * behind.high:+.1f}"
+            assert f"with each seed (at 16,384 by {words})" in TEXT
 
 
 def test_losses_of_a_larger_model_are_what_was_measured():
@@ -175,6 +179,29 @@ def test_losses_of_a_larger_model_are_what_was_measured():
     assert means == sorted(means)
 
 
+def test_a_second_training_with_the_same_seed_ended_as_the_reading_says():
+    first, second = (
+        {(curve["variant"], curve["seed"]): curve["validation"][-1][1] for curve in rows["curves"]}
+        for rows in (json.loads((RESULTS / f"reach-30m{name}.json").read_text()) for name in ("", "-again"))
+    )
+    text = " ".join((RESULTS / "reach-30m.reading.md").read_text().split())
+    changed = {name: (loss, first[name, seed]) for (name, seed), loss in second.items() if loss != first[name, seed]}
+    words = [f"{loss:.4f} instead of {before:.4f}" for loss, before in (changed["full"], changed["ls1-w128"])]
+    assert f"Full attention ends at {words[0]} and rotated LS at {words[1]}" in text
+    assert len(second) == 5 and len(changed) == 2
+    own = first | second
+    leads = [
+        paired({seed: own["full", seed] for seed in range(3)}, {seed: own[name, seed] for seed in range(3)})
+        for name in ("ladder-nope", "interleave-5-1-nope", "ls1-w128-nope")
+    ]
+    plans = ("the ladder", "one full layer in six", "LS")
+    told = [
+        f"{lead.mean:.3f} for {plan} ({lead.low:.3f} to {lead.high:.3f})"
+        for lead, plan in zip(leads, plans, strict=True)
+    ]
+    assert f"are {told[0]}, {told[1]} and {told[2]}" in text and all(lead.sign() > 0 for lead in leads)
+
+
 def test_answers_of_a_larger_model_are_what_was_measured():
     lines = []
     for words, name in LARGER.items():
@@ -184,7 +211,8 @@ def test_answers_of_a_larger_model_are_what_was_measured():
             for key, length in (("shares", "2048"), ("shares", "16384"), ("shares_yarn", "16384"))
         )
         answers = (", ".join(f"{100 * share:.0f}" for share in found) for found in shares)
-        lines.append(line_of([words, ", ".join(map(str, asked["seeds"])), *answers]))
+        assert asked["seeds"] == [0, 1, 2]
+        lines.append(line_of([words, *answers]))
     assert [line for line in lines if line not in PAGE] == []
 
 
