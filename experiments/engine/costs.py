@@ -75,6 +75,7 @@ def about(rows: Sequence[Row]) -> str:
         text += (
             f"GPU time per step is at the context of the runs ({contexts}). The loss after equal GPU time cannot be "
             "read from these runs: with a cosine schedule a loss before the last step is too high, and no plan ran for "
-            "longer. GPU time per step says instead what the same number of steps takes. "
+            "longer. GPU time per step says instead what the same number of steps takes: a plan that takes less, and "
+            "has the lower loss, is ahead at equal GPU time too if more steps do not raise its loss. "
         )
     return f"{text}How it was measured is on the page of [{NAME}]({NAME}.md)."
