@@ -99,7 +99,8 @@ def retrieval():
     assert all(found.seeds == 3 and found.sign() == 0 for found in (paired(each, full) for each in mixed))
     plain, ladder, ls = (f"{100 * statistics.fmean(each.values()):.0f} %" for each in (full, *mixed))
     chains = "[chains of variables](docs/results/retrieval-30m.md)"
-    yield f"Of {chains} plain attention (27.5M) answers {plain}, the ladder {ladder}, LS {ls}: undecided."
+    told = f"answers {plain}, the ladder {ladder}, LS {ls} (three seeds; differences undecided)."
+    yield f"Of {chains} plain attention (27.5M) {told}"
     larger = {row["variant"]: row for row in data("experiments/results/reach-30m.json")["rows"]}
     assert comparison.difference(larger["ls1-w128-nope"], larger["ls1-w128"]).sign() == 0
     yield "after the first pass](docs/ideas/plans-compared.md#when-the-gain-comes), at 27.5M undecided."

@@ -65,7 +65,7 @@ _LONG_SHORT_UNTURNED = (
 _LONG_SHORT_LARGER = (
     " With 12 layers of 6 heads and windows of 128 such a plan had a lower loss too "
     f"({_LARGER['ls1-w128-nope']:+.4f} nats, three seeds), but answered 89 % of chains of variables where full "
-    "attention answered 98 % (three seeds, undecided)."
+    "attention answered 98 % (three seeds; the difference is undecided)."
 )
 _FULL = (
     f"{_HERE}one full layer at the end had a loss of {_both('one-full-8')} against full attention's in two experiments "
