@@ -45,6 +45,19 @@ def test_block_masks_are_kept_by_plan_and_shapes():
     assert flex._block_mask(*arguments) is flex._block_mask(*arguments)
 
 
+def test_what_is_kept_of_a_call_in_inference_mode_serves_training():
+    options = Options(windows=(None, 8), decays=(0.0, 0.25), firsts=(0, 2))
+    flex._block_mask.cache_clear()
+    flex._score_mod.cache_clear()
+    with torch.inference_mode():
+        mask = flex._block_mask((64, 8), True, 64, 64, torch.device("cpu"), (0, 2))
+        score = flex._score_mod(options._replace(windows=(), firsts=None), 0, torch.device("cpu"))
+    of_mask, of_score = ([cell.cell_contents for cell in kept.__closure__] for kept in (mask.mask_mod, score))
+    kept = [mask.kv_num_blocks, mask.kv_indices, *of_mask, *of_score]
+    kept = [value for value in kept if isinstance(value, torch.Tensor)]
+    assert len(kept) == 5 and not any(value.is_inference() for value in kept)
+
+
 def test_without_a_gpu_it_is_refused_with_the_reason():
     q, k, v = torch.randn(3, 1, 4, 20, 16).unbind()
     with pytest.raises(ValueError, match=r'^backend="flex" cannot serve this call: .* CUDA GPUs only, and q is on cpu'):

@@ -90,6 +90,7 @@ def _compiled_mask() -> Callable[..., BlockMask]:
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)  # autograd may meet it later
 def _block_mask(
     windows: tuple[int, ...],
     causal: bool,
@@ -116,6 +117,7 @@ def _block_mask(
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)
 def _score_mod(options: Options, past: int, device: torch.device) -> Callable[..., Tensor] | None:
     """The change to a logit before the mask; None if there is none."""
     if options.decays is None and options.slopes is None and options.softcap is None:
