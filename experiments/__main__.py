@@ -25,7 +25,9 @@ say: Callable[[str], None] = typer.echo
 def main(
     name: Annotated[str | None, typer.Argument(help="The experiment; --list shows them.")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ... in the base config.")] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Show every experiment and what it costs.")] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="Show every experiment, its cost and how many seeds are published.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs (default: runs/NAME).")] = None,
     data: Annotated[Path | None, typer.Option(help="Token folder, made by `longshort data`.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of each run (default: the experiment's).")] = None,
@@ -139,9 +141,11 @@ def _calls(commands: list[dict[str, str]]) -> list[list[str]]:
 
 
 def _list() -> None:
+    from experiments.engine.pages import published
+
     say("Costs are estimates from the speed of earlier runs; `--plan` counts the runs that are left.")
     for experiment in map(load, NAMES):
-        say(f"{experiment.name}\n    {experiment.question}\n    {experiment.cost}")
+        say(f"{experiment.name}\n    {experiment.question}\n    {experiment.cost}\n    {published(experiment)}")
 
 
 def _build(names: tuple[str, ...]) -> None:

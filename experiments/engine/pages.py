@@ -56,6 +56,15 @@ def load(experiment: Experiment) -> Data | None:
     return found | choice.published(experiment.name, RESULTS)
 
 
+def published(experiment: Experiment) -> str:
+    """How many seeds its variants have been published with, for a list of experiments."""
+    path = _data_file(experiment)
+    if not path.is_file():
+        return NOT_RUN
+    seeds = [len(row["seeds"]) for row in read_json(path)["rows"] if isinstance(row.get("seeds"), list)]
+    return f"published, seeds per variant: {span(seeds)}" if seeds else "published"
+
+
 def _data_file(experiment: Experiment) -> Path:
     return RESULTS / f"{experiment.name}.json"
 

@@ -154,10 +154,20 @@ def test_the_plan_counts_the_runs_that_are_left_and_overrides_reach_every_run(tm
     assert "2 of 2 runs to do" in shown.output  # a made-up run of other steps is none of this plan
 
 
-def test_the_list_names_every_experiment_and_its_cost():
+def test_the_list_names_every_experiment_its_cost_and_what_is_published(monkeypatch, tmp_path):
+    rows = {"reach": [{"seeds": [0, 1, 2]}, {"seeds": [1]}], "latency": [{"milliseconds": 1.0}]}
+    for name, found in rows.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"rows": found}))
+    monkeypatch.setattr("experiments.engine.pages.RESULTS", tmp_path)
     shown = call("--list")
     assert shown.exit_code == 0
     assert all(experiment.name in shown.output and experiment.cost in shown.output for experiment in map(load, NAMES))
+    for name, words in (
+        ("reach", "published, seeds per variant: 1 to 3"),
+        ("latency", "published"),
+        ("scale", "not run yet"),
+    ):
+        assert f"\n    {load(name).cost}\n    {words}\n" in shown.output
 
 
 def test_results_of_another_experiment_are_not_mixed_in(tmp_path):
