@@ -20,6 +20,8 @@ from longshort.data.tasks.retrieval import KINDS
 CLOSE, NEARLY = 0.02, 0.1
 """Two points of accuracy, between plans; ten, between lengths."""
 WITHIN: dict[str, bool | None] = {"within": True, "below": False, "undecided": None}
+EARLIER: dict[str, bool | None] = {"sooner": True, "not sooner": False, "undecided": None}
+"""What may be found of a plan, in words."""
 STEPS = comparison.Unit(1, 0, " steps")
 LEARNED = 0.5
 """The share that full attention must have right for a kind to decide anything."""
@@ -311,11 +313,8 @@ def sooner(data: Data, judged: Sequence[str]) -> Finding | None:
     seeds = (*seeds, *(pair.seeds for pair in found.values()))
     between = _between_evaluations(data)
     cases = {name: _Case(pair.is_below() if abs(pair.mean) > between else None, pair) for name, pair in found.items()}
-    words, verdict = (
-        {"sooner": True, "not sooner": False, "undecided": None},
-        verdict_of([c.found for c in cases.values()]),
-    )
-    return Finding(**_told(cases, words, STEPS), verdict=verdict, seeds=seeds)
+    verdict = verdict_of([case.found for case in cases.values()])
+    return Finding(**_told(cases, EARLIER, STEPS), verdict=verdict, seeds=seeds)
 
 
 def _between_evaluations(data: Data) -> int:
