@@ -141,11 +141,11 @@ def _calls(commands: list[dict[str, str]]) -> list[list[str]]:
 
 
 def _list() -> None:
-    from experiments.engine.pages import published
+    from experiments.engine.pages import publication
 
     say("Costs are estimates from the speed of earlier runs; `--plan` counts the runs that are left.")
     for experiment in map(load, NAMES):
-        say(f"{experiment.name}\n    {experiment.question}\n    {experiment.cost}\n    {published(experiment)}")
+        say(f"{experiment.name}\n    {experiment.question}\n    {experiment.cost}\n    {publication(experiment)}")
 
 
 def _build(names: tuple[str, ...]) -> None:

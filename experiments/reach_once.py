@@ -89,7 +89,7 @@ EXPERIMENT = replace(
         "(`data.share`). The plans, the claims and their rules were written before any of these runs, and after four "
         "seeds of `reach-modern` and one of `reach-30m`, whose losses on training and validation text they come from."
     ),
-    cost="H200: about 3 minutes per seed, ten at a time under MPS, by estimate; CPU --quick: 12 seconds per run",
+    cost="H200: about 6 minutes per seed, ten at a time under MPS, by estimate; CPU --quick: 12 seconds per run",
     caption=f"{reach.CAPTION}, where text is read once: means over seeds, with their range where there are several.",
     claims={
         "mixed": Claim(

@@ -56,8 +56,8 @@ def load(experiment: Experiment) -> Data | None:
     return found | choice.published(experiment.name, RESULTS)
 
 
-def published(experiment: Experiment) -> str:
-    """How many seeds its variants have been published with, for a list of experiments."""
+def publication(experiment: Experiment) -> str:
+    """Whether it has been published, and with how many seeds of its variants, in words."""
     path = _data_file(experiment)
     if not path.is_file():
         return NOT_RUN
