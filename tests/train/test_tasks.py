@@ -12,6 +12,7 @@ from longshort.train import ConfigError, TrainConfig, load_model, train
 from longshort.train.checkpoints.checkpoint import CheckpointError, load_checkpoint
 from longshort.train.checkpoints.tokenizer import checkpoint_tokenizer
 from longshort.train.evaluation.answers import answer_scores
+from longshort.train.evaluation.checkpoint_scores import evaluate_checkpoint
 from longshort.train.machine.distributed import World
 from longshort.train.machine.flops import flops_per_token
 from longshort.train.models import build_model, load_trained
@@ -173,6 +174,17 @@ def test_every_kind_of_an_answer_is_judged_as_a_whole(tmp_path, monkeypatch):
     }
 
 
+@pytest.mark.parametrize("task", [LISTOPS, RECALL, RETRIEVAL], ids=lambda task: task["name"])
+def test_evaluations_count_every_example_once_however_few_there_are(task, tmp_path):
+    model = TINY | ON_TEXT if task is RETRIEVAL else TINY
+    settings = config(tmp_path, "run.eval_batches=8", task=task | {"validation": 5}, model=model)
+    train(settings)
+    found = evaluate_checkpoint(tmp_path, split="validation", device="cpu")
+    last = records(tmp_path, "eval")[-1]
+    assert last["loss"] == pytest.approx(found["loss"], rel=1e-5)
+    assert all(last[name] == found[name] for name in ("accuracy", "exact", "by_kind") if name in found)
+
+
 def test_a_model_of_text_is_fine_tuned_and_keeps_its_tokenizer(tmp_path, corpus):
     text = config(tmp_path / "text", "run.steps=1", task={}, model=TINY | ON_TEXT, data={"path": str(corpus)})
     train(text)
@@ -220,8 +232,10 @@ def test_a_step_counts_every_target_alike_however_it_is_divided(tmp_path, ranks)
         ("shared", 1, 2, {"parallel": {"dp_shard": 2}}),
         ("both", 2, 2, {"parallel": {"cp": 2}}),
     ):
-        divided = config(tmp_path / name, f"run.accumulate={parts}", task=RETRIEVAL, model=TINY | ON_TEXT, **sections)
+        task = RETRIEVAL | {"validation": 5}  # so that the last batch of an evaluation is not full
+        divided = config(tmp_path / name, f"run.accumulate={parts}", task=task, model=TINY | ON_TEXT, **sections)
         ranks.run(several.train, divided.to_dict(), tmp_path / "cache", size=size)
-        found[name] = losses(tmp_path / name)
+        scores = [r[key] for r in records(tmp_path / name, "eval") for key in ("loss", "accuracy", "exact")]
+        found[name] = [*losses(tmp_path / name).values(), *scores]
     for name in ("parts", "shared", "both"):
         assert found[name] == pytest.approx(found["whole"], rel=1e-5)

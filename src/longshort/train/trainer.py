@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from longshort.data.ahead import BatchesAhead
-from longshort.data.stream import Batch, TokenStream
+from longshort.data.stream import Batch
 from longshort.data.tasks.example_stream import ExampleStream
 from longshort.model import GPT
 from longshort.nn import update_sigma
@@ -106,12 +106,16 @@ class Trainer(Loop):
         self.optimizer.zero_grad(set_to_none=True)
 
     def _batch(self, number: int) -> Batch:
-        return self._own(self.stream, number)
+        return self._own_positions(self.stream.batch(number, **self._reader))
 
-    def _own(self, stream: TokenStream | ExampleStream, number: int) -> Batch:
-        """The sequences of this process and, where processes share sequences, its positions of theirs."""
-        reader, place = divmod(self.world.rank, self.sizes.cp)
-        return stream.batch(number, rank=reader, world_size=self.sizes.readers).shard(place, self.sizes.cp)
+    @property
+    def _reader(self) -> dict[str, int]:
+        """Which sequences are those of this process."""
+        return {"rank": self.world.rank // self.sizes.cp, "world_size": self.sizes.readers}
+
+    def _own_positions(self, batch: Batch) -> Batch:
+        """Those of this process, where processes share sequences."""
+        return batch.shard(self.world.rank % self.sizes.cp, self.sizes.cp)
 
     def _step(self) -> None:
         with_stats = self._wants_logits()
@@ -249,19 +253,20 @@ class Trainer(Loop):
         return best
 
     def _validation_scores(self, count: int) -> dict[str, Any]:
-        batches = (self._own(self.validation, number) for number in range(count))
         where: dict[str, Any] = {"world": self.world, "precision": self.config.run.precision}
         with self._apart():
-            if isinstance(self.data, TaskData):
-                return answer_scores(self.model, batches, kinds=self.data.task.kinds, **where)
-            return validation_scores(self.model, batches, **where)
+            if isinstance(self.validation, ExampleStream):
+                own = map(self._own_positions, self.validation.once(count, **self._reader))
+                return answer_scores(self.model, own, kinds=self.validation.task.kinds, **where)
+            batches = (self.validation.batch(number, **self._reader) for number in range(count))
+            return validation_scores(self.model, map(self._own_positions, batches), **where)
 
     def _validation_loss(self) -> float:
         return self._validation_scores(1)["loss"]
 
     def _one_sequence(self) -> dict[str, Tensor]:
-        cp, device = self.sizes.cp, self.world.device
-        batch = self.validation.batch(0).shard(self.world.rank % cp, cp)
+        device = self.world.device
+        batch = self._own_positions(self.validation.batch(0))
         inputs = {} if batch.segments is None else {"segments": batch.segments[:1].to(device)}
         return {"tokens": batch.tokens[:1].to(device)} | inputs
 

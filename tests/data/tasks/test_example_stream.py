@@ -58,3 +58,13 @@ def test_in_order_gives_every_row_once():
     batches = list(ExampleStream(labelled(), "train", batch_size=4, seed=0).in_order())
     assert [len(batch.tokens) for batch in batches] == [4, 4, 2]
     assert torch.cat([batch.targets for batch in batches]).tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_once_asks_nothing_of_what_would_repeat_an_example(ranks):
+    stream = ExampleStream(labelled(rows=5), "train", batch_size=4, seed=0)
+    for count, sizes in ((1, 1), (2, 2), (9, 2)):
+        shares = [list(stream.once(count, rank=rank, world_size=ranks)) for rank in range(ranks)]
+        assert all([batch.tokens.shape for batch in share] == [(4 // ranks, 4)] * sizes for share in shares)
+        asked = [label for share in shares for batch in share for label in batch.targets.tolist() if label != IGNORED]
+        assert len(asked) == len({*asked}) == min(4 * count, 5)

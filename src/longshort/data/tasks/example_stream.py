@@ -6,6 +6,7 @@ Letters: b the sequences of one rank's share, T the task's length.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -49,6 +50,18 @@ class ExampleStream:
             taken = min(share - len(indices), len(self.examples) - place)
             indices += self._order(epoch)(np.arange(place, place + taken)).tolist()
         return self._rows(indices)
+
+    def once(self, batches: int, *, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
+        """The first `batches` batches of `rank`, or fewer: each example counts once, and where the last batch would
+        repeat some, it asks nothing.
+
+        Every rank gets as many batches of the same size, since processes that share a model compute together.
+        """
+        for step in range(min(batches, math.ceil(len(self) / self.batch_size))):
+            batch = self.batch(step, rank=rank, world_size=world_size)
+            first, _ = rows_of_rank(step, self.batch_size, rank, world_size)
+            batch.targets[max(0, len(self) - first) :] = IGNORED
+            yield batch
 
     def in_order(self) -> Iterator[Batch]:
         """Every example of the split once, in order; the last batch may be smaller."""

@@ -108,6 +108,7 @@ def answer_scores(
     A classifier answers one question per sequence, so it has no `exact`. For a task with `kinds` of examples, `by_kind`
     has the share of right answers of each, where an answer of several tokens is right as a whole; a kind without
     examples in these batches is left out, and all are where processes share sequences, which may cut an answer.
+    Sequences that are asked nothing do not count.
     """
     group = getattr(model, "group", None)
     kinds = () if group is not None else kinds
@@ -155,21 +156,24 @@ def whole_answers(right: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 def model_answers(model: Model, tokens: Tensor, targets: Tensor, segments: Tensor | None) -> tuple[Tensor, Tensor]:
     """(questions, classes) scores and (questions,) right answers; logits of other positions are never computed."""
-    if not isinstance(model, GPT):
-        return model(tokens, segments=segments).logits, targets
     asked = targets != IGNORED
+    if not isinstance(model, GPT):
+        return model(tokens, segments=segments).logits[asked], targets[asked]
     hidden, _ = model.hidden(tokens, segments=segments)
     scores = model.config.loss.transform(model.scores(hidden[asked]))
     return scores, targets[asked]
 
 
 def _rows(right: Tensor, targets: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
-    """The number of sequences without a wrong answer, also on the processes that share them, and of all sequences."""
+    """The number of sequences without a wrong answer, also on the processes that share them, and of all that are asked
+    something.
+    """
     if targets.ndim == 1:
         return right.sum(), right.new_tensor(len(right), dtype=torch.long)
-    wrong = torch.zeros(targets.shape, dtype=torch.bool, device=targets.device)
-    wrong[targets != IGNORED] = ~right
-    wrong_rows = wrong.any(1).long()
+    asked = targets != IGNORED
+    wrong = torch.zeros_like(asked)
+    wrong[asked] = ~right
+    of_rows = torch.stack((asked.any(1), wrong.any(1))).long()
     if group is not None:
-        dist.all_reduce(wrong_rows, op=dist.ReduceOp.MAX, group=group)
-    return (wrong_rows == 0).sum(), right.new_tensor(len(targets), dtype=torch.long)
+        dist.all_reduce(of_rows, op=dist.ReduceOp.MAX, group=group)
+    return (of_rows[0] > of_rows[1]).sum(), of_rows[0].sum()
