@@ -174,6 +174,22 @@ def test_every_kind_of_an_answer_is_judged_as_a_whole(tmp_path, monkeypatch):
     }
 
 
+def test_a_kind_that_has_several_turns_is_judged_by_all_of_them(tmp_path, monkeypatch):
+    settings = config(tmp_path, task=RETRIEVAL | {"kinds": "recall,recall"}, model=TINY | ON_TEXT)
+    task = open_task("retrieval", settings.task)
+    (batch,) = ExampleStream(task, "test", batch_size=8, seed=0).in_order()
+
+    def knowing(model, tokens, targets, segments):
+        """Right in the first turn of each two."""
+        rows, places = (targets != -100).nonzero().unbind(1)
+        asked = targets[rows, places]
+        return torch.nn.functional.one_hot((asked + rows % 2) % 257, 257).float(), asked
+
+    monkeypatch.setattr("longshort.train.evaluation.answers.model_answers", knowing)
+    where = {"world": World(0, 1, torch.device("cpu")), "precision": "fp32"}
+    assert answer_scores(build_model(settings), [batch], kinds=task.kinds, **where)["by_kind"] == {"recall": 0.5}
+
+
 @pytest.mark.parametrize("task", [LISTOPS, RECALL, RETRIEVAL], ids=lambda task: task["name"])
 def test_evaluations_count_every_example_once_however_few_there_are(task, tmp_path):
     model = TINY | ON_TEXT if task is RETRIEVAL else TINY

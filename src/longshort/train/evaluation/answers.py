@@ -111,7 +111,9 @@ def answer_scores(
     Sequences that are asked nothing do not count.
     """
     group = getattr(model, "group", None)
-    kinds = () if group is not None else kinds
+    turns = () if group is not None else tuple(kinds)
+    kinds = tuple(dict.fromkeys(turns))  # one may have several turns
+    kind_of_turn = torch.tensor([kinds.index(kind) for kind in turns], dtype=torch.long, device=world.device)
     sums = torch.zeros(5 + 2 * len(kinds), dtype=torch.float64, device=world.device)
     with evaluating(model):
         for batch in batches:
@@ -125,7 +127,7 @@ def answer_scores(
             sums[:5] += torch.stack((losses.sum(), right.sum(), asked.new_tensor(len(asked)), *rows))
             if kinds:
                 whole, of = whole_answers(right, targets)
-                of_rows = torch.tensor(batch.indices, device=world.device) % len(kinds)
+                of_rows = kind_of_turn[torch.tensor(batch.indices, device=world.device) % len(turns)]
                 sums[5:].index_add_(0, 2 * of_rows[of], whole.double())
                 sums[5:].index_add_(0, 2 * of_rows[of] + 1, torch.ones_like(whole, dtype=torch.float64))
     loss, right_answers, questions, right_rows, rows_seen, *counts = world.mean(sums).tolist()
