@@ -103,6 +103,7 @@ def test_generate_reads_a_prompt_from_standard_input(trained):
     said = run("generate", trained, "--prompt", "abc\n", "--tokens", 20, "--seed", 1).stdout
     arguments = ["generate", str(trained), "--prompt", "-", "--tokens", "20", "--seed", "1"]
     assert CliRunner().invoke(app, arguments, input="abc\n").stdout == said
+    assert_one_line_error(CliRunner().invoke(app, arguments, input=b"abc\xff"), "prompt must be text in UTF-8")
 
 
 def test_generate_tells_the_speed_beside_the_text_and_ends_before_a_stop_string(trained):

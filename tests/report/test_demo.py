@@ -2,12 +2,13 @@
 
 import pytest
 
-from longshort.report.demo import VARIANTS, demo_config, remark
+from longshort.report import ReportError
+from longshort.report.demo import VARIANTS, demo_config, remark, run_demo
 from longshort.report.demo import _sample as sample_of
 from longshort.runs import load_run
 from longshort.train.sweeps.trials import plan_trials
 
-from .synthetic import run_record, train_record, write_lines
+from .synthetic import eval_record, run_record, train_record, write_lines
 
 
 def rows(plain, ls, loss=2.3):
@@ -41,3 +42,22 @@ def test_a_demo_of_more_steps_shows_what_its_last_weights_write(tmp_path, monkey
     write_lines(trial.out, [*records, {"kind": "resume", "step": 2}, train_record(6, 1.0)])
     assert [sample_of(trial), sample_of(trial)] == ["def pass"] * 2
     assert [sample.step for sample in load_run(trial.out).samples] == [2, 6]
+
+
+def test_a_model_that_diverged_before_its_first_checkpoint_writes_no_sample_and_the_rest_is_there(
+    tmp_path, monkeypatch
+):
+    def report(*given, **options):
+        raise ReportError("not drawn")
+
+    monkeypatch.setattr("longshort.report.write_report", report)
+    monkeypatch.setattr("longshort.report.demo.default_data", lambda: None)
+    monkeypatch.setattr("longshort.report.demo.text_stream", lambda *given, **options: iter(["pass"]))
+    trials = plan_trials(demo_config(steps=6), VARIANTS, (0,), tmp_path)
+    for trial, loss, status in zip(trials, (None, 2.0), ("diverged", "finished"), strict=True):
+        end = {"kind": "end", "step": 6, "seconds": 6.0, "status": status}
+        header = run_record(trial.out.name, config=trial.config.to_dict())
+        write_lines(trial.out, [header, train_record(6, loss), eval_record(6, loss), end])
+    result = run_demo(trials, tmp_path, watch=lambda readers: None, message=lambda text: None)
+    assert result.samples == {"ls": "def pass"}
+    assert [row["validation_loss"] for row in result.rows] == [None, 2.0]

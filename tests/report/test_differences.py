@@ -3,7 +3,7 @@
 import pytest
 
 from longshort.report import comparison
-from longshort.report.differences import differences
+from longshort.report.differences import differences, not_only_seeds
 from longshort.runs import load_runs
 
 from .synthetic import run_record, write_lines
@@ -40,6 +40,27 @@ def test_reach_of_the_heads_is_one_row_and_its_keys_are_not(tmp_path):
 
 def test_runs_that_differ_by_seed_alone_have_no_rows(tmp_path):
     assert table(tmp_path, a={"d_model": 64}) == []
+
+
+def test_runs_of_one_variant_that_differ_by_more_than_the_seed_are_told_apart(tmp_path):
+    folders = [
+        write_lines(
+            tmp_path / f"{lr}-{variant}-{seed}",
+            [run_record(config={"run": {"variant": variant, "steps": steps}, "optimizer": {"lr": lr}}, seed=seed)],
+        )
+        for lr, steps in ((1e-3, 5), (3e-3, 9))
+        for variant in ("plain", "ls")
+        for seed in (0, 1)
+    ]
+    variants = comparison.group(load_runs(folders))
+    assert [(row.key, row.values) for row in differences(variants)] == [
+        ("run.steps", ["5 / 9"] * 2),
+        ("optimizer.lr", ["0.001 / 0.003"] * 2),
+    ]
+    notes = not_only_seeds(variants)
+    assert notes[0].startswith("plain: its runs differ in optimizer.lr, so what is said of its seeds")
+    assert notes[1] == "plain: more than one of its runs has seed 0, 1"
+    assert not_only_seeds(comparison.group(load_runs(folders[:4]))) == ()
 
 
 def test_positions_of_the_heads_are_a_row_where_the_reach_has_them(tmp_path):

@@ -157,6 +157,12 @@ BAD = {
     "shape": [json.dumps(train_record(1, 2.0, **logits_of(1.0, layers=3))), "must be 2 layers x 4 heads, got 3 x 4"],
     "ragged": [json.dumps(train_record(1, 2.0, logit_max=[[1], [1, 2]], logit_min=[])), "'logit_max' must be a list"],
     "one end": [json.dumps(train_record(1, 2.0, logit_max=logits_of(1.0)["logit_max"])), "has no 'logit_min'"],
+    "no number of ours": [json.dumps(train_record(10**20, 2.0)), "line 2: 'step' must fit into 64 bits, got '1000"],
+    "no float": [json.dumps(train_record(1, 10**400)), "line 2: 'loss' must fit into 64 bits"],
+    "no float of a head": [
+        json.dumps(train_record(1, 2.0, logit_max=[[10**400] * 4] * 2, logit_min=[])),
+        "'logit_max' must be a list of numbers",
+    ],
     "second run": [json.dumps(run_record()), "line 2: a second run record"],
 }
 
@@ -179,6 +185,12 @@ def test_bad_line_is_one_error_with_file_and_line(tmp_path, case):
         ([train_record(1, 2.0)], "line 1: a train record before the run record"),
         ([run_record(format=2)], "format 2, but this version reads only format 1"),
         ([run_record(plans=[[None]])], "'plans' must list 4 heads for each of 2 layers"),
+        ([run_record(plans=[["all"] * 4] * 2)], "'plans' must hold integers or null, got 'all'"),
+        ([run_record(firsts=[4, 4])], "'firsts' must list 4 heads for each of 2 layers"),
+        ([run_record(firsts=[[4, 4, 4, None]] * 2)], "'firsts' must hold integers, got 'None'"),
+        ([run_record(config={"model": None})], "'config' must hold sections of keys, got 'model' with 'None'"),
+        ([run_record(git=7)], "'git' must be str, got '7'"),
+        ([run_record(versions="0.1.0")], "'versions' must be dict, got '0.1.0'"),
     ],
 )
 def test_bad_description_is_named(tmp_path, records, message):

@@ -75,7 +75,8 @@ def generate(
     if yarn and context is None:
         raise ValueError("--yarn must come with --context N, got --yarn alone")
     if prompt == "-":
-        prompt = typer.get_text_stream("stdin").read()
+        # Bytes that are no text stay in it as such, for the check that names the prompt.
+        prompt = typer.get_text_stream("stdin", errors="surrogateescape").read()
     options: dict[str, Any] = {
         "stop_strings": stop or (),
         "max_new_tokens": tokens,

@@ -31,7 +31,7 @@ class DemoResult(NamedTuple):
 
     rows: list[dict[str, Any]]
     samples: dict[str, str]
-    """Text that each variant wrote."""
+    """Text that each variant wrote, unless it diverged."""
     report: Path | None
     """None where the packages for it are missing."""
     remark: str
@@ -57,7 +57,8 @@ def run_demo(trials: list[Trial], out: Path, *, watch: Watch, message: Callable[
         return None
     rows = save_summary(trials, out)
     said = remark(rows)
-    samples = {trial.variant: _sample(trial) for trial in trials}
+    # A run that diverged may have no checkpoint, and what it has is not its end.
+    samples = {trial.variant: _sample(trial) for trial in trials if load_run(trial.out).diverged_at is None}
     message("writing the report")
     try:
         title = "Plain attention and LS-attention"

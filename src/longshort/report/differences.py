@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from longshort.report.comparison import Variant, flatten
 from longshort.report.seen import Sees, Windows
+from longshort.runs import Run
+from longshort.runs.settings import MAY_CHANGE
 
 _NAMES = {
     "data.batch_size": "sequences per batch",
@@ -15,8 +17,11 @@ _NAMES = {
     "model.context": "context, in tokens",
     "model.n_heads": "heads",
     "model.n_layers": "layers",
+    "model.plan": "reach of the heads",
+    "model.plan.decays": "decays and slopes of the heads",
     "model.positions": "positions",
     "model.qk_norm": "QK-norm",
+    "model.reach": "positions of the heads",
     "model.sigma_reparam": "sigma-reparametrization",
     "model.smoothing": "smoothing, in keys",
     "model.softcap": "softcap of the logits",
@@ -29,6 +34,7 @@ _NAMES = {
     "stability.clip": "gradient clipping",
     "stability.qk_clip": "QK-clip threshold",
 }
+_NOT_SET = "\N{EN DASH}"
 _SAID_ELSEWHERE = ("run.out", "run.variant", "run.seed", "run.name")
 _REACH = ("model.n_global", "model.window", "model.plan", "model.plans", "model.reach")
 _PLAN = ("model.plan.windows", "model.plan.firsts", "model.plan.decays", "model.plan.slopes")
@@ -43,20 +49,42 @@ class Difference(NamedTuple):
 
 
 def differences(variants: Sequence[Variant]) -> list[Difference]:
-    """The settings in which the variants differ; the reach of the heads comes first."""
-    reaches = [_joined(reach(run.header.sees) for run in variant.runs) for variant in variants]
-    rates = [_joined(_rates(run.config) for run in variant.runs) for variant in variants]
-    flats = [[flatten(run.config) for run in variant.runs] for variant in variants]
-    keys = dict.fromkeys(key for runs in flats for flat in runs for key in flat)
-    placed = [_joined(_positions(run.config) for run in variant.runs) for variant in variants]
-    rows = [Difference("reach of the heads", "model.plan", reaches)]
-    rows.append(Difference("decays and slopes of the heads", "model.plan.decays", rates))
-    rows.append(Difference("positions of the heads", "model.reach", placed))
-    for key in keys:
-        if key not in (*_REACH, *_PLAN, *_SAID_ELSEWHERE):
-            values = [_joined(_shown(flat.get(key)) for flat in runs) for runs in flats]
-            rows.append(Difference(_name(key), key, values))
-    return [row for row in rows if len(set(row.values)) > 1]
+    """The settings in which runs differ, between variants or within one; the reach of the heads comes first."""
+    told = [[_told(run) for run in variant.runs] for variant in variants]
+    rows = []
+    for key in dict.fromkeys(key for runs in told for settings in runs for key in settings):
+        values = [[settings.get(key, _NOT_SET) for settings in runs] for runs in told]
+        if len({value for runs in values for value in runs}) > 1:
+            rows.append(Difference(_name(key), key, [" / ".join(dict.fromkeys(runs)) for runs in values]))
+    return rows
+
+
+def _told(run: Run) -> dict[str, str]:
+    """The settings of a run in words."""
+    heads = {
+        "model.plan": reach(run.header.sees),
+        "model.plan.decays": _rates(run.config),
+        "model.reach": _positions(run.config),
+    }
+    apart = (*_REACH, *_PLAN, *_SAID_ELSEWHERE)
+    return heads | {key: _shown(value) for key, value in flatten(run.config).items() if key not in apart}
+
+
+def not_only_seeds(variants: Sequence[Variant]) -> tuple[str, ...]:
+    """Where the runs of a variant are not one run for each of its seeds, as the page would have it."""
+    notes = []
+    for variant in variants:
+        rows = [row.key for row in differences([variant])]
+        settings = [key for key in rows if key.partition(".")[2] not in MAY_CHANGE.get(key.partition(".")[0], ())]
+        if settings:
+            notes.append(
+                f"{variant.name}: its runs differ in {', '.join(settings)}, so what is said of its seeds is said of "
+                "these settings too"
+            )
+        seeds = [run.seed for run in variant.runs]
+        if twice := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
+            notes.append(f"{variant.name}: more than one of its runs has seed {', '.join(map(str, twice))}")
+    return tuple(notes)
 
 
 def reach(plans: Windows) -> str:
@@ -81,7 +109,7 @@ def _rates(config: dict[str, Any]) -> str:
     model = config.get("model", {})
     plans = [layer["plan"] for layer in model.get("reach") or []] or model.get("plans") or [model.get("plan") or {}]
     said = [[f"{name} {_shown(plan[name])}" for name in ("decays", "slopes") if plan.get(name)] for plan in plans]
-    return _by_layer([", ".join(parts) or "\N{EN DASH}" for parts in said])
+    return _by_layer([", ".join(parts) or _NOT_SET for parts in said])
 
 
 def _by_layer(said: Sequence[str]) -> str:
@@ -101,7 +129,7 @@ def _positions(config: dict[str, Any]) -> str:
     """What the layers of `model.reach` say beside their plans, such as rotary bases."""
     layers = config.get("model", {}).get("reach") or []
     said = [[_option(key, value) for key, value in layer.items() if key != "plan"] for layer in layers]
-    return "; ".join(dict.fromkeys(", ".join(parts) for parts in said if parts)) or "\N{EN DASH}"
+    return "; ".join(dict.fromkeys(", ".join(parts) for parts in said if parts)) or _NOT_SET
 
 
 def _option(key: str, value: Any) -> str:
@@ -116,15 +144,11 @@ def _name(key: str) -> str:
 
 def _shown(value: Any) -> str:
     if value is None:
-        return "\N{EN DASH}"
+        return _NOT_SET
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, list):
-        return ", ".join(_shown(part) for part in value) or "\N{EN DASH}"
+        return ", ".join(_shown(part) for part in value) or _NOT_SET
     return str(value)
-
-
-def _joined(values: Any) -> str:
-    return " / ".join(dict.fromkeys(values))

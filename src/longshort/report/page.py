@@ -16,7 +16,7 @@ import numpy as np
 from longshort.files import check_replaceable, write_atomically
 from longshort.report import comparison, datasets, theme
 from longshort.report.charts import LOSSES, X_AXES, Charts, ReportError, drawing, with_data
-from longshort.report.differences import differences
+from longshort.report.differences import differences, not_only_seeds
 from longshort.report.pictures import vegalite, write_picture
 from longshort.report.plan import plan_chart
 from longshort.report.seen import Sees
@@ -51,7 +51,7 @@ def write_report(
     title = title or _title(loaded)
     html = write_atomically(out, render(loaded, data, title, out, remark))
     pngs = write_pictures(loaded, data, out.with_name(f"{out.stem}-figures")) if png else ()
-    return ReportFiles(html, tuple(pngs), comparison.notes(loaded))
+    return ReportFiles(html, tuple(pngs), _notes(loaded))
 
 
 def check_page(out: Path) -> None:
@@ -95,7 +95,7 @@ def render(runs: Sequence[Run], data: datasets.Datasets, title: str, out: Path, 
         answers=answers,
         rewards=rewards,
         measures=[(measure, datasets.MEASURES[measure][0]) for measure in _measured(runs)],
-        notes=comparison.notes(runs),
+        notes=_notes(runs),
         data=data,
         unfinished=any(run.status != "finished" for run in runs),
         samples=[chosen for variant in variants if (chosen := _samples(variant)) is not None],
@@ -126,6 +126,10 @@ def page_environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def _notes(runs: Sequence[Run]) -> tuple[str, ...]:
+    return (*not_only_seeds(comparison.group(runs)), *comparison.notes(runs))
 
 
 def config_name(run: Run) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from longshort.files import Damaged, unsealed
+from longshort.numeric import is_int
 
 FORMAT = 1
 COLUMNS = ("step", "loss", "lr", "grad_norm", "tokens", "seconds", "tokens_per_second", "mfu")
@@ -173,7 +174,12 @@ class Line:
         allowed = (int, float) if kind is float else kind
         if not isinstance(value, allowed) or isinstance(value, bool):
             raise self.error(f"{key!r} must be {kind.__name__}, got {str(value)[:40]!r}")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:  # arrays cannot hold it
+            raise self.error(f"{key!r} must fit into 64 bits, got {str(value)[:40]!r}")
         return value
+
+    def optional(self, key: str, kind: type) -> Any:
+        return None if self.data.get(key) is None else self.get(key, kind)
 
     def number_or_nan(self, key: str) -> float:
         return np.nan if self.data.get(key) is None else float(self.get(key, float))
@@ -182,7 +188,7 @@ class Line:
         values = self.get(key, list)
         try:
             matrix_LH = np.array(values, dtype=np.float64)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise self.error(f"{key!r} must be a list of numbers for each layer") from None
         if matrix_LH.shape != shape_LH:
             shape = " x ".join(map(str, matrix_LH.shape))
@@ -194,25 +200,33 @@ def header(line: Line) -> Header:
     """The description on the first line."""
     if line.data.get("format") != FORMAT:
         raise line.error(f"format {line.data.get('format')!r}, but this version reads only format {FORMAT}")
-    plans, layers, heads = line.get("plans", list), line.get("layers", int), line.get("heads", int)
-    if len(plans) != layers or any(not isinstance(plan, list) or len(plan) != heads for plan in plans):
-        raise line.error(f"'plans' must list {heads} heads for each of {layers} layers")
-    firsts = line.data.get("firsts")
-    if firsts is not None and [len(layer) for layer in firsts] != [heads] * layers:
-        raise line.error(f"'firsts' must list {heads} heads for each of {layers} layers")
+    config = line.get("config", dict)
+    if wrong := [name for name, section in config.items() if not isinstance(section, dict)]:
+        raise line.error(f"'config' must hold sections of keys, got {wrong[0]!r} with {str(config[wrong[0]])[:40]!r}")
+    firsts = None if line.data.get("firsts") is None else _by_head(line, "firsts")
     return Header(
         name=line.get("name", str),
-        config=line.get("config", dict),
+        config=config,
         seed=line.get("seed", int),
         device=line.get("device", str),
         parameters=line.get("parameters", int),
-        plans=tuple(tuple(plan) for plan in plans),
-        versions=line.data.get("versions") or {},
-        git=line.data.get("git"),
+        plans=_by_head(line, "plans", None),
+        versions=line.optional("versions", dict) or {},
+        git=line.optional("git", str),
         started=str(line.data.get("started", "")),
-        firsts=None if firsts is None else tuple(tuple(layer) for layer in firsts),
-        texts=line.data.get("texts"),
+        firsts=firsts,
+        texts=line.optional("texts", dict),
     )
+
+
+def _by_head(line: Line, key: str, *others: None) -> tuple[tuple[Any, ...], ...]:
+    """An integer for each head of each layer, or one of the `others`."""
+    layers, heads, values = line.get("layers", int), line.get("heads", int), line.get(key, list)
+    if len(values) != layers or any(not isinstance(layer, list) or len(layer) != heads for layer in values):
+        raise line.error(f"{key!r} must list {heads} heads for each of {layers} layers")
+    if wrong := [value for layer in values for value in layer if not is_int(value) and value not in others]:
+        raise line.error(f"{key!r} must hold integers{' or null' if others else ''}, got {str(wrong[0])[:40]!r}")
+    return tuple(tuple(layer) for layer in values)
 
 
 def record(line: Line, shape_LH: tuple[int, int]) -> Record | None:
