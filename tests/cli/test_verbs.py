@@ -193,7 +193,7 @@ def test_a_folder_without_a_checkpoint_is_one_line(verb, tmp_path):
         (["evaluate", "--split", "tset"], ["split must be train, validation or test, got 'tset'"]),
         (["evaluate", "--data", "nowhere"], ["nowhere"]),
         (["evaluate", "--stride", "65"], ["stride"]),
-        (["evaluate", "--length", "100"], ["length must be at most 64"]),
+        (["evaluate", "--length", "100"], ["length must be at most 64", "got 100"]),
         (["evaluate", "--yarn"], ["--yarn must come with --length N, got --yarn alone"]),
         (["evaluate", "--device", "gpu"], ["device must be auto, cpu, cuda or cuda:N, got 'gpu'"]),
         (["generate", "--prompt", ""], ["prompt must hold at least one token"]),

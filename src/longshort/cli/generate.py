@@ -35,7 +35,7 @@ def generate(
         str | None, typer.Option(help="soft: think in mixtures of tokens first, until --thinking-end.")
     ] = None,
     thinking_end: Annotated[str | None, typer.Option(help="Text of the token that ends the thinking.")] = None,
-    thinking_top_k: Annotated[int | None, typer.Option(help="Tokens of a mixture (default 5).")] = None,
+    thinking_top_k: Annotated[int | None, typer.Option(min=1, help="Tokens of a mixture (default 5).")] = None,
     thinking_top_p: Annotated[
         float | None, typer.Option(help="Only the most probable of them that sum to this probability (default 0.95).")
     ] = None,

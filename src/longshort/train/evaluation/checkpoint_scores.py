@@ -86,7 +86,9 @@ def text_scores(
     if yarn:
         model = lengthened(model, length)
     if config.model.positions == "learned" and length > config.model.context:
-        raise ConfigError(f"length must be at most {config.model.context}, which positions are learned for")
+        raise ConfigError(
+            f"length must be at most {config.model.context}, which positions are learned for, got {length}"
+        )
     targets = targets_of_window(length, beginning)
     score = partial(
         evaluate_split,
