@@ -49,6 +49,15 @@ def test_what_was_not_finite_is_counted_and_not_averaged(tmp_path):
     assert variant.spread("final_loss") == Spread(2.0, 2.0, 2.0, 1, 1)
 
 
+def test_a_note_says_which_runs_had_logits_that_were_not_finite(tmp_path):
+    overflowed = logits_of(9.0)
+    overflowed["logit_max"][0][0] = None
+    (variant,) = variants_of(tmp_path, {"ls": [seed(2.0), [*seed(2.0)[:-1], train_record(5, 3.0, **overflowed)]]})
+    assert variant.spread("largest_logit") == Spread(7.0, 5.0, 9.0, 2, 0)
+    (note,) = comparison.notes(variant.runs)
+    assert note == "ls-1: some logits were not finite, and its max |logit| is the largest of the others"
+
+
 def test_what_was_not_measured_is_none(tmp_path):
     (variant,) = variants_of(tmp_path, {"plain": [[]]})
     measures = ("final_loss", "best_loss", "training_loss", "largest_logit", "speed")

@@ -232,9 +232,14 @@ def _spikes(variants: Sequence[Variant], runs: Sequence[Run]) -> str:
 
 
 def notes(runs: Sequence[Run]) -> tuple[str, ...]:
-    """How runs diverged, and what is odd about the runs' files."""
+    """How runs diverged, where the largest logit leaves some out, and what is odd about the runs' files."""
     stories = [f"{run.label}: {run.end.reason}" for run in runs if run.end is not None and run.end.reason]
-    return (*stories, *(note for run in runs for note in run.notes))
+    lost = [
+        f"{run.label}: some logits were not finite, and its max |logit| is the largest of the others"
+        for run in runs
+        if not run.logits_are_finite
+    ]
+    return (*stories, *lost, *(note for run in runs for note in run.notes))
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
