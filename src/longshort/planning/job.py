@@ -156,6 +156,11 @@ class Settings:
         """Ranks, or groups of `cp` ranks, that train on different sequences."""
         return self.dp_replicate * self.dp_shard
 
+    @property
+    def stream_bytes(self) -> int:
+        """Of a number of the residual stream: bf16 if the gathered weights are, fp32 if autocast alone rounds."""
+        return 2 if self.shards > 1 else 4
+
     def overrides(self) -> list[str]:
         """For the command line of `longshort train`."""
         words = [f"parallel.{name}={getattr(self, name)}" for name in ("dp_replicate", "dp_shard", "cp")]
