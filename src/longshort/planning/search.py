@@ -123,8 +123,8 @@ def fixed_settings(words: list[str]) -> dict[str, Any]:
 
 
 def check_not_set(overrides: Sequence[str]) -> None:
-    """Raise if an override sets what a plan chooses by itself; `run.accumulate` may be needed for the batch."""
-    chosen = {word.split("=")[0] for word in Settings(cp=2, reduce="bf16").overrides()} - {"run.accumulate"}
+    """Raise if an override sets what a plan chooses by itself."""
+    chosen = {word.split("=")[0] for word in Settings(cp=2, reduce="bf16").overrides()}
     for override in overrides:
         name, _, value = override.partition("=")
         if name in chosen:
