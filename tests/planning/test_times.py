@@ -1,12 +1,15 @@
 """Time by part, against numbers worked out by hand."""
 
 import pytest
+import torch
 
-from longshort import GPTConfig
+from longshort import GPT, GPTConfig
 from longshort.planning import Job, Machines, Settings, estimate, rates
 from longshort.planning import times as parts
 from longshort.planning.beside import ways
 from longshort.planning.traffic import Sent
+from longshort.train.optimizer import build_optimizer
+from longshort.train.settings.config import OptimizerConfig
 
 SIZES = {"vocab_size": 32_768, "context": 65_536, "n_layers": 4, "width": 4096, "n_heads": 32, "positions": "none"}
 
@@ -88,9 +91,17 @@ def test_what_ranks_exchange_is_waited_for():
 
 def test_muon_takes_longer():
     adamw, muon = (by_name(job_of(optimizer=kind), Settings())[parts.OPTIMIZER] for kind in ("adamw", "muon"))
-    square, wide = 5 * 6 * 4096**3, 5 * (4 * 4 + 2) * 4096**3
-    fused = 5 * (4 * 3 + 2) * 4096**3
-    assert muon - adamw == pytest.approx(4 * (fused + square + 2 * wide) / rates.MATMUL)
+    square, wide = 5 * 6 * 4096**3, 5 * (4 * 4 + 2) * 4096**3  # queries, keys and values are fused, and taken apart
+    assert muon - adamw == pytest.approx(4 * (4 * square + 2 * wide) / rates.MATMUL)
+
+
+@pytest.mark.parametrize("options", [{"mlp": "swiglu"}, {"n_kv_heads": 2}, {"head_dim": 32}])
+def test_muon_orthogonalises_the_matrices_that_are_counted(options):
+    small = GPTConfig(**SIZES | {"n_layers": 1, "vocab_size": 8, "width": 96, "n_heads": 4} | options)
+    of_muon = build_optimizer(GPT(small), OptimizerConfig(kind="muon"), torch.device("cpu")).param_groups[0]
+    fused = zip(of_muon["params"], of_muon["rows"], strict=True)
+    apart = [(parameter.shape[1], height) for parameter, heights in fused for height in heights]
+    assert apart == list(Job(model=small, length=64, batch=1).matrices)
 
 
 def test_a_ring_is_hidden_by_attention_and_ulysses_is_not():

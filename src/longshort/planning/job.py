@@ -56,6 +56,14 @@ class Job:
         )
 
     @cached_property
+    def matrices(self) -> tuple[tuple[int, int], ...]:
+        """(inputs, outputs) of the matrices of a block, those that one product multiplies by taken apart."""
+        model, heads = self.model, self.model.n_heads * self.head_dim
+        keys, up = (model.width, self.kv_heads * self.head_dim), (model.width, model.mlp_width)
+        ups = (up, up) if model.mlp in GATED else (up,)
+        return ((model.width, heads), keys, keys, (heads, model.width), *ups, (model.mlp_width, model.width))
+
+    @cached_property
     def block_matrices(self) -> int:
         """Weights of the matrices of one block."""
         return sum(inputs * outputs for inputs, outputs in self.products)

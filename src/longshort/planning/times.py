@@ -121,7 +121,7 @@ def optimizer_seconds(job: Job, settings: Settings, machines: Machines) -> float
     share = job.parameters / settings.shards
     seconds = 28 * share / (rates.ADAMW * wide) + 12 * share / (rates.STREAM * wide)
     if job.optimizer == "muon":
-        flops = sum(5 * (4 * n * m * min(n, m) + 2 * min(n, m) ** 3) for n, m in job.products)
+        flops = sum(5 * (4 * n * m * min(n, m) + 2 * min(n, m) ** 3) for n, m in job.matrices)
         seconds += job.model.n_layers * flops / settings.shards / (rates.MATMUL * carried(machines))
     return seconds
 
