@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from longshort import GPT, GPTConfig
+from longshort import GPT, GPTConfig, HeadPlan
 from longshort.planning import Job, Machines, Settings, estimate
 from longshort.planning import memory as parts
-from longshort.planning.memory import chunk_rows, kept_bytes, last_bytes, layer_bytes, loss_bytes
+from longshort.planning.memory import chunk_rows, exchanged_bytes, kept_bytes, last_bytes, layer_bytes, loss_bytes
 
 from . import kept
 
@@ -93,9 +93,20 @@ def test_micro_batches_and_shared_sequences_divide_activations():
     whole = by_name(job_of(), Settings())[parts.KEPT]
     assert by_name(job_of(), Settings(accumulate=4))[parts.KEPT] == whole / 4
     shared = by_name(job_of(), Settings(cp=4))[parts.KEPT]
-    keys = 2 * 2 * 64 * (4 * 1 + 1 + 11)  # of one global head from four ranks, its queries dealt anew, 11 local heads
+    local = 11 * (1 + 63 / 256)  # with the halo
+    keys = 2 * 2 * 64 * (4 * 1 + 1 + local)  # of one global head from four ranks, and its queries dealt anew
     halved = 2 * 2 * 768  # inputs of both norms, in bf16
     assert shared == pytest.approx((whole + 32 * 1024 * 12 * (keys - halved)) / 4)
+
+
+@pytest.mark.parametrize("windows", [(32, 32), (9, 17, 1)])
+def test_a_halo_is_kept_by_all_ranks_but_the_first(windows, ranks):
+    first, second = ranks.run(kept.bytes_of_shared_attention, windows, 64, size=2)
+    plans = (HeadPlan(windows=given) for given in (windows, (1,) * len(windows)))
+    small = GPT2 | {"context": 64, "width": 16 * len(windows), "n_heads": len(windows)}
+    jobs = [Job(model=GPTConfig(**small, plan=plan), length=64, batch=1) for plan in plans]
+    counted, without = (exchanged_bytes(job, job.model.layer_plans[0], Settings(cp=2)) for job in jobs)
+    assert second - first == counted - without > 0
 
 
 def test_checkpoints_keep_a_block_s_input_alone():

@@ -11,9 +11,9 @@ from __future__ import annotations
 from longshort.heads import HeadPlan
 from longshort.losses.head import TILE
 from longshort.nn.block import GATED
+from longshort.ops.shares import Roles
 from longshort.planning.figures import COMPUTED, Figure, total
 from longshort.planning.job import Job, Settings
-from longshort.planning.reaches import reaches
 
 CHUNK_BYTES = 2**30
 """Budget for a chunk of logits on a GPU; see `losses.linear`."""
@@ -117,12 +117,13 @@ def layer_bytes(job: Job, settings: Settings) -> float:
 
 def exchanged_bytes(job: Job, plan: HeadPlan, settings: Settings) -> float:
     """Bytes per token that a layer keeps for what ranks exchange: K and V of global heads from all ranks, their queries
-    and outputs dealt anew, K and V of local heads with their halo.
+    and outputs dealt anew, K and V of local heads with the halo, which is as long for all of them.
     """
     if settings.cp == 1:
         return 0
-    seen = reaches(plan, job.kv_heads, job.length)
-    return 2 * 2 * job.head_dim * (settings.cp * seen.far_kv + seen.far + len(seen.near_kv))
+    roles = Roles.of(plan, job.kv_heads, job.length)
+    halo = (roles.back + roles.first) * settings.cp / job.length
+    return 2 * 2 * job.head_dim * (settings.cp * len(roles.far_kv) + len(roles.far) + (1 + halo) * len(roles.near_kv))
 
 
 def block_bytes(job: Job, settings: Settings) -> float:
