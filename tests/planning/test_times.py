@@ -44,7 +44,7 @@ def test_attention_counts_pairs_of_global_heads_and_bytes_of_local_ones():
 
 def test_gpus_share_the_work_and_not_the_gaps():
     alone, shared = by_name(job_of(), Settings()), by_name(job_of(), Settings(dp_shard=2, cp=4))
-    for name in (parts.MATRICES, parts.ATTENTION, parts.REST, parts.HEAD, parts.OPTIMIZER):
+    for name in (parts.MATRICES, parts.ATTENTION, parts.HEAD, parts.OPTIMIZER):
         assert shared[name] == pytest.approx(alone[name] / 8)
     assert shared[parts.IDLE] == alone[parts.IDLE] == 4 * rates.GAP
 
@@ -73,6 +73,19 @@ def test_each_pass_hides_its_own_collectives_alone():
     sent = [Sent("", forward=10.0, backward=20.0, bandwidth=1.0, calls=0, ranks=2, note="")]
     assert parts.exposed_seconds(sent, forward=4.0, backward=100.0) == 6.0
     assert parts.exposed_seconds(sent, forward=100.0, backward=4.0) == 16.0
+
+
+def test_norms_and_sums_move_half_as_many_bytes_of_a_stream_in_bf16():
+    """Forward the stream and what is added to it are read, their sum and its norm written; backward the gradients of
+    both and the stream are read, the gradient of the stream and, of an fp32 stream, its copy in bf16 written.
+    """
+    alone, sharded = (by_name(job_of(), Settings(dp_shard=shards))[parts.REST] for shards in (1, 8))
+    tokens, hidden = 8 * 65_536, 4 * 4096
+    activations = (2 * 2 + 2 * 3) * hidden
+    in_fp32 = 2 * 4096 * (4 + 2 + 4 + 2 + 2 + 4 + 4 + 4 + 2)
+    in_bf16 = 2 * 4096 * (2 + 2 + 2 + 2 + 2 + 2 + 2 + 2)
+    assert alone == pytest.approx(4 * tokens * (in_fp32 + activations) / rates.STREAM)
+    assert sharded == pytest.approx(4 * tokens / 8 * (in_bf16 + activations) / rates.STREAM)
 
 
 def test_qk_norm_reads_and_writes_queries_and_keys_as_rotation_does():
