@@ -42,6 +42,19 @@ def test_attention_counts_pairs_of_global_heads_and_bytes_of_local_ones():
     assert by_name(job_of(), Settings())[parts.ATTENTION] == pytest.approx(4 * (forward + backward))
 
 
+def test_attention_within_chunks_costs_that_of_short_sequences():
+    chunked = job_of(attention_chunk=1024)
+    short = Job(model=job_of().model, length=1024, batch=8 * 64)
+    assert by_name(chunked, Settings())[parts.ATTENTION] == pytest.approx(by_name(short, Settings())[parts.ATTENTION])
+
+
+def test_attention_within_chunks_is_compared_with_that_of_whole_sequences():
+    (_, whole) = ways(estimate(job_of(), Settings(), Machines()))
+    for heads in ({}, {"n_global": None, "window": None}):
+        (_, plain) = ways(estimate(job_of(attention_chunk=1024, **heads), Settings(), Machines()))
+        assert plain == whole
+
+
 def test_gpus_share_the_work_and_not_the_gaps():
     alone, shared = by_name(job_of(), Settings()), by_name(job_of(), Settings(dp_shard=2, cp=4))
     for name in (parts.MATRICES, parts.ATTENTION, parts.HEAD, parts.OPTIMIZER):

@@ -30,6 +30,11 @@ class Job:
     def tokens(self) -> int:
         return self.batch * self.length
 
+    @property
+    def span(self) -> int:
+        """Tokens that attention takes for a sequence."""
+        return min(self.length, self.model.attention_chunk or self.length)
+
     @cached_property
     def plans(self) -> tuple[tuple[HeadPlan, int], ...]:
         """Each kind of layer with the number of such layers."""
@@ -133,9 +138,10 @@ class Job:
         return min(largest_group(plan, self.kv_heads, self.length, self.smoothing) for plan, _ in self.plans)
 
     def as_plain(self) -> Job:
-        """The same with full attention in every head."""
+        """The same with full attention in every head, over whole sequences."""
+        whole = replace(self.model, attention_chunk=None)
         plan = HeadPlan.full(self.model.n_heads)
-        return replace(self, model=replace(self.model, plan=plan, n_global=None, window=None, plans=None, reach=None))
+        return replace(self, model=replace(whole, plan=plan, n_global=None, window=None, plans=None, reach=None))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,8 +79,8 @@ def attention_seconds(job: Job, settings: Settings, machines: Machines, table: d
     far, scale, wide = by_head_dim(table, dim), carried(machines), carried(machines, bandwidth=True)
     seconds = [0.0, 0.0]
     for plan, count in job.plans:
-        seen = reaches(plan, job.length)
-        pairs = seen.far * mean_visible(None, job.length) * tokens
+        seen = reaches(plan, job.span)
+        pairs = seen.far * mean_visible(None, job.span) * tokens
         tiles = sum(keys + rates.TILE for keys in seen.near) * tokens
         features = len(seen.near) * dim * tokens
         for way, (flops, moved) in enumerate(((4, 8), (10, 16))):
