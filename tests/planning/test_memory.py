@@ -1,12 +1,16 @@
 """Memory by part, against numbers worked out by hand and against what autograd keeps."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from longshort import GPT, GPTConfig
+from longshort import GPT, GPTConfig, HeadPlan
 from longshort.planning import Job, Machines, Settings, estimate
 from longshort.planning import memory as parts
-from longshort.planning.memory import chunk_rows, kept_bytes, last_bytes, layer_bytes, loss_bytes
+from longshort.planning.memory import chunk_rows, exchanged_bytes, kept_bytes, last_bytes, layer_bytes, loss_bytes
+
+from . import kept
 
 GPT2 = {"vocab_size": 50_304, "context": 1024, "n_layers": 12, "width": 768, "n_heads": 12, "tie_embeddings": True}
 
@@ -53,7 +57,7 @@ def test_one_gpu_holds_weights_moments_activations_and_the_loss():
 def test_the_loss_alone_takes_what_was_measured():
     """1,118,897,664 bytes, with hidden states and their gradient in bf16 (benchmarks/results/training.json)."""
     fp32_instead = 2 * 32_768 * 768
-    assert loss_bytes(job_of(), 32_768) - fp32_instead == pytest.approx(1_118_897_664, rel=1e-5)
+    assert loss_bytes(job_of(), Settings(), 32_768) - fp32_instead == pytest.approx(1_118_897_664, rel=1e-5)
 
 
 @pytest.mark.parametrize(("rows", "chunk"), [(32_768, 8192), (128, 128), (1, 128), (11_000, 5504)])
@@ -67,7 +71,7 @@ def test_a_chunk_that_is_given_is_kept_to():
 
 
 def test_dropout_keeps_a_byte_of_mask_for_each_feature_of_both_branches():
-    assert layer_bytes(job_of(dropout=0.1)) - layer_bytes(job_of()) == 2 * 768
+    assert layer_bytes(job_of(dropout=0.1), Settings()) - layer_bytes(job_of(), Settings()) == 2 * 768
 
 
 def test_shards_divide_weights_gradients_and_moments():
@@ -89,8 +93,20 @@ def test_micro_batches_and_shared_sequences_divide_activations():
     whole = by_name(job_of(), Settings())[parts.KEPT]
     assert by_name(job_of(), Settings(accumulate=4))[parts.KEPT] == whole / 4
     shared = by_name(job_of(), Settings(cp=4))[parts.KEPT]
-    keys = 2 * 2 * 64 * (4 * 1 + 1 + 11)  # of one global head from four ranks, its queries dealt anew, 11 local heads
-    assert shared == pytest.approx((whole + 32 * 1024 * 12 * keys) / 4)
+    local = 11 * (1 + 63 / 256)  # with the halo
+    keys = 2 * 2 * 64 * (4 * 1 + 1 + local)  # of one global head from four ranks, and its queries dealt anew
+    halved = 2 * 2 * 768  # inputs of both norms, in bf16
+    assert shared == pytest.approx((whole + 32 * 1024 * 12 * (keys - halved)) / 4)
+
+
+@pytest.mark.parametrize("windows", [(32, 32), (9, 17, 1)])
+def test_a_halo_is_kept_by_all_ranks_but_the_first(windows, ranks):
+    first, second = ranks.run(kept.bytes_of_shared_attention, windows, 64, size=2)
+    plans = (HeadPlan(windows=given) for given in (windows, (1,) * len(windows)))
+    small = GPT2 | {"context": 64, "width": 16 * len(windows), "n_heads": len(windows)}
+    jobs = [Job(model=GPTConfig(**small, plan=plan), length=64, batch=1) for plan in plans]
+    counted, without = (exchanged_bytes(job, job.model.layer_plans[0], Settings(cp=2)) for job in jobs)
+    assert second - first == counted - without > 0
 
 
 def test_checkpoints_keep_a_block_s_input_alone():
@@ -98,7 +114,7 @@ def test_checkpoints_keep_a_block_s_input_alone():
     assert kept_bytes(job, settings) == 12 * 4 * 768
     found = by_name(job, settings)
     kept = 32 * 1024 * kept_bytes(job, settings)
-    assert found[parts.KEPT] in (kept, kept + 32 * 1024 * last_bytes(job))  # by the moment of the peak
+    assert found[parts.KEPT] in (kept, kept + 32 * 1024 * last_bytes(job, settings))  # by the moment of the peak
     assert found[parts.GATHERED] == 2 * job.block_matrices
 
 
@@ -123,4 +139,24 @@ def test_autograd_keeps_what_is_counted_of_a_block(changes):
     job = Job(model=GPTConfig(**small), length=64, batch=2)
     in_fp32 = 2 * 4 * 64 + 4 * 4 + 2 * 8  # inputs of norms, lse, means and deviations
     copied = 4 * 64
-    assert (kept[2] - kept[1]) / 128 == 2 * (layer_bytes(job) - in_fp32) + in_fp32 + copied
+    assert (kept[2] - kept[1]) / 128 == 2 * (layer_bytes(job, Settings()) - in_fp32) + in_fp32 + copied
+
+
+@pytest.mark.parametrize(
+    ("shards", "again", "changes"),
+    [
+        pytest.param(1, False, {}, marks=pytest.mark.slow),
+        pytest.param(1, False, {"norm_placement": "sandwich"}, marks=pytest.mark.slow),
+        pytest.param(1, False, {"norm_placement": "post"}, marks=pytest.mark.slow),
+        (2, False, {"mlp": "swiglu"}),
+        (2, True, {}),
+    ],
+)
+def test_a_compiled_layer_keeps_what_is_counted_in_bf16(shards, again, changes, ranks):
+    """On the CPU the attention's output is also copied for the product that follows."""
+    small = GPT2 | {"vocab_size": 80, "context": 64, "width": 64, "n_heads": 4, "n_global": 1, "window": 16}
+    small |= {"norm": "rms", "positions": "none", "backend": "blocked", "n_layers": 1} | changes
+    job, settings = Job(model=GPTConfig(**small), length=64, batch=2), Settings(dp_shard=shards)
+    settings = replace(settings, checkpoint_activations=again)
+    (found,) = ranks.run(kept.bytes_per_layer, small, shards > 1, again, size=1)
+    assert found == kept_bytes(job, settings) + (0 if again else 2 * 64)

@@ -10,7 +10,7 @@ from longshort.planning import Job, Machines, Settings, estimate, fastest, sweep
 from longshort.planning.job import check
 from longshort.planning.plan import job_of
 from longshort.planning.reaches import reaches
-from longshort.planning.search import fixed_settings
+from longshort.planning.search import fixed_settings, smallest
 from longshort.train import TrainConfig
 
 MODEL = GPTConfig(vocab_size=1024, context=16_384, n_layers=4, width=1024, n_heads=8, n_global=1, window=128)
@@ -40,6 +40,17 @@ def test_the_fastest_of_all_settings_that_fit_is_found(gpus, memory):
 def test_more_memory_is_never_slower():
     times = [fastest(JOB, Machines(gpus=4, memory=memory)).seconds for memory in (4e9, 5e9, 6e9, 80e9)]
     assert times == sorted(times, reverse=True)
+
+
+def test_the_smallest_settings_are_those_of_all_micro_batches():
+    short = Job(model=replace(MODEL, context=128), length=128, batch=8)  # where gradients weigh more than activations
+    machines = Machines(memory=3e9)
+    every = [
+        estimate(short, Settings(accumulate=n, checkpoint_activations=again), machines)
+        for n, again in product((1, 2, 4, 8), (True, False))
+    ]
+    assert not any(found.fits for found in every)
+    assert smallest(short, machines).bytes == min(found.bytes for found in every)
 
 
 def test_a_setting_that_is_fixed_stays():
@@ -130,9 +141,8 @@ def test_plain_job_has_full_attention_however_the_reach_was_given():
 
 @pytest.mark.parametrize(("windows", "far"), [((None, 1024), 2), ((2048, 1023), 1)])
 def test_window_as_long_as_the_sequence_sees_all_of_it(windows, far):
-    found = reaches(HeadPlan(windows=windows), 2, 1024)
-    assert (found.far, found.far_kv) == (far, far)
-    assert found.near == found.near_kv == (1023,) * (2 - far)
+    found = reaches(HeadPlan(windows=windows), 1024)
+    assert (found.far, found.near) == (far, (1023,) * (2 - far))
 
 
 def test_sizes_must_come_to_the_number_of_gpus():

@@ -1,12 +1,15 @@
 """Time by part, against numbers worked out by hand."""
 
 import pytest
+import torch
 
-from longshort import GPTConfig
+from longshort import GPT, GPTConfig
 from longshort.planning import Job, Machines, Settings, estimate, rates
 from longshort.planning import times as parts
 from longshort.planning.beside import ways
 from longshort.planning.traffic import Sent
+from longshort.train.optimizer import build_optimizer
+from longshort.train.settings.config import OptimizerConfig
 
 SIZES = {"vocab_size": 32_768, "context": 65_536, "n_layers": 4, "width": 4096, "n_heads": 32, "positions": "none"}
 
@@ -39,9 +42,22 @@ def test_attention_counts_pairs_of_global_heads_and_bytes_of_local_ones():
     assert by_name(job_of(), Settings())[parts.ATTENTION] == pytest.approx(4 * (forward + backward))
 
 
+def test_attention_within_chunks_costs_that_of_short_sequences():
+    chunked = job_of(attention_chunk=1024)
+    short = Job(model=job_of().model, length=1024, batch=8 * 64)
+    assert by_name(chunked, Settings())[parts.ATTENTION] == pytest.approx(by_name(short, Settings())[parts.ATTENTION])
+
+
+def test_attention_within_chunks_is_compared_with_that_of_whole_sequences():
+    (_, whole) = ways(estimate(job_of(), Settings(), Machines()))
+    for heads in ({}, {"n_global": None, "window": None}):
+        (_, plain) = ways(estimate(job_of(attention_chunk=1024, **heads), Settings(), Machines()))
+        assert plain == whole
+
+
 def test_gpus_share_the_work_and_not_the_gaps():
     alone, shared = by_name(job_of(), Settings()), by_name(job_of(), Settings(dp_shard=2, cp=4))
-    for name in (parts.MATRICES, parts.ATTENTION, parts.REST, parts.HEAD, parts.OPTIMIZER):
+    for name in (parts.MATRICES, parts.ATTENTION, parts.HEAD, parts.OPTIMIZER):
         assert shared[name] == pytest.approx(alone[name] / 8)
     assert shared[parts.IDLE] == alone[parts.IDLE] == 4 * rates.GAP
 
@@ -72,6 +88,19 @@ def test_each_pass_hides_its_own_collectives_alone():
     assert parts.exposed_seconds(sent, forward=100.0, backward=4.0) == 16.0
 
 
+def test_norms_and_sums_move_half_as_many_bytes_of_a_stream_in_bf16():
+    """Forward the stream and what is added to it are read, their sum and its norm written; backward the gradients of
+    both and the stream are read, the gradient of the stream and, of an fp32 stream, its copy in bf16 written.
+    """
+    alone, sharded = (by_name(job_of(), Settings(dp_shard=shards))[parts.REST] for shards in (1, 8))
+    tokens, hidden = 8 * 65_536, 4 * 4096
+    activations = (2 * 2 + 2 * 3) * hidden
+    in_fp32 = 2 * 4096 * (4 + 2 + 4 + 2 + 2 + 4 + 4 + 4 + 2)
+    in_bf16 = 2 * 4096 * (2 + 2 + 2 + 2 + 2 + 2 + 2 + 2)
+    assert alone == pytest.approx(4 * tokens * (in_fp32 + activations) / rates.STREAM)
+    assert sharded == pytest.approx(4 * tokens / 8 * (in_bf16 + activations) / rates.STREAM)
+
+
 def test_qk_norm_reads_and_writes_queries_and_keys_as_rotation_does():
     plain, normed, turned = (
         by_name(job_of(**options), Settings())[parts.REST]
@@ -88,9 +117,17 @@ def test_what_ranks_exchange_is_waited_for():
 
 def test_muon_takes_longer():
     adamw, muon = (by_name(job_of(optimizer=kind), Settings())[parts.OPTIMIZER] for kind in ("adamw", "muon"))
-    square, wide = 5 * 6 * 4096**3, 5 * (4 * 4 + 2) * 4096**3
-    fused = 5 * (4 * 3 + 2) * 4096**3
-    assert muon - adamw == pytest.approx(4 * (fused + square + 2 * wide) / rates.MATMUL)
+    square, wide = 5 * 6 * 4096**3, 5 * (4 * 4 + 2) * 4096**3  # queries, keys and values are fused, and taken apart
+    assert muon - adamw == pytest.approx(4 * (4 * square + 2 * wide) / rates.MATMUL)
+
+
+@pytest.mark.parametrize("options", [{"mlp": "swiglu"}, {"n_kv_heads": 2}, {"head_dim": 32}])
+def test_muon_orthogonalises_the_matrices_that_are_counted(options):
+    small = GPTConfig(**SIZES | {"n_layers": 1, "vocab_size": 8, "width": 96, "n_heads": 4} | options)
+    of_muon = build_optimizer(GPT(small), OptimizerConfig(kind="muon"), torch.device("cpu")).param_groups[0]
+    fused = zip(of_muon["params"], of_muon["rows"], strict=True)
+    apart = [(parameter.shape[1], height) for parameter, heights in fused for height in heights]
+    assert apart == list(Job(model=small, length=64, batch=1).matrices)
 
 
 def test_a_ring_is_hidden_by_attention_and_ulysses_is_not():

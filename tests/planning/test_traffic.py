@@ -114,9 +114,17 @@ def test_one_gpu_sends_nothing():
 
 @pytest.mark.parametrize(
     ("size", "stride", "ring", "alone"),
-    [(8, 1, 450, 450), (16, 1, 400, 50), (64, 8, 50, 50), (4, 2, 450, 450), (8, 2, 200, 50), (16, 4, 100, 50)],
+    [
+        *[(8, 1, 450, 450), (16, 1, 400, 50), (64, 8, 50, 50), (4, 2, 450, 450), (8, 2, 200, 50), (16, 4, 100, 50)],
+        *[(3, 1, 50, 50), (6, 1, 100, 50), (12, 1, 200, 50), (2, 3, 50, 50), (8, 3, 100, 50)],  # ranks 6, 7 and 8 cross
+    ],
 )
 def test_a_group_within_a_node_uses_its_links_and_a_wider_one_the_adapters(size, stride, ring, alone):
     machines = Machines(gpus=1024)
     assert machines.group_bandwidth(size, stride=stride) / 1e9 == pytest.approx(0.8 * ring)
     assert machines.crossing_bandwidth(size, stride=stride) / 1e9 == pytest.approx(0.8 * alone)
+
+
+def test_any_group_in_the_only_node_uses_its_links():
+    machines = Machines(gpus=6)
+    assert machines.group_bandwidth(3, stride=1) == machines.crossing_bandwidth(3, stride=2) == 0.8 * 450e9

@@ -56,6 +56,10 @@ def test_without_a_number_of_gpus_the_cheapest_is_shown(tmp_path):
             "error: parallel.cp must not be set, since a plan chooses it, got 4; use --fix cp=4",
         ),
         (
+            ["tiny", "run.accumulate=4"],
+            "error: run.accumulate must not be set, since a plan chooses it, got 4; use --fix accumulate=4\n",
+        ),
+        (
             ["tiny", "run.checkpoint_activations=true"],
             "error: run.checkpoint_activations must not be set, since a plan",
         ),

@@ -35,7 +35,7 @@ def ways(found: Estimate) -> list[Way]:
     sent = exchange(found.job, found.settings, found.machines)
     ours = Way(OURS, _attention(found, found.times), sum(each.bytes for each in sent), found.seconds)
     plain = found.job.as_plain()
-    if all(set(plan.windows) == {None} for plan, _ in found.job.plans):
+    if found.job.span == found.job.length and all(set(plan.windows) == {None} for plan, _ in found.job.plans):
         return [ours]
     parts = [part for part in times(plain, found.settings, found.machines, full_by=rates.FULL) if part.name != EXCHANGE]
     attention, rest = _attention(found, parts, plain), total(parts)

@@ -30,6 +30,11 @@ class Job:
     def tokens(self) -> int:
         return self.batch * self.length
 
+    @property
+    def span(self) -> int:
+        """Tokens that attention takes for a sequence."""
+        return min(self.length, self.model.attention_chunk or self.length)
+
     @cached_property
     def plans(self) -> tuple[tuple[HeadPlan, int], ...]:
         """Each kind of layer with the number of such layers."""
@@ -54,6 +59,14 @@ class Job:
             (model.width, up),
             (model.mlp_width, model.width),
         )
+
+    @cached_property
+    def matrices(self) -> tuple[tuple[int, int], ...]:
+        """(inputs, outputs) of the matrices of a block, those that one product multiplies by taken apart."""
+        model, heads = self.model, self.model.n_heads * self.head_dim
+        keys, up = (model.width, self.kv_heads * self.head_dim), (model.width, model.mlp_width)
+        ups = (up, up) if model.mlp in GATED else (up,)
+        return ((model.width, heads), keys, keys, (heads, model.width), *ups, (model.mlp_width, model.width))
 
     @cached_property
     def block_matrices(self) -> int:
@@ -125,9 +138,10 @@ class Job:
         return min(largest_group(plan, self.kv_heads, self.length, self.smoothing) for plan, _ in self.plans)
 
     def as_plain(self) -> Job:
-        """The same with full attention in every head."""
+        """The same with full attention in every head, over whole sequences."""
+        whole = replace(self.model, attention_chunk=None)
         plan = HeadPlan.full(self.model.n_heads)
-        return replace(self, model=replace(self.model, plan=plan, n_global=None, window=None, plans=None, reach=None))
+        return replace(self, model=replace(whole, plan=plan, n_global=None, window=None, plans=None, reach=None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +169,11 @@ class Settings:
     def copies(self) -> int:
         """Ranks, or groups of `cp` ranks, that train on different sequences."""
         return self.dp_replicate * self.dp_shard
+
+    @property
+    def stream_bytes(self) -> int:
+        """Of a number of the residual stream: bf16 if the gathered weights are, fp32 if autocast alone rounds."""
+        return 2 if self.shards > 1 else 4
 
     def overrides(self) -> list[str]:
         """For the command line of `longshort train`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import NamedTuple
 
 from longshort.planning.figures import ASSUMED, Figure
@@ -98,18 +99,23 @@ class Machines:
     def group_bandwidth(self, size: int, *, stride: int) -> float:
         """Bytes per second at which each of `size` ranks, `stride` apart, sends in a ring of them.
 
-        Where the ring leaves a node, it does so through the adapters of all its ranks in that node.
+        Where the ring leaves a node, it does so through the adapters of all its ranks in that node: of those groups
+        that have the fewest there.
         """
         assert self.link is not None and self.network is not None
-        if (size - 1) * stride < self.per_node:
+        if self._within_nodes(size, stride):
             return LINK_SHARE * self.link
-        inside = max(1, self.per_node // stride)
+        inside = max(1, gcd(self.per_node, size * stride) // stride)
         return LINK_SHARE * min(self.link, inside * self.network)
 
     def crossing_bandwidth(self, size: int, *, stride: int) -> float:
         """The same where each rank sends to another node by itself."""
         assert self.link is not None and self.network is not None
-        return LINK_SHARE * (self.link if (size - 1) * stride < self.per_node else min(self.link, self.network))
+        return LINK_SHARE * (self.link if self._within_nodes(size, stride) else min(self.link, self.network))
+
+    def _within_nodes(self, size: int, stride: int) -> bool:
+        """Whether no group crosses the edge of a node; groups of a stride fill size * stride neighbouring GPUs."""
+        return self.gpus <= self.per_node or self.per_node % (size * stride) == 0
 
     def figures(self) -> list[Figure]:
         """What is assumed of the machines."""

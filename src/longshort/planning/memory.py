@@ -1,8 +1,9 @@
 """Bytes per GPU, by part, at the moment of a step when the most of them are needed.
 
 That is one of three: in the loss, when all activations are kept and a chunk of logits exists; in the first block of the
-backward pass; or in the optimizer step. Kept activations are counted as autograd keeps them under bf16 autocast, where
-the residual stream is fp32; a measured 124M step is within 1 % of it (docs/howto/plan.md).
+backward pass; or in the optimizer step. Kept activations are counted as autograd keeps them of compiled blocks in bf16,
+with the residual stream in fp32, or in bf16 where the weights are sharded (`Settings.stream_bytes`); a measured 124M
+step is within 1 % of it (docs/howto/plan.md).
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 from longshort.heads import HeadPlan
 from longshort.losses.head import TILE
 from longshort.nn.block import GATED
+from longshort.ops.shares import Roles
 from longshort.planning.figures import COMPUTED, Figure, total
 from longshort.planning.job import Job, Settings
-from longshort.planning.reaches import reaches
 
 CHUNK_BYTES = 2**30
 """Budget for a chunk of logits on a GPU; see `losses.linear`."""
@@ -50,11 +51,11 @@ def _moments(job: Job, settings: Settings) -> list[list[Figure]]:
     earlier = [gradients] if settings.accumulate > 1 else []
     copies = _part(GATHERED, gathered, note)
     blocks_keep = kept_bytes(job, settings) * rows
-    kept = _part(KEPT, blocks_keep + last_bytes(job) * rows, f"{rows:,.0f} tokens")
+    kept = _part(KEPT, blocks_keep + last_bytes(job, settings) * rows, f"{rows:,.0f} tokens")
     still_kept = _part(KEPT, blocks_keep, f"{rows:,.0f} tokens")
     head = job.model.vocab_size * job.model.width
-    in_loss = _part(LOSS, loss_bytes(job, rows), "a chunk of logits, gradients of head and hidden")
-    of_loss = _part(LOSS, 4 * head, "gradient of the head")
+    in_loss = _part(LOSS, loss_bytes(job, settings, rows), "a chunk of logits, gradients of head and hidden")
+    of_loss = _part(LOSS, (2 if shards > 1 else 4) * head, "gradient of the head")
     at_work = _part(BLOCK, block_bytes(job, settings) * rows, "one block's backward pass")
     return [
         [*always, *earlier, copies, kept, in_loss, *_some(REDUCED, buckets, waiting_note)],
@@ -71,24 +72,31 @@ def micro_tokens(job: Job, settings: Settings) -> float:
 def kept_bytes(job: Job, settings: Settings) -> float:
     """Bytes per token that the blocks keep for the backward pass."""
     if settings.checkpoint_activations:
-        return job.model.n_layers * 4 * job.model.width
-    return sum(count * (layer_bytes(job) + exchanged_bytes(job, plan, settings)) for plan, count in job.plans)
+        return job.model.n_layers * settings.stream_bytes * job.model.width
+    return sum(count * (layer_bytes(job, settings) + exchanged_bytes(job, plan, settings)) for plan, count in job.plans)
 
 
-def last_bytes(job: Job) -> float:
+def last_bytes(job: Job, settings: Settings) -> float:
     """Bytes per token of the last norm's input and output, which are free before the first block of the backward
-    pass."""
-    return 8 * job.model.width + 8
+    pass. The input is kept in fp32 even of a bf16 stream, since the last norm is then not compiled.
+    """
+    return (4 + hidden_bytes(job, settings)) * job.model.width + 8
 
 
-def layer_bytes(job: Job) -> float:
+def hidden_bytes(job: Job, settings: Settings) -> int:
+    """Bytes of a number of the last norm's output, and of its gradient: under autocast LayerNorm returns fp32."""
+    return settings.stream_bytes if job.model.norm == "rms" else 4
+
+
+def layer_bytes(job: Job, settings: Settings) -> float:
     """Bytes per token that one block keeps.
 
-    Fp32: the inputs of the norms. Bf16: the inputs of the four matrix products, q, k and v, the hidden layer before its
-    activation.
+    As the residual stream: the inputs of norms that read it. Bf16: those of norms of what is added to it, the inputs of
+    the four matrix products, q, k and v, the hidden layer before its activation.
 
     >>> from longshort.model import GPTConfig
-    >>> layer_bytes(Job(model=GPTConfig.preset("gpt2-small"), length=1024, batch=1)) == 36 * 768 + 4 * 12 + 2 * 8
+    >>> job = Job(model=GPTConfig.preset("gpt2-small"), length=1024, batch=1)
+    >>> layer_bytes(job, Settings()) == 36 * 768 + 4 * 12 + 2 * 8
     True
     """
     model, heads, hidden = job.model, job.model.n_heads * job.head_dim, job.model.mlp_width
@@ -97,8 +105,9 @@ def layer_bytes(job: Job) -> float:
     before = 2 * hidden if model.mlp in GATED else hidden
     bf16 = 2 * model.width + qkv + turned + heads + before + hidden
     dropped = 2 * model.width if model.dropout else 0
+    of_stream = 0 if model.norm_placement == "post" else 2
     return (
-        4 * job.norms * model.width
+        (settings.stream_bytes * of_stream + 2 * (job.norms - of_stream)) * model.width
         + 2 * bf16
         + dropped
         + 4 * model.n_heads
@@ -108,12 +117,13 @@ def layer_bytes(job: Job) -> float:
 
 def exchanged_bytes(job: Job, plan: HeadPlan, settings: Settings) -> float:
     """Bytes per token that a layer keeps for what ranks exchange: K and V of global heads from all ranks, their queries
-    and outputs dealt anew, K and V of local heads with their halo.
+    and outputs dealt anew, K and V of local heads with the halo, which is as long for all of them.
     """
     if settings.cp == 1:
         return 0
-    seen = reaches(plan, job.kv_heads, job.length)
-    return 2 * 2 * job.head_dim * (settings.cp * seen.far_kv + seen.far + len(seen.near_kv))
+    roles = Roles.of(plan, job.kv_heads, job.length)
+    halo = (roles.back + roles.first) * settings.cp / job.length
+    return 2 * 2 * job.head_dim * (settings.cp * len(roles.far_kv) + len(roles.far) + (1 + halo) * len(roles.near_kv))
 
 
 def block_bytes(job: Job, settings: Settings) -> float:
@@ -121,23 +131,24 @@ def block_bytes(job: Job, settings: Settings) -> float:
     and with checkpoints what the block computes again.
     """
     model = job.model
-    gradients = 2 * model.mlp_width * (3 if model.mlp in GATED else 2) + 2 * 4 * model.width
+    gradients = 2 * model.mlp_width * (3 if model.mlp in GATED else 2) + 2 * settings.stream_bytes * model.width
     if not settings.checkpoint_activations:
         return gradients
-    return gradients + layer_bytes(job) + max(exchanged_bytes(job, plan, settings) for plan, _ in job.plans)
+    return gradients + layer_bytes(job, settings) + max(exchanged_bytes(job, plan, settings) for plan, _ in job.plans)
 
 
-def loss_bytes(job: Job, rows: float) -> float:
+def loss_bytes(job: Job, settings: Settings, rows: float) -> float:
     """Bytes of the loss at its peak: a chunk of logits, the head in bf16, its gradient and that of the hidden states.
 
     >>> from longshort.model import GPTConfig
     >>> model = GPTConfig.preset("gpt2-small", vocab_size=50_304)
-    >>> round(loss_bytes(Job(model=model, length=1024, batch=32), 32_768))  # with hidden states in bf16: 1,118,896,128
+    >>> job = Job(model=model, length=1024, batch=32)
+    >>> round(loss_bytes(job, Settings(), 32_768))  # with hidden states in bf16: 1,118,896,128
     1169227776
     """
     width, classes = job.model.width, padded(job.model.vocab_size)
     chunk = chunk_rows(job, rows)
-    return 2 * chunk * (classes + width) + 6 * classes * width + 4 * rows * width
+    return 2 * chunk * (classes + width) + 6 * classes * width + hidden_bytes(job, settings) * rows * width
 
 
 def padded(classes: int) -> int:

@@ -123,8 +123,8 @@ def fixed_settings(words: list[str]) -> dict[str, Any]:
 
 
 def check_not_set(overrides: Sequence[str]) -> None:
-    """Raise if an override sets what a plan chooses by itself; `run.accumulate` may be needed for the batch."""
-    chosen = {word.split("=")[0] for word in Settings(cp=2, reduce="bf16").overrides()} - {"run.accumulate"}
+    """Raise if an override sets what a plan chooses by itself."""
+    chosen = {word.split("=")[0] for word in Settings(cp=2, reduce="bf16").overrides()}
     for override in overrides:
         name, _, value = override.partition("=")
         if name in chosen:
@@ -139,7 +139,7 @@ def check_not_set(overrides: Sequence[str]) -> None:
 
 
 def _candidates(job: Job, machines: Machines, fixed: dict[str, Any]) -> Iterator[Estimate]:
-    """Every way to use all GPUs, with the fewest micro-batches that fit."""
+    """Every way to use all GPUs, with the fewest micro-batches that fit, or where none fit, that need the least."""
     gpus = machines.gpus
     for cp in _divisors(gpus):
         for dp_shard in _divisors(gpus // cp):
@@ -160,15 +160,18 @@ def _switches(sizes: dict[str, Any], fixed: dict[str, Any]) -> Iterator[dict[str
 
 
 def _fewest(job: Job, machines: Machines, values: dict[str, Any], fixed: int | None) -> Iterator[Estimate]:
-    """With the fewest micro-batches that fit, or with the most; from two on, more of them need less memory."""
+    """With the fewest micro-batches that fit; from two on, more of them need less memory. Where none fit, with one and
+    with the most, of which one needs the least: a single one keeps no sums of gradients.
+    """
     share = job.batch // (values["dp_shard"] * values["dp_replicate"])
     counts = _divisors(share) if fixed is None else [fixed] if share % fixed == 0 else []
     options = [Settings(accumulate=count, **values) for count in counts]
+    chosen = options[:1]
     if len(options) > 1 and not _fits(job, options[0], machines):
         first = bisect_left(options, True, lo=1, key=lambda settings: _fits(job, settings, machines))
-        options = options[min(first, len(options) - 1) :]
-    if options:
-        yield estimate(job, options[0], machines)
+        chosen = options[first : first + 1] or [options[0], options[-1]]
+    for settings in chosen:
+        yield estimate(job, settings, machines)
 
 
 def _fits(job: Job, settings: Settings, machines: Machines) -> bool:

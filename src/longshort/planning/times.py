@@ -39,7 +39,7 @@ def times(
     layers = job.model.n_layers
     matrices = _scaled(matrix_seconds(job, rows, machines), passes * layers)
     attention = _scaled(attention_seconds(job, settings, machines, full_by or rates.GLOBAL), 1)
-    rest = _scaled(stream_seconds(job, rows, machines), passes * layers)
+    rest = _scaled(stream_seconds(job, settings, rows, machines), passes * layers)
     parts = [
         _part(MATRICES, sum(matrices), "6 FLOPs per weight and token"),
         _part(ATTENTION, sum(attention), "visible pairs of global heads, tiles of local ones"),
@@ -79,8 +79,8 @@ def attention_seconds(job: Job, settings: Settings, machines: Machines, table: d
     far, scale, wide = by_head_dim(table, dim), carried(machines), carried(machines, bandwidth=True)
     seconds = [0.0, 0.0]
     for plan, count in job.plans:
-        seen = reaches(plan, job.kv_heads, job.length)
-        pairs = seen.far * mean_visible(None, job.length) * tokens
+        seen = reaches(plan, job.span)
+        pairs = seen.far * mean_visible(None, job.span) * tokens
         tiles = sum(keys + rates.TILE for keys in seen.near) * tokens
         features = len(seen.near) * dim * tokens
         for way, (flops, moved) in enumerate(((4, 8), (10, 16))):
@@ -91,19 +91,20 @@ def attention_seconds(job: Job, settings: Settings, machines: Machines, table: d
     return Pair(*seconds)
 
 
-def stream_seconds(job: Job, rows: float, machines: Machines) -> Pair:
+def stream_seconds(job: Job, settings: Settings, rows: float, machines: Machines) -> Pair:
     """What one block reads and writes outside matrix products and attention, fused as torch.compile does it.
 
-    Per token: 12 bytes per feature forward and 16 backward for each norm with its sum, 2 bytes per number in and out of
-    the activation, and of rotary positions and QK-norm.
+    Per token: 12 bytes per feature forward and 16 backward for each norm with its sum, or 8 and 8 if the residual
+    stream is bf16; 2 bytes per number in and out of the activation, and of rotary positions and QK-norm.
     """
     model, hidden = job.model, job.model.mlp_width
     ins = 2 if model.mlp in GATED else 1
     turned = 0
     if model.positions == "rotary" or model.qk_norm:
         turned = (model.n_heads + job.kv_heads) * job.head_dim
-    forward = job.norms * 12 * model.width + 2 * (ins + 1) * hidden + 4 * turned
-    backward = job.norms * 16 * model.width + 2 * (2 * ins + 1) * hidden + 6 * turned
+    stream = settings.stream_bytes
+    forward = job.norms * (2 * stream + 4) * model.width + 2 * (ins + 1) * hidden + 4 * turned
+    backward = job.norms * 4 * stream * model.width + 2 * (2 * ins + 1) * hidden + 6 * turned
     rate = rates.STREAM * carried(machines, bandwidth=True)
     return Pair(rows * forward / rate, rows * backward / rate)
 
@@ -121,7 +122,7 @@ def optimizer_seconds(job: Job, settings: Settings, machines: Machines) -> float
     share = job.parameters / settings.shards
     seconds = 28 * share / (rates.ADAMW * wide) + 12 * share / (rates.STREAM * wide)
     if job.optimizer == "muon":
-        flops = sum(5 * (4 * n * m * min(n, m) + 2 * min(n, m) ** 3) for n, m in job.products)
+        flops = sum(5 * (4 * n * m * min(n, m) + 2 * min(n, m) ** 3) for n, m in job.matrices)
         seconds += job.model.n_layers * flops / settings.shards / (rates.MATMUL * carried(machines))
     return seconds
 
