@@ -15,6 +15,12 @@ def test_a_table_that_is_only_looked_up_costs_nothing(tied):
     assert flops_per_token(model, 1) == 6 * weights + 12 * 12 * config.n_heads * config.n_layers
 
 
+def test_attention_within_chunks_costs_what_a_sequence_of_that_length_does():
+    chunked, whole = (GPT(GPTConfig.preset("tiny", attention_chunk=chunk)) for chunk in (32, None))
+    assert flops_per_token(chunked, 128) == flops_per_token(whole, 32) < flops_per_token(whole, 128)
+    assert flops_per_token(chunked, 16) == flops_per_token(whole, 16)
+
+
 @pytest.mark.parametrize(
     ("name", "peak"), [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA A100-SXM4-40GB", 312e12), ("NVIDIA X", None)]
 )

@@ -18,7 +18,8 @@ def flops_per_token(model: GPT | SequenceClassifier, length: int) -> float:
         tables.append(model.position_embedding)
     weights = sum(p.numel() for p in model.parameters()) - sum(table.weight.numel() for table in tables)
     causal = not isinstance(model, SequenceClassifier) or model.causal
-    seen = sum(plan_visible(plan, length, causal=causal) for plan in model.config.layer_plans)
+    span = min(length, model.config.attention_chunk or length)
+    seen = sum(plan_visible(plan, span, causal=causal) for plan in model.config.layer_plans)
     return 6.0 * weights + 12.0 * model.config.head_features * seen
 
 
