@@ -55,7 +55,7 @@ def test_a_note_says_which_runs_had_logits_that_were_not_finite(tmp_path):
     (variant,) = variants_of(tmp_path, {"ls": [seed(2.0), [*seed(2.0)[:-1], train_record(5, 3.0, **overflowed)]]})
     assert variant.spread("largest_logit") == Spread(7.0, 5.0, 9.0, 2, 0)
     (note,) = comparison.notes(variant.runs)
-    assert note == "ls-1: some logits were not finite, and its max |logit| is the largest of the others"
+    assert note == "ls-1: some logits were not finite; its max |logit| is the largest finite one"
 
 
 def test_what_was_not_measured_is_none(tmp_path):

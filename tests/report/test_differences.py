@@ -63,6 +63,19 @@ def test_runs_of_one_variant_that_differ_by_more_than_the_seed_are_told_apart(tm
     assert not_only_seeds(comparison.group(load_runs(folders[:4]))) == ()
 
 
+def test_a_setting_that_older_logs_do_not_have_is_no_difference_within_a_variant(tmp_path):
+    older = {"optimizer": {"lr": 1e-3}, "model": {"rope_scaling": None}}
+    newer = {**older, "data": {"share": 1.0}, "model": {"rope_scaling": {"factor": 8}}}
+    runs = load_runs(
+        [
+            write_lines(tmp_path / f"{seed}", [run_record(config=it, seed=seed)])
+            for seed, it in enumerate((older, newer))
+        ]
+    )
+    assert [row.key for row in differences(comparison.group(runs))] == ["model.rope_scaling.factor"]
+    assert len(not_only_seeds(comparison.group(runs))) == 1
+
+
 def test_positions_of_the_heads_are_a_row_where_the_reach_has_them(tmp_path):
     plan = {"windows": [None, 8]}
     found = table(tmp_path, a={"reach": [{"plan": plan}]}, b={"reach": [{"plan": plan, "global_base": 1e6}] * 2})

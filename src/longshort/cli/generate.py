@@ -75,8 +75,7 @@ def generate(
     if yarn and context is None:
         raise ValueError("--yarn must come with --context N, got --yarn alone")
     if prompt == "-":
-        # Bytes that are no text stay in it as such, for the check that names the prompt.
-        prompt = typer.get_text_stream("stdin", errors="surrogateescape").read()
+        prompt = _read_prompt()
     options: dict[str, Any] = {
         "stop_strings": stop or (),
         "max_new_tokens": tokens,
@@ -101,6 +100,16 @@ def generate(
     for piece in chain((prompt,), stream, ("\n",)):
         typer.echo(piece, nl=False)
     typer.echo(f"{stream.n_tokens} tokens, {stream.tokens_per_second:.0f} tokens/s", err=True)
+
+
+def _read_prompt() -> str:
+    """What stands on standard input, in the encoding of the terminal."""
+    stream = typer.get_text_stream("stdin")
+    try:
+        return stream.read()
+    except UnicodeDecodeError as error:
+        found = error.object[error.start : error.end]
+        raise ValueError(f"prompt must be text in {stream.encoding.upper()}, got the bytes {found!r}") from None
 
 
 def _check_thinking(thinking: str | None, given: dict[str, Any]) -> None:

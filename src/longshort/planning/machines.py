@@ -100,7 +100,7 @@ class Machines:
         """Bytes per second at which each of `size` ranks, `stride` apart, sends in a ring of them.
 
         Where the ring leaves a node, it does so through the adapters of all its ranks in that node: of those groups
-        that have the fewest there.
+        that have the fewest there, where all nodes are full.
         """
         assert self.link is not None and self.network is not None
         if self._within_nodes(size, stride):

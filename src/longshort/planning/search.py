@@ -139,7 +139,7 @@ def check_not_set(overrides: Sequence[str]) -> None:
 
 
 def _candidates(job: Job, machines: Machines, fixed: dict[str, Any]) -> Iterator[Estimate]:
-    """Every way to use all GPUs, with the fewest micro-batches that fit, or where none fit, that need the least."""
+    """Every way to use all GPUs, with the fewest micro-batches that fit; where none fit, with those of `_fewest`."""
     gpus = machines.gpus
     for cp in _divisors(gpus):
         for dp_shard in _divisors(gpus // cp):

@@ -235,9 +235,9 @@ def notes(runs: Sequence[Run]) -> tuple[str, ...]:
     """How runs diverged, where the largest logit leaves some out, and what is odd about the runs' files."""
     stories = [f"{run.label}: {run.end.reason}" for run in runs if run.end is not None and run.end.reason]
     lost = [
-        f"{run.label}: some logits were not finite, and its max |logit| is the largest of the others"
+        f"{run.label}: some logits were not finite; its max |logit| is the largest finite one"
         for run in runs
-        if not run.logits_are_finite
+        if not run.logits_are_finite and math.isfinite(run.largest_logit or 0)
     ]
     return (*stories, *lost, *(note for run in runs for note in run.notes))
 

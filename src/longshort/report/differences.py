@@ -37,6 +37,8 @@ _NAMES = {
 _NOT_SET = "\N{EN DASH}"
 _SAID_ELSEWHERE = ("run.out", "run.variant", "run.seed", "run.name")
 _REACH = ("model.n_global", "model.window", "model.plan", "model.plans", "model.reach")
+_OF_HEADS = ("model.plan", "model.plan.decays", "model.reach")
+"""Settings that every log has, in one form or another."""
 _PLAN = ("model.plan.windows", "model.plan.firsts", "model.plan.decays", "model.plan.slopes")
 
 
@@ -49,25 +51,40 @@ class Difference(NamedTuple):
 
 
 def differences(variants: Sequence[Variant]) -> list[Difference]:
-    """The settings in which runs differ, between variants or within one; the reach of the heads comes first."""
+    """The settings in which runs differ, between variants or within one; the reach of the heads comes first.
+
+    Within a variant, a setting that a log does not have, since it was written before that existed, is no difference.
+    """
     told = [[_told(run) for run in variant.runs] for variant in variants]
     rows = []
     for key in dict.fromkeys(key for runs in told for settings in runs for key in settings):
-        values = [[settings.get(key, _NOT_SET) for settings in runs] for runs in told]
-        if len({value for runs in values for value in runs}) > 1:
-            rows.append(Difference(_name(key), key, [" / ".join(dict.fromkeys(runs)) for runs in values]))
+        found = [
+            {
+                settings.get(key, _NOT_SET): None
+                for run, settings in zip(variant.runs, runs, strict=True)
+                if _has(run, key)
+            }
+            for variant, runs in zip(variants, told, strict=True)
+        ]
+        values = [" / ".join(each) or _NOT_SET for each in found]
+        if len(set(values)) > 1 or any(len(each) > 1 for each in found):
+            rows.append(Difference(_name(key), key, values))
     return rows
+
+
+def _has(run: Run, key: str) -> bool:
+    """Whether the run's log has the setting, if only by a section of it that is not set."""
+    section, _, rest = key.partition(".")
+    return key in _OF_HEADS or rest.partition(".")[0] in run.config.get(section, {})
 
 
 def _told(run: Run) -> dict[str, str]:
     """The settings of a run in words."""
-    heads = {
-        "model.plan": reach(run.header.sees),
-        "model.plan.decays": _rates(run.config),
-        "model.reach": _positions(run.config),
-    }
+    of_heads = (reach(run.header.sees), _rates(run.config), _positions(run.config))
     apart = (*_REACH, *_PLAN, *_SAID_ELSEWHERE)
-    return heads | {key: _shown(value) for key, value in flatten(run.config).items() if key not in apart}
+    return dict(zip(_OF_HEADS, of_heads, strict=True)) | {
+        key: _shown(value) for key, value in flatten(run.config).items() if key not in apart
+    }
 
 
 def not_only_seeds(variants: Sequence[Variant]) -> tuple[str, ...]:

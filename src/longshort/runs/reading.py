@@ -72,9 +72,7 @@ class Run:
     @property
     def variant(self) -> str:
         """What is compared: `config["run"]["variant"]`, or else the name. Runs of one variant differ by seed."""
-        section = self.config.get("run")
-        variant = section.get("variant") if isinstance(section, dict) else None
-        return str(variant or self.name)
+        return str(self.config.get("run", {}).get("variant") or self.name)
 
     @property
     def seed(self) -> int:
