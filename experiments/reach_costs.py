@@ -217,7 +217,7 @@ def _data(found: list[Data], commands: list[dict[str, str]]) -> Data:
     machines = {f"machine of {piece['experiment']}": piece["machine"] for piece in found}
     made = {
         "commands": commands,
-        "commit": sorted({piece["commit"] for piece in found}),
+        "commit": sorted({piece["commit"] for piece in found} - {None}) or None,  # git may not have answered
         **({"machine": found[0]["machine"]} if len(machines) == 1 else machines),
         "seconds": round(sum(piece["seconds"] for piece in found), 1),
     }

@@ -1,6 +1,7 @@
 """Costs of plans: measured piece by piece and resumed, exact in bytes, and shown beside the losses where published."""
 
 import json
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,14 @@ def test_a_failure_stops_nothing_and_is_tried_again(tmp_path, instant):
     instant.clear()
     assert len(measure(tmp_path, "reach/ladder")) == 1
     assert "failed" not in EXPERIMENT.table(EXPERIMENT.collect(tmp_path))
+
+
+@pytest.mark.parametrize(("answers", "commits"), [(("abc", None), ["abc"]), ((None,), None)])
+def test_measurements_may_lack_their_commit(answers, commits, tmp_path, instant, monkeypatch):
+    answer = cycle(answers)
+    monkeypatch.setattr(reach_costs, "git_revision", lambda: next(answer))
+    measure(tmp_path, "reach/ladder")
+    assert EXPERIMENT.collect(tmp_path)["provenance"]["commit"] == commits
 
 
 def test_a_plan_that_joins_later_is_measured_beside_those_that_are_there(tmp_path, instant):
