@@ -267,3 +267,19 @@ def test_what_the_page_says_of_yarn_is_what_was_measured():
         for name in plans[:2]
     )
     assert f"at the first 2,048 positions rose by {full:.2f}, that of LS by {ls:.2f} (one seed)" in TEXT
+
+
+def test_what_small_models_do_at_other_rates_is_what_was_measured():
+    found = {}
+    for row in json.loads((ROOT / "docs" / "results" / "small-rates.json").read_text())["rows"]:
+        found.setdefault((row["plan"], row["rate"]), {})[row["seed"]] = row["loss"]
+    seeds = {rate: len(found["full", rate]) for rate in (3e-3, 6e-3, 1.2e-2)}
+    assert seeds == {3e-3: 1, 6e-3: 3, 1.2e-2: 1} and all(
+        found[plan, rate].keys() == set(range(seeds[rate])) for plan, rate in found
+    )
+    low, high = (paired(found["ladder-nope", rate], found["full", rate]) for rate in (3e-3, 6e-3))
+    assert sum(value < 0 for value in high.values) == 1 and high.sign() == 0
+    assert f"({low.mean:+.3f} nats per byte, one seed); at 6e-3" in TEXT
+    assert f"with one seed of three ({high.mean:+.3f}, {high.low:+.3f} to {high.high:+.3f})" in TEXT
+    for plan in ("full", "ladder-nope"):
+        assert all(found[plan, 1.2e-2][0] > found[plan, rate][0] for rate in (3e-3, 6e-3))
