@@ -90,7 +90,7 @@ EXPERIMENT = Experiment(
         "attention are fp32, and products are rounded to TF32 or not at all. Runs with one seed see the same batches "
         "and start with the same weights. The rule was written before any of these runs."
     ),
-    cost="H200: 1.5 minutes per seed for bf16, about 4 for TF32, 20 for fp32; CPU --quick: seconds",
+    cost="H200: about 7 minutes per seed for bf16 and TF32, six at a time, 20 for fp32; CPU --quick: seconds",
     caption="Validation perplexity and largest |logit| over steps, with one line per seed.",
     claims={
         "precision": Claim(

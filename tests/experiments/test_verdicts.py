@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from experiments import endurance, explosion, heads_and_window, load, lr_sensitivity, positions, scale, stabilizers
 from experiments.engine import measures
 from experiments.engine.evidence import FAILS, HOLDS, NOT_RUN, PARTLY, TWICE, UNDECIDED
+from experiments.engine.joining import joined
 from experiments.lr_sensitivity import edge
 
 from .made_up import made_up_sweep, planned, rewrite
@@ -295,6 +296,28 @@ def test_explosion_says_nothing_of_a_claim_before_all_rates_have_run(tmp_path):
         "explodes": HOLDS,  # at every rate a made-up logit of plain attention is not finite
         "sparse": FAILS,  # half of the far mass is on the far keys, not more
     }
+
+
+def test_where_the_trained_heads_of_explosion_look_is_kept_seed_by_seed(tmp_path):
+    experiment = load("explosion")
+    one = experiment.collect(made_up_sweep(experiment, tmp_path / "one"))
+    folder = made_up_sweep(experiment, tmp_path / "others", seeds=(1, 2))
+    (path,) = folder.glob("ls-6e-4-seed2/after.json")
+    found = json.loads(path.read_text())
+    plans = json.loads(path.with_name("metrics.jsonl").read_text().partition("\n")[0])["plans"]
+    for values, windows in zip(found["anatomy"]["far_keys"], plans, strict=True):
+        values[:] = [9.5 if window is None else 1e6 for window in windows]  # only global heads are asked
+    path.write_text(json.dumps(found))
+    data = joined(one, experiment.collect(folder))
+    rows = {row["variant"]: row for row in data["rows"]}
+    assert rows["ls-6e-4"]["far_keys"] == [0.5, 0.5, 9.5]
+    assert "| ls-6e-4 | 3 | 0.5 | 3.5 |" in experiment.more(data)
+    assert experiment.findings(data)["sparse"].seeds == (3, 3, 3)
+
+    path.write_text("{}")  # a model that was not examined
+    data = experiment.collect(folder)
+    assert "ls-6e-4" not in experiment.more(data) and "ls-3e-3" in experiment.more(data)
+    assert "sparse" not in experiment.findings(data)
 
 
 @pytest.mark.parametrize(
