@@ -44,10 +44,10 @@ def _parts(variant: str, runs: Sequence[Outcome]) -> Row:
 
 
 def exact(data: Data) -> Finding | None:
-    """Only runs that diverged or took as many steps as those in bf16 say anything."""
+    """Only runs that diverged or took as many steps as those in bf16 say anything, and only where one in bf16 did."""
     rows = measures.by_name(data)
     exacter = [rows[name] for name in (TF32, FP32) if name in rows]
-    if BF16 not in rows or not exacter or not rows[BF16]["diverged_seeds"]:
+    if BF16 not in rows or not exacter:
         return None
     far, (lost, of) = max(rows[BF16]["steps"]), _lost(rows[BF16])
     counts = [_lost(row, far) for row in exacter]
@@ -55,7 +55,9 @@ def exact(data: Data) -> Finding | None:
     if not of_others:
         return None
     few = min(of, of_others) < FEWEST_SEEDS
-    if others:
+    if not lost:
+        verdict = UNDECIDED
+    elif others:
         verdict = HOLDS if others / of_others >= lost / of else PARTLY
     else:
         verdict = FAILS if few or by_chance(lost, of, 0, of_others) <= CHANCE else UNDECIDED
@@ -64,7 +66,8 @@ def exact(data: Data) -> Finding | None:
         for row, (some, runs) in zip((rows[BF16], *exacter), ((lost, of), *counts), strict=True)
     ]
     seeds = {seed for row in exacter for seed in row["seeds"]}
-    return Finding(ours=f"diverged: {', '.join(words)}", verdict=verdict, seeds=(of, len(seeds)))
+    ours = f"diverged within {far:,} steps of bf16: {', '.join(words)}"
+    return Finding(ours=ours, verdict=verdict, seeds=(of, len(seeds)))
 
 
 def _lost(row: Row, far: int = 0) -> tuple[int, int]:
@@ -72,6 +75,37 @@ def _lost(row: Row, far: int = 0) -> tuple[int, int]:
     lost = set(row["diverged_seeds"])
     came = {seed for seed, steps in zip(row["seeds"], row["steps"], strict=True) if steps >= far}
     return len(lost), len(lost | came)
+
+
+def more(data: Data) -> str:
+    return f"{runs_table(data)}\n{pairs_table(data)}"
+
+
+def pairs_table(data: Data) -> str:
+    """Losses and largest logits of both runs with a seed, up to the last step at which both were evaluated."""
+    curves = {(curve["variant"], curve["seed"]): curve for curve in data["curves"]}
+    lines = []
+    for name, seed in curves:
+        if name == BF16 or (BF16, seed) not in curves:
+            continue
+        losses = [dict(curves[key]["validation"]) for key in ((BF16, seed), (name, seed))]
+        common = losses[0].keys() & losses[1].keys()
+        if common:
+            last = max(common)
+            peaks = [_peak(curves[key], last) for key in ((BF16, seed), (name, seed))]
+            lines.append((name, seed, last, _apart(*(loss[last] for loss in losses)), *peaks))
+    header = ("variant", "seed", "to step", "loss there minus bf16's", "max abs logit in bf16", "max abs logit")
+    return "Both runs of a seed, as far as both were evaluated:\n\n" + tables.markdown(header, lines) if lines else ""
+
+
+def _peak(curve: Row, last: int) -> str:
+    """The largest |logit| of the curve up to a step."""
+    values = [value for step, value in curve["logits"] if step <= last]
+    return "not measured" if not values else tables.shown(None if None in values else max(values), 3)
+
+
+def _apart(bf16: float | None, other: float | None) -> str:
+    return "not finite" if bf16 is None or other is None else f"{other - bf16:+.4f}"
 
 
 def figure(data: Data) -> Any:
@@ -103,7 +137,7 @@ EXPERIMENT = Experiment(
     },
     collect=collect,
     table=tables.losses,
-    more=runs_table,
+    more=more,
     figure=figure,
     variants=variants,
     on_request=(FP32,),

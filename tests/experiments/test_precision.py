@@ -45,11 +45,14 @@ def test_shares_of_all_runs_are_compared(bf16, tf32, verdict):
 
 def test_seeds_that_ran_in_both_precisions_count_once():
     found = JUDGE({"rows": [row("plain", 3, 3), row("plain-tf32", 2, 0), row("plain-fp32", 2, 0)]})
-    assert found.seeds == (3, 2) and found.ours == "diverged: plain 3 of 3, plain-tf32 0 of 2, plain-fp32 0 of 2"
+    assert found.seeds == (3, 2) and found.ours.endswith(
+        "100 steps of bf16: plain 3 of 3, plain-tf32 0 of 2, plain-fp32 0 of 2"
+    )
 
 
 def test_without_divergence_or_with_fewer_steps_nothing_is_decided():
-    assert JUDGE({"rows": [row("plain", 1, 0), row("plain-tf32", 1, 1)]}) is None
+    assert JUDGE({"rows": [row("plain", 1, 0), row("plain-tf32", 1, 1)]}).verdict == UNDECIDED
+    assert JUDGE({"rows": [row("plain", 3, 0), row("plain-tf32", 3, 0)]}).verdict == UNDECIDED
     assert JUDGE({"rows": [row("plain", 1, 1), row("plain-tf32", 1, 0, steps=50)]}) is None
     assert JUDGE({"rows": [row("plain", 1, 1), row("plain-tf32", 1, 1, steps=50)]}).verdict == HOLDS
     assert JUDGE({"rows": [row("plain", 1, 1)]}) is None
@@ -59,5 +62,13 @@ def test_runs_are_collected_and_shown(tmp_path):
     experiment = load("precision")
     data = experiment.collect(made_up_sweep(experiment, tmp_path, seeds=(0,)))
     assert [found["diverged_seeds"] for found in data["rows"]] == [[], []]
-    assert "| plain-tf32 | 0 |" in experiment.more(data) and "| plain-tf32 | 1 |" in experiment.table(data)
+    step, loss = data["curves"][0]["validation"][-1]
+    assert data["curves"][1]["validation"][-1][0] == step
+    data["curves"][1]["validation"][-1][1] = loss + 0.25
+    data["curves"][1]["logits"] = [[step, 7.0], [step + 1, 99.0]]  # what came after both were evaluated does not count
+    assert f"| plain-tf32 | 0 | {step} | +0.2500 |" in experiment.more(data)
+    assert "| 7 |\n" in experiment.more(data)
+    data["curves"][1]["validation"][-1][1] = None
+    assert f"| plain-tf32 | 0 | {step} | not finite |" in experiment.more(data)
+    assert "| plain-tf32 | 1 |" in experiment.table(data)
     experiment.figure(data).to_dict()
