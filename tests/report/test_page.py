@@ -143,6 +143,15 @@ def test_runs_without_logits_have_no_pictures_of_them(tmp_path):
     assert "None of these runs recorded them" in files.html.read_text()
 
 
+def test_pictures_of_an_earlier_report_go_where_the_runs_have_no_such_chart_anymore(tmp_path):
+    folder = tmp_path / "r-figures"
+    folder.mkdir()
+    for name in ("heatmap.png", "entropy.png", "mine.png"):
+        (folder / name).write_bytes(b"old")
+    files = write_report([small_run(tmp_path / "run", [train_record(1, 2.0)])], tmp_path / "r.html")
+    assert sorted(folder.iterdir()) == sorted([*files.pngs, folder / "mine.png"])
+
+
 @pytest.mark.parametrize(
     "records",
     [

@@ -67,12 +67,15 @@ def _title(runs: Sequence[Run]) -> str:
 
 
 def write_pictures(runs: Sequence[Run], data: datasets.Datasets, folder: Path) -> list[Path]:
-    """The charts as PNG, light; a chart without data is left out."""
+    """The charts as PNG, light. A chart without data is left out, and so is its picture of an earlier report."""
     charts = Charts(runs, data, legend=True)
     specs = {quantity: charts.loss(quantity, "step") for quantity in LOSSES}
     specs |= {datasets.MEASURES[measure][0].lower(): charts.learning(measure, "step") for measure in _measured(runs)}
     if data.logit_range:
         specs |= {"logits": charts.logits("step"), "heatmap": charts.heat_maps()}
+    every = {*LOSSES, *(word.lower() for word, _ in datasets.MEASURES.values()), "logits", "heatmap"}
+    for name in every - specs.keys():
+        (folder / f"{name}.png").unlink(missing_ok=True)
     return [write_picture(with_data(spec, data), folder / f"{name}.png") for name, spec in specs.items()]
 
 
