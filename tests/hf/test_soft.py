@@ -152,3 +152,39 @@ def test_a_model_whose_logits_are_more_than_its_head_is_not_scored():
     model.lm_head = torch.nn.Linear(32, 24)
     with pytest.raises(ValueError, match="model must have a head without a bias, got Linear with one"):
         soft_scores(model, drawn)
+
+
+class Adapted(torch.nn.Module):
+    """As adapters are put around a layer: the weight it shows is not all that it computes with."""
+
+    bias = None
+
+    def __init__(self, base_layer):
+        super().__init__()
+        self.base_layer, self.added = base_layer, torch.nn.Linear(32, 24, bias=False)
+
+    @property
+    def weight(self):
+        return self.base_layer.weight
+
+    def forward(self, hidden):
+        return self.base_layer(hidden) + self.added(hidden)
+
+
+def test_a_head_with_an_adapter_is_not_scored_as_if_it_had_none():
+    model = llama().eval()
+    model.lm_head = Adapted(model.lm_head)
+    with pytest.raises(ValueError, match="model must have a head that is its weight matrix alone, got Adapted"):
+        soft_scores(model, drawn(model))
+
+
+def test_a_head_that_is_trained_and_saved_in_place_of_another_is_scored():
+    model = llama().eval()
+    rollout = drawn(model)
+    head = torch.nn.Module()  # as PEFT makes them
+    head.original_module, head.modules_to_save = torch.nn.Linear(32, 24, bias=False), torch.nn.ModuleDict()
+    head.modules_to_save["default"] = model.lm_head
+    head.weight, head.bias = model.lm_head.weight, None
+    expected = soft_scores(model, rollout).log_probs
+    model.lm_head = head
+    assert torch.equal(soft_scores(model, rollout).log_probs, expected)

@@ -163,6 +163,9 @@ def check_head(model: Any) -> None:
             raise ValueError(f"{name} must be None or 1 with soft thinking, got {getattr(config, name)}")
     if getattr(head, "bias", None) is not None:
         raise ValueError(f"model must have a head without a bias, got {type(head).__name__} with one")
+    # A module around the head, as an adapter is; what PEFT trains and saves in its place is a head like any other.
+    if any(True for _ in head.children()) and not hasattr(head, "modules_to_save"):
+        raise ValueError(f"model must have a head that is its weight matrix alone, got {type(head).__name__}")
 
 
 def _embedded(
