@@ -154,6 +154,14 @@ def test_a_model_whose_logits_are_more_than_its_head_is_not_scored():
         soft_scores(model, drawn)
 
 
+@pytest.mark.parametrize("name", ["logits_mup_width_multiplier", "logits_soft_cap", "output_logit_soft_cap"])
+def test_other_names_of_a_scale_and_of_a_softcap_are_known(name):
+    model = llama().eval()  # those of Inkling, RecurrentGemma and xLSTM
+    setattr(model.config, name, 24.0)
+    with pytest.raises(ValueError, match=rf"{name} must be None or 1 with soft thinking, got 24\.0"):
+        soft_scores(model, drawn(model))
+
+
 class Adapted(torch.nn.Module):
     """As adapters are put around a layer: the weight it shows is not all that it computes with."""
 
