@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from longshort.generation import SoftThinking
+from longshort.generation.arguments import check_table
 from longshort.model import GPT
 from longshort.rl.log_probs import Form, Scores, gaussian_log_probs, soft_log_probs, token_log_probs, token_scores
 from longshort.rl.objective import kl_estimate
@@ -67,6 +68,8 @@ class Rollout:
         Gradients reach the embedding table, of which a prediction is a function too, for mixtures as for tokens; the
         weights of a mixture are constants. With Gaussian noise the inputs of mixtures are constants as a whole.
         """
+        if self.thinking is not None:
+            check_table(model.embedding)
         drawn = model.embedding(self.tokens[:, :-1].clamp(min=0))
         if self.thinking is not None and self.noisy is None:
             mixtures = self.thinking.inputs(model.embedding.weight, self.ids[:, :-1], self.values[:, :-1])

@@ -79,7 +79,7 @@ class Sampler:
                 f"prompts and max_new_tokens must fit in the context of {context}, "
                 f"got {max_prompt} and {max_new_tokens}"
             )
-        check_thinking(thinking, None, model.config.vocab_size)
+        check_thinking(thinking, None, model.config.vocab_size, model.embedding)
         self._model, self._thinking, self._temperature = model, thinking, temperature
         self._copy = None if dtype in (None, model.embedding.weight.dtype) else _empty_copy(model, dtype)
         self._batch_size, self._max_prompt = batch_size, max_prompt
