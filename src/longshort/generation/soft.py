@@ -84,7 +84,8 @@ class SoftThinking:
         """The k most probable tokens of logits (B, V), and their log p: both (B, k); -inf for what `top_p` drops."""
         values, ids = logits.topk(min(self.top_k, logits.shape[-1]))
         p = _softmax(values, self.temperature)
-        p = p.masked_fill(p.cumsum(-1) - p >= self.top_p, 0)
+        if self.top_p < 1:  # at 1, rounding would drop what the sum has no more room for
+            p = p.masked_fill(p.cumsum(-1) - p >= self.top_p, 0)
         return ids, (p / p.sum(-1, keepdim=True)).log()
 
     def draw(self, logits: Tensor, *, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
