@@ -251,6 +251,14 @@ def test_what_cannot_be_rolled_out_is_named(changes, message):
         drawn(build(), **changes)
 
 
+@pytest.mark.parametrize("thinking", [None, SoftThinking(end=39, noise="gaussian", sigma=0.3), SoftThinking(end=39)])
+def test_a_form_that_there_is_not_is_named_whatever_was_drawn(thinking):
+    model = build()
+    result = rollout(model, ROWS, thinking, max_new_tokens=4, seed=0)
+    with pytest.raises(ValueError, match="form must be paper, code or categorical, got 'papre'"):
+        result.log_probs(model, form="papre")
+
+
 class Adapted(torch.nn.Module):
     """As adapters are put around a layer: the weight it shows is not all that it looks up."""
 

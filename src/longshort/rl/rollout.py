@@ -14,7 +14,15 @@ from torch import Tensor, nn
 from longshort.generation import SoftThinking
 from longshort.generation.arguments import check_table
 from longshort.model import GPT
-from longshort.rl.log_probs import Form, Scores, gaussian_log_probs, soft_log_probs, token_log_probs, token_scores
+from longshort.rl.log_probs import (
+    Form,
+    Scores,
+    check_form,
+    gaussian_log_probs,
+    soft_log_probs,
+    token_log_probs,
+    token_scores,
+)
 from longshort.rl.objective import kl_estimate
 
 
@@ -109,6 +117,7 @@ class Rollout:
         >>> log_probs.shape, entropy.shape
         (torch.Size([2, 6]), torch.Size([2, 6]))
         """
+        check_form(form)
         if model.head is not None and type(model.head) is not nn.Linear:
             raise ValueError(f"model must have a head that is its weight matrix alone, got {type(model.head).__name__}")
         hidden, _ = model.hidden(**self.inputs(model))
