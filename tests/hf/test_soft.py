@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from longshort.generation import Sampling, SoftThinking
 from longshort.generation.draws import tokens_of
 from longshort.hf.soft import soft_rollout, soft_scores
-from longshort.rl import FORMS
+from longshort.rl import FORMS, rollout
 
 from .small import shell
 
@@ -196,3 +196,31 @@ def test_a_head_that_is_trained_and_saved_in_place_of_another_is_scored():
     expected = soft_scores(model, rollout).log_probs
     model.lm_head = head
     assert torch.equal(soft_scores(model, rollout).log_probs, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask": MASK.flip(1)}, "mask must be 0 before each prompt alone, which is padded on the left"),
+        ({"mask": MASK * 0}, "mask must be 0 before each prompt alone, which is padded on the left"),
+        ({"thinking": replace(THINKING, end=24)}, "end must be a token from 0 to 23, got 24"),
+        ({"thinking": None}, "thinking must be a SoftThinking, got None"),
+        ({"count": 0}, r"max_new_tokens must be an integer from 1 to 2\^31 - 1, got 0"),
+    ],
+)
+def test_what_cannot_be_drawn_is_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        drawn(llama().eval(), **options)
+
+
+@pytest.mark.parametrize(
+    ("thinking", "message"),
+    [
+        (None, "thinking must be a SoftThinking, got None"),
+        (SoftThinking(end=END, noise="gaussian", sigma=0.3), "noise must be gumbel or none with a model"),
+    ],
+)
+def test_what_was_drawn_otherwise_is_not_scored(thinking, message):
+    model = shell(vocab_size=24).eval()
+    with pytest.raises(ValueError, match=message):
+        soft_scores(model, rollout(model.model, [[1, 2]], thinking, max_new_tokens=4, seed=0))

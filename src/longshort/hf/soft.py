@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from longshort.generation import Sampling, SoftThinking
 from longshort.generation.draws import Draws, tokens_of
+from longshort.numeric import check_count
 from longshort.rl import Rollout, Scores, soft_log_probs, token_scores
 from longshort.rl.log_probs import Form
 
@@ -68,10 +69,14 @@ def soft_rollout(
     >>> drawn.tokens.shape, soft_scores(model, drawn).log_probs.shape
     (torch.Size([2, 6]), torch.Size([2, 6]))
     """
-    if thinking.noise == "gaussian":
-        raise ValueError("noise must be gumbel or none with a model of transformers, got gaussian")
+    _check_thinking(thinking)
+    check_count("max_new_tokens", max_new_tokens)
+    if not bool((mask[:, :-1] <= mask[:, 1:]).all() and mask[:, -1].all()):
+        raise ValueError("mask must be 0 before each prompt alone, which is padded on the left, got one that is not so")
     embedding = model.get_input_embeddings()
     vocabulary, device = len(model.get_output_embeddings().weight), prompts.device
+    if thinking.end >= vocabulary:
+        raise ValueError(f"end must be a token from 0 to {vocabulary - 1}, got {thinking.end}")
     draws = Draws(
         len(prompts),
         max_new_tokens,
@@ -117,6 +122,7 @@ def soft_scores(model: Any, drawn: Rollout, *, form: Form = "paper") -> Scores:
     As `Rollout.scores` has it for a `GPT`: mixtures by `soft_log_probs` on the values that were stored, tokens by their
     log-probability in the whole vocabulary. The entropy is that of the whole vocabulary at the rollout's temperature.
     """
+    _check_thinking(drawn.thinking)
     assert drawn.thinking is not None
     if drawn.thinking.noise == "none" and form != "categorical":
         raise ValueError(f"noise must be gumbel for mixtures to have a score in the form {form}, got none")
@@ -156,6 +162,13 @@ def soft_scores(model: Any, drawn: Rollout, *, form: Form = "paper") -> Scores:
     log_probs = empty.index_put((places,), of_tokens.log_probs).index_put((soft,), of_soft)
     entropy = empty.index_put((places,), of_tokens.entropy)  # type: ignore[arg-type]
     return Scores(log_probs.view(drawn.tokens.shape), entropy.view(drawn.tokens.shape))
+
+
+def _check_thinking(thinking: SoftThinking | None) -> None:
+    if not isinstance(thinking, SoftThinking):
+        raise ValueError(f"thinking must be a SoftThinking, got {thinking!r}")
+    if thinking.noise == "gaussian":
+        raise ValueError("noise must be gumbel or none with a model of transformers, got gaussian")
 
 
 def check_head(model: Any) -> None:
