@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from longshort.generation import AUTHORS_CLAMP, gaussian_log_density, gumbel_log_density, mixed
+from longshort.generation.soft import check_clamp
 from longshort.losses.head import head_scores
 from longshort.numeric import is_integral, is_real
 
@@ -153,6 +154,7 @@ def soft_log_probs(
     """
     _check(hidden, weight, temperature, chunk)
     check_form(form)
+    check_clamp(clamp)
     _check_mixtures(hidden, weight, ids, values)
 
     def of_chunk(hidden: Tensor, weight: Tensor, ids: Tensor, values: Tensor) -> Tensor:
