@@ -251,6 +251,14 @@ def test_what_cannot_be_rolled_out_is_named(changes, message):
         drawn(build(), **changes)
 
 
+def test_a_head_with_a_bias_is_not_scored_without_it():
+    model = build()
+    result = rollout(model, ROWS, None, max_new_tokens=4, seed=0)
+    model.head = torch.nn.Linear(*model.head_weight.shape[::-1], dtype=torch.float64)
+    with pytest.raises(ValueError, match="model must have a head without a bias, got Linear with one"):
+        result.log_probs(model)
+
+
 @pytest.mark.parametrize("thinking", [None, SoftThinking(end=39, noise="gaussian", sigma=0.3), SoftThinking(end=39)])
 def test_a_form_that_there_is_not_is_named_whatever_was_drawn(thinking):
     model = build()

@@ -120,6 +120,8 @@ class Rollout:
         check_form(form)
         if model.head is not None and type(model.head) is not nn.Linear:
             raise ValueError(f"model must have a head that is its weight matrix alone, got {type(model.head).__name__}")
+        if model.head is not None and model.head.bias is not None:
+            raise ValueError("model must have a head without a bias, got Linear with one")
         hidden, _ = model.hidden(**self.inputs(model))
         hidden = hidden[:, self.prompts.shape[1] - 1 :].flatten(0, 1)
         loss = model.config.loss
