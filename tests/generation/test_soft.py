@@ -114,6 +114,12 @@ def test_truncation_renormalises_after_top_k_and_after_top_p():
     torch.testing.assert_close(log_p.exp(), torch.tensor([[5 / 9, 3 / 9, 1 / 9, 0.0]]))
 
 
+def test_a_top_p_of_1_drops_no_token():
+    logits = torch.tensor([[20.0, 19.0, 2.0, 1.0, 0.0]])
+    _, log_p = SoftThinking(end=99, top_p=1.0).truncated(logits)
+    torch.testing.assert_close(log_p, logits.log_softmax(-1))
+
+
 def test_temperature_divides_the_logits():
     _, log_p = SoftThinking(end=0, top_p=1.0, temperature=0.5).truncated(P.log()[None])
     torch.testing.assert_close(log_p.exp()[0], P.square() / P.square().sum())

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from longshort.generation import Sampling, SoftThinking
 from longshort.generation.draws import tokens_of
 from longshort.hf.soft import soft_rollout, soft_scores
-from longshort.rl import FORMS
+from longshort.rl import FORMS, rollout
 
 from .small import shell
 
@@ -152,3 +152,75 @@ def test_a_model_whose_logits_are_more_than_its_head_is_not_scored():
     model.lm_head = torch.nn.Linear(32, 24)
     with pytest.raises(ValueError, match="model must have a head without a bias, got Linear with one"):
         soft_scores(model, drawn)
+
+
+@pytest.mark.parametrize("name", ["logits_mup_width_multiplier", "logits_soft_cap", "output_logit_soft_cap"])
+def test_other_names_of_a_scale_and_of_a_softcap_are_known(name):
+    model = llama().eval()  # those of Inkling, RecurrentGemma and xLSTM
+    setattr(model.config, name, 24.0)
+    with pytest.raises(ValueError, match=rf"{name} must be None or 1 with soft thinking, got 24\.0"):
+        soft_scores(model, drawn(model))
+
+
+class Adapted(torch.nn.Module):
+    """As adapters are put around a layer: the weight it shows is not all that it computes with."""
+
+    bias = None
+
+    def __init__(self, base_layer):
+        super().__init__()
+        self.base_layer, self.added = base_layer, torch.nn.Linear(32, 24, bias=False)
+
+    @property
+    def weight(self):
+        return self.base_layer.weight
+
+    def forward(self, hidden):
+        return self.base_layer(hidden) + self.added(hidden)
+
+
+def test_a_head_with_an_adapter_is_not_scored_as_if_it_had_none():
+    model = llama().eval()
+    model.lm_head = Adapted(model.lm_head)
+    with pytest.raises(ValueError, match="model must have a head that is its weight matrix alone, got Adapted"):
+        soft_scores(model, drawn(model))
+
+
+def test_a_head_that_is_trained_and_saved_in_place_of_another_is_scored():
+    model = llama().eval()
+    rollout = drawn(model)
+    head = torch.nn.Module()  # as PEFT makes them
+    head.original_module, head.modules_to_save = torch.nn.Linear(32, 24, bias=False), torch.nn.ModuleDict()
+    head.modules_to_save["default"] = model.lm_head
+    head.weight, head.bias = model.lm_head.weight, None
+    expected = soft_scores(model, rollout).log_probs
+    model.lm_head = head
+    assert torch.equal(soft_scores(model, rollout).log_probs, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask": MASK.flip(1)}, "mask must be 0 before each prompt alone, which is padded on the left"),
+        ({"mask": MASK * 0}, "mask must be 0 before each prompt alone, which is padded on the left"),
+        ({"thinking": replace(THINKING, end=24)}, "end must be a token from 0 to 23, got 24"),
+        ({"thinking": None}, "thinking must be a SoftThinking, got None"),
+        ({"count": 0}, r"max_new_tokens must be an integer from 1 to 2\^31 - 1, got 0"),
+    ],
+)
+def test_what_cannot_be_drawn_is_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        drawn(llama().eval(), **options)
+
+
+@pytest.mark.parametrize(
+    ("thinking", "message"),
+    [
+        (None, "thinking must be a SoftThinking, got None"),
+        (SoftThinking(end=END, noise="gaussian", sigma=0.3), "noise must be gumbel or none with a model"),
+    ],
+)
+def test_what_was_drawn_otherwise_is_not_scored(thinking, message):
+    model = shell(vocab_size=24).eval()
+    with pytest.raises(ValueError, match=message):
+        soft_scores(model, rollout(model.model, [[1, 2]], thinking, max_new_tokens=4, seed=0))

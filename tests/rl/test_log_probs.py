@@ -182,6 +182,7 @@ def test_given_the_token_the_exact_score_has_the_gradient_of_its_log_probability
     ("change", "message"),
     [
         ({"form": "exact"}, "form must be paper, code or categorical, got 'exact'"),
+        ({"form": "code", "clamp": (3.0, -1.5)}, r"clamp must be None or a lower and a higher bound, got \(3"),
         ({"temperature": 0.0}, "temperature must be a number above 0, got 0.0"),
         ({"temperature": "1"}, "temperature must be a number above 0, got '1'"),
         ({"chunk": 0}, "chunk must be None or an integer and at least 1, got 0"),

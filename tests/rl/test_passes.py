@@ -122,6 +122,7 @@ def test_the_seed_decides_the_samples():
     [
         ({"problems": []}, "problems must be at least one, got none"),
         ({"samples": 0}, "samples must be an integer from 1 to 2.31 - 1, got 0"),
+        ({"seed": None}, "seed must be an integer, got None"),
         ({"batch": -1}, "batch must be an integer from 1 to 2.31 - 1, got -1"),
     ],
 )

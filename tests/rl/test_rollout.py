@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from longshort import GPT
+from longshort import GPT, generate
 from longshort.generation import AUTHORS_CLAMP, SoftThinking
 from longshort.losses import LossSettings
 from longshort.rl import FORMS, kl_estimate, rollout
@@ -249,3 +249,44 @@ def test_mixtures_without_noise_have_no_score():
 def test_what_cannot_be_rolled_out_is_named(changes, message):
     with pytest.raises(ValueError, match=message):
         drawn(build(), **changes)
+
+
+def test_a_head_with_a_bias_is_not_scored_without_it():
+    model = build()
+    result = rollout(model, ROWS, None, max_new_tokens=4, seed=0)
+    model.head = torch.nn.Linear(*model.head_weight.shape[::-1], dtype=torch.float64)
+    with pytest.raises(ValueError, match="model must have a head without a bias, got Linear with one"):
+        result.log_probs(model)
+
+
+@pytest.mark.parametrize("thinking", [None, SoftThinking(end=39, noise="gaussian", sigma=0.3), SoftThinking(end=39)])
+def test_a_form_that_there_is_not_is_named_whatever_was_drawn(thinking):
+    model = build()
+    result = rollout(model, ROWS, thinking, max_new_tokens=4, seed=0)
+    with pytest.raises(ValueError, match="form must be paper, code or categorical, got 'papre'"):
+        result.log_probs(model, form="papre")
+
+
+class Adapted(torch.nn.Module):
+    """As adapters are put around a layer: the weight it shows is not all that it looks up."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.weight = inner, inner.weight
+        self.added = torch.nn.Embedding(*inner.weight.shape).double()
+
+    def forward(self, tokens):
+        return self.inner(tokens) + self.added(tokens)
+
+
+def test_an_adapter_around_the_embedding_is_refused_with_mixtures_and_counts_without_them():
+    model, message = build(), "model must have an embedding that is its table alone with soft thinking, got Adapted"
+    before = drawn(model)
+    model.embedding = Adapted(model.embedding)
+    with pytest.raises(ValueError, match=message):
+        generate(model, ROWS, thinking=before.thinking)
+    with pytest.raises(ValueError, match=message):
+        drawn(model)
+    with pytest.raises(ValueError, match=message):
+        before.log_probs(model)
+    assert rollout(model, ROWS, None, max_new_tokens=8, seed=0, log_probs=True).gap(model) < 1e-12

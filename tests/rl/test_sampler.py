@@ -96,6 +96,18 @@ def test_a_copy_in_another_dtype_draws_with_the_weights_of_the_moment(model):
     assert got.log_probs(model).dtype == torch.float64
 
 
+def test_a_copy_is_not_drawn_from_where_it_would_lack_an_adapter(model):
+    layer = model.blocks[0].attention.out
+    model.blocks[0].attention.out = torch.nn.Sequential(layer)
+    assert sampler(model).draw(PROMPTS, seed=0).tokens.shape == (3, 12)
+    with pytest.raises(ValueError, match="dtype must be None or the model's for a model that has more than"):
+        sampler(model, dtype=torch.float64)
+    layer.added = torch.nn.Parameter(torch.zeros(1))  # the weights of the copy are there too
+    model.blocks[0].attention.out = layer
+    with pytest.raises(ValueError, match=r"such as an adapter, or is compiled, got torch\.float64"):
+        sampler(model, dtype=torch.float64)
+
+
 def test_no_seed_draws_from_the_global_one(model):
     drawing = sampler(model)
     torch.manual_seed(5)

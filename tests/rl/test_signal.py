@@ -55,8 +55,9 @@ def test_the_signal_of_a_score_is_that_of_the_gradients_of_its_parts(case, form)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"parts": 1}, "parts must be at least 2 and divide the 16 sequences, got 1"),
-        ({"parts": 3}, "parts must be at least 2 and divide the 16 sequences, got 3"),
+        ({"parts": 1}, "parts must be an integer >= 2 that divides the 16 sequences, got 1"),
+        ({"parts": 2.0}, r"parts must be an integer >= 2 that divides the 16 sequences, got 2\.0"),
+        ({"parts": 3}, "parts must be an integer >= 2 that divides the 16 sequences, got 3"),
         ({"advantages": torch.zeros(16, 1)}, r"advantages must have shape \(16,\), got \(16, 1\)"),
     ],
 )

@@ -7,7 +7,7 @@ from itertools import chain
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from longshort.generation.soft import SoftThinking, ThinkingRecord
 from longshort.model import GPT
@@ -48,8 +48,10 @@ def stop_tokens(stop: int | Collection[int] | None, vocabulary: int) -> list[int
     return tokens
 
 
-def check_thinking(thinking: SoftThinking | None, record: ThinkingRecord | None, vocabulary: int) -> None:
-    """Raise where a model of this vocabulary cannot think so."""
+def check_thinking(
+    thinking: SoftThinking | None, record: ThinkingRecord | None, vocabulary: int, embedding: nn.Module
+) -> None:
+    """Raise where a model of this vocabulary and embedding cannot think so."""
     if thinking is None:
         if record is not None:
             raise ValueError("record must be None without thinking, got a ThinkingRecord")
@@ -60,6 +62,15 @@ def check_thinking(thinking: SoftThinking | None, record: ThinkingRecord | None,
         raise ValueError(f"end must be a token from 0 to {vocabulary - 1}, got {thinking.end}")
     if record is not None and len(record):
         raise ValueError(f"record must be empty, got one of {len(record)} steps")
+    check_table(embedding)
+
+
+def check_table(embedding: nn.Module) -> None:
+    """Raise unless an embedding is its table alone, of which mixtures are made: an adapter would not enter them."""
+    if not isinstance(embedding, nn.Embedding):
+        raise ValueError(
+            f"model must have an embedding that is its table alone with soft thinking, got {type(embedding).__name__}"
+        )
 
 
 def prompt_rows(prompt: Prompt, vocab_size: int) -> list[Tensor]:

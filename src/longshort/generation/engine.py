@@ -102,7 +102,7 @@ def generate(
     known = model.config.vocab_size
     vocabulary = known if tokenizer is None else min(known, tokenizer.vocab_size)
     stops = stop_tokens(stop, vocabulary)
-    check_thinking(thinking, record, vocabulary)
+    check_thinking(thinking, record, vocabulary, model.embedding)
     rows = prompt_rows(prompt, known)
     device = model.embedding.weight.device
     generator = None if seed is None else torch.Generator(device).manual_seed(int(seed))

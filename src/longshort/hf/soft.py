@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from longshort.generation import Sampling, SoftThinking
 from longshort.generation.draws import Draws, tokens_of
+from longshort.numeric import check_count
 from longshort.rl import Rollout, Scores, soft_log_probs, token_scores
 from longshort.rl.log_probs import Form
 
@@ -26,6 +27,9 @@ _BESIDE_THE_HEAD = (
     "final_logit_softcapping",
     "logit_scale",
     "logits_scaling",
+    "logits_mup_width_multiplier",
+    "logits_soft_cap",
+    "output_logit_soft_cap",
     "lm_head_multiplier",
     "output_multiplier",
     "score_exponent",
@@ -65,10 +69,14 @@ def soft_rollout(
     >>> drawn.tokens.shape, soft_scores(model, drawn).log_probs.shape
     (torch.Size([2, 6]), torch.Size([2, 6]))
     """
-    if thinking.noise == "gaussian":
-        raise ValueError("noise must be gumbel or none with a model of transformers, got gaussian")
+    _check_thinking(thinking)
+    check_count("max_new_tokens", max_new_tokens)
+    if not bool((mask[:, :-1] <= mask[:, 1:]).all() and mask[:, -1].all()):
+        raise ValueError("mask must be 0 before each prompt alone, which is padded on the left, got one that is not so")
     embedding = model.get_input_embeddings()
     vocabulary, device = len(model.get_output_embeddings().weight), prompts.device
+    if thinking.end >= vocabulary:
+        raise ValueError(f"end must be a token from 0 to {vocabulary - 1}, got {thinking.end}")
     draws = Draws(
         len(prompts),
         max_new_tokens,
@@ -114,6 +122,7 @@ def soft_scores(model: Any, drawn: Rollout, *, form: Form = "paper") -> Scores:
     As `Rollout.scores` has it for a `GPT`: mixtures by `soft_log_probs` on the values that were stored, tokens by their
     log-probability in the whole vocabulary. The entropy is that of the whole vocabulary at the rollout's temperature.
     """
+    _check_thinking(drawn.thinking)
     assert drawn.thinking is not None
     if drawn.thinking.noise == "none" and form != "categorical":
         raise ValueError(f"noise must be gumbel for mixtures to have a score in the form {form}, got none")
@@ -155,6 +164,13 @@ def soft_scores(model: Any, drawn: Rollout, *, form: Form = "paper") -> Scores:
     return Scores(log_probs.view(drawn.tokens.shape), entropy.view(drawn.tokens.shape))
 
 
+def _check_thinking(thinking: SoftThinking | None) -> None:
+    if not isinstance(thinking, SoftThinking):
+        raise ValueError(f"thinking must be a SoftThinking, got {thinking!r}")
+    if thinking.noise == "gaussian":
+        raise ValueError("noise must be gumbel or none with a model of transformers, got gaussian")
+
+
 def check_head(model: Any) -> None:
     """Raise unless the model's logits are the product of its head and the hidden state, as they are scored."""
     config, head = bare(model).config.get_text_config(), bare(model).get_output_embeddings()
@@ -163,6 +179,9 @@ def check_head(model: Any) -> None:
             raise ValueError(f"{name} must be None or 1 with soft thinking, got {getattr(config, name)}")
     if getattr(head, "bias", None) is not None:
         raise ValueError(f"model must have a head without a bias, got {type(head).__name__} with one")
+    # A module around the head, as an adapter is; what PEFT trains and saves in its place is a head like any other.
+    if any(True for _ in head.children()) and not hasattr(head, "modules_to_save"):
+        raise ValueError(f"model must have a head that is its weight matrix alone, got {type(head).__name__}")
 
 
 def _embedded(

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from longshort.generation import AUTHORS_CLAMP, gaussian_log_density, gumbel_log_density, mixed
+from longshort.generation.soft import check_clamp
 from longshort.losses.head import head_scores
 from longshort.numeric import is_integral, is_real
 
@@ -152,8 +153,8 @@ def soft_log_probs(
     tensor([-2.])
     """
     _check(hidden, weight, temperature, chunk)
-    if form not in FORMS:
-        raise ValueError(f"form must be {', '.join(FORMS[:-1])} or {FORMS[-1]}, got {form!r}")
+    check_form(form)
+    check_clamp(clamp)
     _check_mixtures(hidden, weight, ids, values)
 
     def of_chunk(hidden: Tensor, weight: Tensor, ids: Tensor, values: Tensor) -> Tensor:
@@ -166,6 +167,12 @@ def soft_log_probs(
         return _averaged(logits, values, AUTHORS_CLAMP if clamp is None else clamp)
 
     return _in_chunks(of_chunk, chunk or _fitting(ids.shape[1] * weight.shape[1], hidden), hidden, weight, ids, values)
+
+
+def check_form(form: object) -> None:
+    """Raise unless it is one of `FORMS`."""
+    if form not in FORMS:
+        raise ValueError(f"form must be {', '.join(FORMS[:-1])} or {FORMS[-1]}, got {form!r}")
 
 
 def gaussian_log_probs(

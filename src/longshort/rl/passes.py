@@ -69,6 +69,8 @@ def evaluate_problems(
         raise ValueError("problems must be at least one, got none")
     for name, count in (("samples", samples), ("batch", batch)):
         check_count(name, count)
+    if not is_integral(seed):
+        raise ValueError(f"seed must be an integer, got {seed!r}")
     asked = [index for index in range(len(problems)) for _ in range(samples)]
     batch = min(batch, len(asked))
     sampler = Sampler(

@@ -12,8 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from longshort.generation import SoftThinking
+from longshort.generation.arguments import check_table
 from longshort.model import GPT
-from longshort.rl.log_probs import Form, Scores, gaussian_log_probs, soft_log_probs, token_log_probs, token_scores
+from longshort.rl.log_probs import (
+    Form,
+    Scores,
+    check_form,
+    gaussian_log_probs,
+    soft_log_probs,
+    token_log_probs,
+    token_scores,
+)
 from longshort.rl.objective import kl_estimate
 
 
@@ -67,6 +76,8 @@ class Rollout:
         Gradients reach the embedding table, of which a prediction is a function too, for mixtures as for tokens; the
         weights of a mixture are constants. With Gaussian noise the inputs of mixtures are constants as a whole.
         """
+        if self.thinking is not None:
+            check_table(model.embedding)
         drawn = model.embedding(self.tokens[:, :-1].clamp(min=0))
         if self.thinking is not None and self.noisy is None:
             mixtures = self.thinking.inputs(model.embedding.weight, self.ids[:, :-1], self.values[:, :-1])
@@ -106,8 +117,11 @@ class Rollout:
         >>> log_probs.shape, entropy.shape
         (torch.Size([2, 6]), torch.Size([2, 6]))
         """
+        check_form(form)
         if model.head is not None and type(model.head) is not nn.Linear:
             raise ValueError(f"model must have a head that is its weight matrix alone, got {type(model.head).__name__}")
+        if model.head is not None and model.head.bias is not None:
+            raise ValueError("model must have a head without a bias, got Linear with one")
         hidden, _ = model.hidden(**self.inputs(model))
         hidden = hidden[:, self.prompts.shape[1] - 1 :].flatten(0, 1)
         loss = model.config.loss

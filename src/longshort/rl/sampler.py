@@ -79,9 +79,14 @@ class Sampler:
                 f"prompts and max_new_tokens must fit in the context of {context}, "
                 f"got {max_prompt} and {max_new_tokens}"
             )
-        check_thinking(thinking, None, model.config.vocab_size)
+        check_thinking(thinking, None, model.config.vocab_size, model.embedding)
         self._model, self._thinking, self._temperature = model, thinking, temperature
         self._copy = None if dtype in (None, model.embedding.weight.dtype) else _empty_copy(model, dtype)
+        if self._copy is not None and self._copy.state_dict().keys() != model.state_dict().keys():
+            raise ValueError(
+                "dtype must be None or the model's for a model that has more than the weights of its configuration, "
+                f"such as an adapter, or is compiled, got {dtype}"
+            )
         self._batch_size, self._max_prompt = batch_size, max_prompt
         self._device = model.embedding.weight.device
         self._generator = torch.Generator(self._device)

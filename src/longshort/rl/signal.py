@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from longshort.model import GPT
+from longshort.numeric import is_integral
 from longshort.rl.log_probs import Form
 from longshort.rl.rollout import Rollout
 
@@ -65,8 +66,8 @@ def score_signal(model: GPT, drawn: Rollout, advantages: Tensor, *, form: Form =
     True
     """
     size = len(drawn.tokens)
-    if not 2 <= parts <= size or size % parts:
-        raise ValueError(f"parts must be at least 2 and divide the {size} sequences, got {parts}")
+    if not is_integral(parts) or not 2 <= parts <= size or size % parts:
+        raise ValueError(f"parts must be an integer >= 2 that divides the {size} sequences, got {parts!r}")
     if advantages.shape != (size,):
         raise ValueError(f"advantages must have shape ({size},), got {tuple(advantages.shape)}")
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
