@@ -85,6 +85,18 @@ def test_a_learned_vocabulary_can_be_used_again(books, tmp_path):
         assert used.splits["train"].tokens.tolist() == learned.splits["train"].tokens.tolist()
 
 
+@pytest.mark.parametrize("part", [None, "2/2"])
+def test_a_tokenizer_that_differs_beside_its_vocabulary_is_another_setting(books, tmp_path, part):
+    own = prepare(books, tmp_path / "own", vocab_size=300, workers=1).tokenizer
+    lower = tmp_path / "lower.json"
+    lower.write_text(json.dumps(own.to_dict() | {"normalizer": {"type": "Lowercase"}}))
+    assert load_tokenizer(lower).fingerprint == own.fingerprint
+    first = prepare(books, tmp_path / "out", tokenizer=tmp_path / "own", workers=1, part=part and "1/2")
+    with pytest.raises(DataError, match="other sources or settings"):
+        prepare(books, tmp_path / "out", tokenizer=lower, workers=1, part=part)
+    assert prepare(books, tmp_path / "out", tokenizer=first.folder, workers=1, part=part and "1/2").reused
+
+
 def test_a_vocabulary_is_learned_from_training_text_alone(tmp_path):
     for name, word in (("train", "aaaaaaaa "), ("held", "zzzzzzzz ")):
         (tmp_path / f"{name}.txt").write_text(word * 50)

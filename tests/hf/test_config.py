@@ -143,6 +143,10 @@ def test_transformers_sees_no_sliding_layers():
         ({"score_exponent": 2.0}, "score_exponent must be a number from 0 to 1, got 2.0"),
         ({"loss_chunk": 0}, r"loss_chunk must be None or an integer from 1 to 2\^63 - 1, got 0"),
         ({"attention_backend": "fast"}, "attention_backend must be one of auto"),
+        ({"n_global": 1, "window": 4}, "n_global must be left out, got 1: LongShortConfig calls it num_global_heads"),
+        ({"sliding_window": 4}, "sliding_window must be left out, got 4: LongShortConfig calls it local_window"),
+        ({"rope_scaling": {"factor": 2.0}}, "rope_scaling must be .*: LongShortConfig calls it rotary_scaling"),
+        ({"plans": [HeadPlan.full(4)] * 2}, "plans must be .*: LongShortConfig calls it head_windows"),
     ],
 )
 def test_a_bad_field_is_named_as_it_is_called_here(fields, message):

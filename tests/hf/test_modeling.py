@@ -194,6 +194,14 @@ def test_a_cache_is_returned_only_where_no_gradients_are_wanted(model):
         ({}, "input must be input_ids or inputs_embeds, got neither"),
         ({"input_ids": TOKENS, "inputs_embeds": torch.zeros(2, 40, 32)}, "input_ids or inputs_embeds, got both"),
         ({"input_ids": TOKENS, "labels": TOKENS[:, 1:]}, r"labels must have shape \(2, 40\), got \(2, 39\)"),
+        (
+            {"input_ids": TOKENS, "shift_labels": TOKENS[:, 1:]},
+            r"shift_labels must have shape \(2, 40\), got \(2, 39\)",
+        ),
+        (
+            {"input_ids": TOKENS, "position_ids": torch.zeros(2, 39)},
+            r"position_ids must have shape \(40,\) or \(2, 40\), those of the new tokens, got \(2, 39\)",
+        ),
         ({"input_ids": TOKENS[0]}, r"input_ids must have shape \(batch, length\), got \(40,\)"),
         ({"inputs_embeds": torch.zeros(40, 32)}, r"inputs_embeds must have shape \(batch, length, hidden_size\)"),
         ({"input_ids": TOKENS, "logits_to_keep": -3}, "logits_to_keep must be 0 .* got -3"),

@@ -1,6 +1,9 @@
 """Models whose tokenizer begins every text with a token: written, scored and asked as transformers would."""
 
 import json
+import shutil
+import sys
+import types
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from typer.testing import CliRunner
 from longshort.cli import app
 from longshort.data.tokenizer import BPETokenizer
 from longshort.data.tokens import TokenFile
+from longshort.hf import harness
 from longshort.hf.opened import open_language_model
 from longshort.train.evaluation import retrieval
 
@@ -114,7 +118,15 @@ def test_the_sequences_of_the_retrieval_suite_begin_with_it(tokenizer, folders, 
     assert not any((tokens[:, 1:] == tokenizer.bos_token_id).any() for tokens in seen)
 
 
-def test_a_run_that_was_trained_with_such_a_tokenizer_gets_the_text_alone(tokenizer, folders, tmp_path):
+def for_the_harness(path, monkeypatch):
+    """What lm-evaluation-harness, which need not be installed, is given."""
+    for name in ("lm_eval", "lm_eval.models", "lm_eval.models.huggingface"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules["lm_eval.models.huggingface"].HFLM = dict
+    return harness._opened(path, CPU)
+
+
+def test_a_run_that_was_trained_with_such_a_tokenizer_gets_the_text_alone(tokenizer, folders, tmp_path, monkeypatch):
     start = (folders / "run" / "config.yaml").read_text().replace(str(folders / "run"), str(tmp_path / "run"))
     (tmp_path / "own.yaml").write_text(start)
     settings = ("run.steps=1", "run.device=cpu", "data.length=32", "data.batch_size=2")
@@ -126,12 +138,32 @@ def test_a_run_that_was_trained_with_such_a_tokenizer_gets_the_text_alone(tokeni
     assert exported["loss"] == pytest.approx(mine["loss"], rel=1e-5) and "beginning" not in mine | exported
     fast = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
     assert fast("the cat").input_ids == tokenizer("the cat").input_ids[1:]
+    assert fast.bos_token_id == fast.eos_token_id == tokenizer.eos_token_id
+    assert for_the_harness(tmp_path / "run", monkeypatch)["tokenizer"].bos_token_id == tokenizer.eos_token_id
 
 
 def test_an_imported_model_that_is_exported_begins_texts_as_before(tokenizer, folders, tmp_path):
     run("export", folders / "run", tmp_path / "exported")
     assert open_language_model(tmp_path / "exported", CPU).beginning == (tokenizer.bos_token_id,)
     assert "## Training" not in (tmp_path / "exported" / "README.md").read_text()  # of which the run knows nothing
+
+
+def test_an_imported_model_that_is_exported_keeps_the_token_that_begins_texts(tokenizer, folders, tmp_path):
+    shutil.copytree(folders / "run", tmp_path / "run")
+    (tmp_path / "run" / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}")
+    run("export", tmp_path / "run", tmp_path / "exported")
+    fast = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    chat = fast.apply_chat_template([{"role": "user", "content": "the cat"}], tokenize=False)
+    assert chat == "<|begin_of_text|>the cat<|endoftext|>"
+    assert fast("the cat").input_ids == tokenizer("the cat").input_ids
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    assert model.config.bos_token_id == model.generation_config.bos_token_id == tokenizer.bos_token_id
+    assert model.config.eos_token_id == tokenizer.eos_token_id
+
+
+def test_the_harness_begins_an_empty_text_of_an_imported_model_with_it(tokenizer, folders, monkeypatch):
+    given = for_the_harness(folders / "run", monkeypatch)
+    assert given["tokenizer"].bos_token_id == given["pretrained"].config.bos_token_id == tokenizer.bos_token_id
 
 
 def test_an_imported_model_without_a_tokenizer_is_scored_on_the_text_alone(folders, theirs, tmp_path):

@@ -28,7 +28,7 @@ from longshort.data.folder import (
 from longshort.data.parallel import count_documents, encode_in_order
 from longshort.data.parts import Part, Shared
 from longshort.data.split import ByCorpus, Division, divide, excerpt, size_of
-from longshort.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer, load_tokenizer
+from longshort.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer, load_tokenizer, tokenizer_checksum
 from longshort.data.tokens import VERSION, TokenFile
 from longshort.files import alone_in
 
@@ -131,7 +131,7 @@ class _Job:
             "version": VERSION,
             "sources": {name: corpus.identity() for name, corpus in self.corpora.items()},
             "split": [*self.split, self.seed] if len(self.corpora) == 1 else None,
-            "tokenizer": self.given.fingerprint if self.given else f"bpe of {self.vocab_size}",
+            "tokenizer": _identity_of(self.given) if self.given else f"bpe of {self.vocab_size}",
         }
         return hashlib.sha256(json.dumps(ingredients).encode()).hexdigest()
 
@@ -217,6 +217,13 @@ class _Job:
             if not writers["train"].count and self.part is None:
                 raise DataError(f"{self.source}: no text for training; give files that hold more than blanks")
             return publish(self.out, writers, tokenizer)
+
+
+def _identity_of(tokenizer: Tokenizer) -> str:
+    """All that decides the tokens of a text: merges and normalization too, which the fingerprint does not cover."""
+    if isinstance(tokenizer, ByteTokenizer):
+        return tokenizer.fingerprint
+    return tokenizer_checksum(tokenizer.to_dict())
 
 
 def _corpora(

@@ -65,6 +65,16 @@ _LOSS_NAMES = {
 }
 """Fields of `LossSettings`, which are top-level fields here."""
 
+_ELSEWHERE = {ours: theirs for ours, theirs in _NAMES.items() if ours != theirs} | {
+    "ff_width": "intermediate_size",
+    "ff_multiplier": "intermediate_size",
+    "plan": "head_windows",
+    "plans": "head_windows",
+    "sliding_window": "local_window",
+    "rope_scaling": "rotary_scaling",
+}
+"""Names of `GPTConfig` and of other models for fields of this class: transformers would take them and nothing else."""
+
 _ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -164,6 +174,9 @@ class LongShortConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        for name, value in kwargs.items():
+            if name in _ELSEWHERE and value is not None:
+                raise ValueError(f"{name} must be left out, got {value!r}: LongShortConfig calls it {_ELSEWHERE[name]}")
         check_count("hidden_size", self.hidden_size)
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size

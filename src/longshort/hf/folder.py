@@ -14,7 +14,7 @@ from longshort.data.tokenizer import Tokenizer
 from longshort.files import new_folder
 from longshort.hf.card import model_card
 from longshort.hf.modeling import LongShortForCausalLM
-from longshort.hf.tokenizer import fast_tokenizer
+from longshort.hf.tokenizer import beginning_token, fast_tokenizer
 from longshort.model import GPT
 
 
@@ -48,8 +48,10 @@ def write_folder(
         raise ValueError(
             f"tokenizer must have no more tokens than the model, {model.config.vocab_size}, got {tokenizer.vocab_size}"
         )
-    folder, end = Path(folder), end if tokenizer is None else tokenizer.end_of_document
-    shell = LongShortForCausalLM.from_gpt(model, bos_token_id=end, eos_token_id=end, pad_token_id=end)
+    folder, start = Path(folder), end
+    if tokenizer is not None:
+        start, end = beginning_token(tokenizer), tokenizer.end_of_document
+    shell = LongShortForCausalLM.from_gpt(model, bos_token_id=start, eos_token_id=end, pad_token_id=end)
     with new_folder(folder) as draft, full_disk_as_oserror(folder), no_progress_bar():
         shell.save_pretrained(draft)
         card = model_card(model.config, model.n_parameters(), trained=trained)

@@ -83,11 +83,14 @@ def _opened(path: Path, device: torch.device) -> Any:
     batches = {"batch_size": "auto" if device.type == "cuda" else _CPU_BATCH}
     if is_of_transformers(path):
         return HFLM(pretrained=str(path), device=str(device), **batches)
+    from longshort.data.tokenizer import tokenizer_from_dict
     from longshort.hf import LongShortForCausalLM, fast_tokenizer
     from longshort.hf.opened import open_language_model
 
     opened = open_language_model(path, device)
-    end = opened.tokenizer.end_of_document
-    model = LongShortForCausalLM.from_gpt(opened.model, bos_token_id=end, eos_token_id=end, pad_token_id=end)
-    tokenizer = fast_tokenizer(opened.tokenizer, max_length=opened.model.config.context)
-    return HFLM(pretrained=model, tokenizer=tokenizer, **batches)
+    model, tokenizer = opened.model, opened.tokenizer
+    if tokenizer.beginning and not opened.beginning:  # the model was not trained with it
+        tokenizer = tokenizer_from_dict(tokenizer.to_dict() | {"post_processor": None})
+    fast = fast_tokenizer(tokenizer, max_length=model.config.context)
+    ids = {name: getattr(fast, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    return HFLM(pretrained=LongShortForCausalLM.from_gpt(model, **ids), tokenizer=fast, **batches)

@@ -33,6 +33,11 @@ def layout(mask: Tensor | None, position_ids: Tensor | None, *, batch_size: int,
     Layout(positions=tensor([[0, 1, 0, 1, 2]]), segments=tensor([[0, 0, 1, 1, 1]]))
     """
     positions = position_ids
+    if positions is not None and tuple(positions.shape) not in ((new,), (1, new), (batch_size, new)):
+        raise ValueError(
+            f"position_ids must have shape ({new},) or ({batch_size}, {new}), those of the new tokens, got "
+            f"{tuple(positions.shape)}"
+        )
     if positions is not None and positions.ndim == 2 and len(positions) == 1:
         positions = positions.expand(batch_size, -1)
     if mask is None:

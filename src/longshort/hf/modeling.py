@@ -91,8 +91,9 @@ class LongShortForCausalLM(LongShortPreTrainedModel, GenerationMixin):
             raise ValueError(f"logits_to_keep must be 0 (all positions), a count or positions, got {logits_to_keep}")
         targets = _targets(labels, kwargs.get("shift_labels"))
         shape = given_input(input_ids, inputs_embeds).shape[:2]
-        if labels is not None and labels.shape != shape:
-            raise ValueError(f"labels must have shape {tuple(shape)}, got {tuple(labels.shape)}")
+        for name, given in (("labels", labels), ("shift_labels", kwargs.get("shift_labels"))):
+            if given is not None and given.shape != shape:
+                raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(given.shape)}")
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         inputs = Inputs(
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, output_attentions

@@ -15,7 +15,8 @@ from longshort.data.tokenizer import ByteTokenizer, Tokenizer, byte_characters
 def fast_tokenizer(tokenizer: Tokenizer, *, max_length: int | None = None) -> PreTrainedTokenizerFast:
     """A transformers tokenizer that gives the same ids as ours and pads on the left, as generation needs.
 
-    Our end-of-document token serves as its end, beginning and padding token; text that quotes it stays text.
+    Our end-of-document token serves as its end and padding token, and, where tokenizer.json puts nothing before a text,
+    as its beginning; text that quotes it stays text.
 
     >>> from longshort.data.tokenizer import ByteTokenizer
     >>> fast = fast_tokenizer(ByteTokenizer())
@@ -23,11 +24,11 @@ def fast_tokenizer(tokenizer: Tokenizer, *, max_length: int | None = None) -> Pr
     ([110, 195, 169], 'né')
     """
     inner = _bytes() if isinstance(tokenizer, ByteTokenizer) else _parsed(tokenizer)
-    end = inner.id_to_token(tokenizer.end_of_document)
+    end, start = (inner.id_to_token(token) for token in (tokenizer.end_of_document, beginning_token(tokenizer)))
     options = {} if max_length is None else {"model_max_length": max_length}
     return PreTrainedTokenizerFast(
         tokenizer_object=inner,
-        bos_token=end,
+        bos_token=start,
         eos_token=end,
         pad_token=end,
         padding_side="left",
@@ -35,6 +36,11 @@ def fast_tokenizer(tokenizer: Tokenizer, *, max_length: int | None = None) -> Pr
         clean_up_tokenization_spaces=False,
         **options,
     )
+
+
+def beginning_token(tokenizer: Tokenizer) -> int:
+    """The first of the tokens before a text; the end of the document before, where there are none."""
+    return tokenizer.beginning[0] if tokenizer.beginning else tokenizer.end_of_document
 
 
 def _parsed(tokenizer: Tokenizer) -> tokenizers.Tokenizer:

@@ -33,6 +33,12 @@ def assert_same(ours, theirs):
     torch.testing.assert_close(ours(tokens()).logits, theirs(tokens()).logits, **TIGHT)
 
 
+def test_the_number_of_heads_has_two_names_as_in_transformers():
+    theirs = gpt2(n_embd=48)
+    assert transformers.GPT2Config(num_attention_heads=4).n_head == 4
+    assert_same(from_gpt2(theirs.state_dict(), {"num_attention_heads": 4}), theirs)
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, SmolLM3Config, SmolLM3ForCausalLM
 from typer.testing import CliRunner
 
 from longshort import HeadPlan
 from longshort.cli import app
+from longshort.hf import LongShortForCausalLM
 from longshort.hf.head_plans import ATTENTION_NAME
 from longshort.hf.importers import from_transformers
 from longshort.hf.inspection import uptraining
@@ -180,6 +181,15 @@ def test_positions_that_depend_on_the_reach_are_kept(placed):
     assert kept.model.config.layer_plans[0].windows == (4,) * 4
     with pytest.raises(ValueError, match="global heads must stay global in layer 1"):
         with_plans(model, [HeadPlan(windows=(8,) * 4)] * 2)
+
+
+def test_unrotated_layers_of_an_imported_model_take_any_plan():
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "vocab_size": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    config = SmolLM3Config(**sizes, no_rope_layers=[1, 0], initializer_range=0.3)
+    theirs = SmolLM3ForCausalLM(config).eval()
+    ours = with_plans(LongShortForCausalLM.from_gpt(from_transformers(theirs)), PLANS)
+    torch.testing.assert_close(logits(ours), logits(with_plans(theirs, PLANS)), atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("wrong", ["", "7", "[1]", "{}", '{"proposal": {}}', '[{"windows": [0]}]', "[" * 100_000])

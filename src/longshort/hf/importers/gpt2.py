@@ -43,7 +43,7 @@ def from_gpt2(source: Weights, config: Mapping[str, Any] | None = None) -> GPT:
     tensors = weights(read(), source=named)
     tensors = {name: x.mT if name.endswith(_TRANSPOSED) else x for name, x in tensors.items()}
     fields = sizes(tensors, source=named)
-    n_heads = config.get("n_head", 12)
+    n_heads = config.get("n_head", config.get("num_attention_heads", 12))  # transformers reads both names
     if not is_int(n_heads) or n_heads < 1 or fields["width"] % n_heads:
         raise ValueError(f"{named}: n_head must divide the width {fields['width']}, got {n_heads}")
     epsilon = config.get("layer_norm_epsilon", 1e-5)

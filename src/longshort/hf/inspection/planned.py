@@ -14,6 +14,7 @@ from longshort.hf.head_plans import use_head_plan
 from longshort.hf.inspection.measure import Done
 from longshort.hf.modeling import LongShortForCausalLM
 from longshort.model import GPT
+from longshort.reach import LayerReach
 
 
 def with_plans(model: PreTrainedModel, plans: Sequence[HeadPlan]) -> PreTrainedModel:
@@ -50,8 +51,14 @@ def bound_layers(model: PreTrainedModel) -> frozenset[int]:
     return frozenset(
         number
         for number, layer in enumerate(config.layer_reaches)
-        if scaled or not layer.rotates_alike or layer.temperature is not None
+        if scaled or layer.temperature is not None or not _placed_alike(layer, config.rope_theta)
     )
+
+
+def _placed_alike(layer: LayerReach, theta: float) -> bool:
+    """Whether the layer's heads are rotated alike, local or global, or not at all, as some layers of SmolLM3."""
+    local = (layer.local_share, layer.local_base or theta)
+    return local == (layer.global_share, layer.global_base or theta) or layer.local_share == layer.global_share == 0
 
 
 @torch.no_grad()
