@@ -246,7 +246,7 @@ def test_words_of_a_vocabulary_that_marks_their_beginnings_keep_their_spaces(mon
     inner.decoder = decoders.Metaspace()
     monkeypatch.setattr("longshort.generation.text.generate", lambda *_, **__: map(torch.tensor, ([0], [1], [0])))
     monkeypatch.setattr(BPETokenizer, "encode", lambda self, text: torch.tensor([0]))
-    assert "".join(TextStream(None, BPETokenizer(inner), "a")) == "a b a"
+    assert "".join(TextStream(None, BPETokenizer(inner), "a")) == " a b a"
 
 
 def test_words_keep_their_spaces_after_a_token_without_text(monkeypatch):
@@ -255,7 +255,36 @@ def test_words_keep_their_spaces_after_a_token_without_text(monkeypatch):
     inner.decoder = decoders.Metaspace()
     monkeypatch.setattr("longshort.generation.text.generate", lambda *_, **__: map(torch.tensor, ([0], [2], [1], [0])))
     monkeypatch.setattr(BPETokenizer, "encode", lambda self, text: torch.tensor([0]))
-    assert "".join(TextStream(None, BPETokenizer(inner), "a")) == "a b a"
+    assert "".join(TextStream(None, BPETokenizer(inner), "a")) == " a b a"
+
+
+def bytes_and_words():
+    """A vocabulary as Llama 2 has it: words with their spaces, and other characters byte by byte."""
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"▁a": 256, "</s>": 257}
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    inner.decoder = decoders.Sequence(parts)
+    return BPETokenizer(inner)
+
+
+@pytest.mark.parametrize("prompt", ["▁a", "é"])
+def test_neighbouring_characters_that_are_written_byte_by_byte_come_whole(monkeypatch, prompt):
+    tokens = [*"é€".encode(), 256, *"€é€".encode(), 256]
+    monkeypatch.setattr(
+        "longshort.generation.text.generate", lambda *_, **__: map(torch.tensor, zip(tokens, strict=True))
+    )
+    monkeypatch.setattr(BPETokenizer, "encode", lambda *_: torch.tensor([256] if prompt == "▁a" else [*"é".encode()]))
+    assert list(TextStream(None, bytes_and_words(), prompt)) == ["é", "€", " a", "€", "é", "€", " a"]
+
+
+@pytest.mark.parametrize(("string", "count"), [("€", 6), ("é€", 6), ("€ a", 7), (" aé", 3), (" a", 1)])
+@pytest.mark.parametrize("others", [[], ["longer than all"]])
+def test_a_stop_string_is_found_whatever_its_vocabulary_writes_before_it(model, monkeypatch, string, count, others):
+    tokens = [256, *"é€".encode(), 256]
+    drawn = iter(tokens)
+    monkeypatch.setattr(Decoder, "step", lambda self: torch.tensor([next(drawn)]))
+    options = {"stop_strings": [string, *others], "tokenizer": bytes_and_words(), "max_new_tokens": len(tokens)}
+    assert text(model, [[256]], **options) == [tokens[:count]]
 
 
 def test_a_stream_of_text_is_the_text_of_the_tokens(model):
