@@ -96,6 +96,25 @@ def test_top_p_always_leaves_one():
     assert drawn(50, top_p=1e-9) == [{1}, {0}]
 
 
+def test_top_p_that_fp32_rounds_to_zero_leaves_one():
+    assert drawn(50, top_p=1e-60) == [{1}, {0}]
+
+
+def test_logits_in_half_precision_give_no_token_that_is_ruled_out():
+    logits = torch.linspace(4, 0, 50_000).half().expand(4, -1)
+    generator = torch.Generator().manual_seed(1)
+    assert max(int(next_token(logits, top_k=20, generator=generator).max()) for _ in range(100)) < 40
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"top_p": 0.0}, "top_p must be"), ({"top_k": 0}, "top_k must be"), ({"temperature": -1.0}, "temperature must")],
+)
+def test_next_token_names_a_wrong_setting(options, message):
+    with pytest.raises(ValueError, match=message):
+        next_token(LOGITS, **options)
+
+
 def test_top_p_acts_after_the_temperature():
     assert drawn(top_p=0.6, temperature=0.1) == [{1}, {0}]
 
