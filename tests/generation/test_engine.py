@@ -86,6 +86,14 @@ def test_each_row_of_a_padded_batch_is_the_row_alone(positions, context):
     assert text(model, ROWS) == [text(model, [row])[0] for row in ROWS]
 
 
+def test_chunks_of_attention_need_prompts_of_one_length():
+    model = build(attention_chunk=4)
+    both = text(model, PROMPT, use_cache=False)
+    assert both == [text(model, row[None], use_cache=False)[0] for row in PROMPT]
+    with pytest.raises(ValueError, match="one length for a model with attention_chunk=4, got 1 to 7 tokens"):
+        generate(model, ROWS, use_cache=False)
+
+
 def test_a_great_penalty_lets_no_token_come_twice(model):
     assert len(set(text(model, [ROWS[0]])[0])) < 30
     (drawn,) = text(model, [ROWS[0]], repetition_penalty=1e6)

@@ -13,6 +13,7 @@ from torch import Tensor
 from longshort.generation.arguments import (
     Prompt,
     check_context,
+    check_lengths,
     check_model,
     check_seed,
     check_thinking,
@@ -110,6 +111,7 @@ def generate(
     stops = stop_tokens(stop, vocabulary)
     check_thinking(thinking, record, vocabulary)
     rows = prompt_rows(prompt, known)
+    check_lengths(model, rows)
     device = model.embedding.weight.device
     generator = None if seed is None else torch.Generator(device).manual_seed(int(seed))
     draws = Draws(
