@@ -305,6 +305,11 @@ def test_a_stream_of_text_is_the_text_of_the_tokens(model):
     assert stream.tokens_per_second == pytest.approx(len(tokens) / stream.seconds)
 
 
+def test_a_stream_of_text_takes_text(model):
+    with pytest.raises(ValueError, match=r"prompt must be a text, got \[1, 2\]; generate takes tokens"):
+        TextStream(model, ByteTokenizer(), [1, 2])
+
+
 def test_a_stream_of_text_ends_with_a_stop_token(model):
     options = {"max_new_tokens": 20, "temperature": 0.7, "seed": 1}
     tokens = text(model, [list(b"def ")], stop=256, **options)[0]

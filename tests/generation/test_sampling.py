@@ -250,5 +250,6 @@ def test_seeds_and_stops_may_be_of_numpy_and_torch(model):
     assert (
         tokens(seed=3, stop=torch.tensor([last]))
         == tokens(seed=3, stop=torch.tensor(last))
+        == tokens(seed=3, stop=np.array(last))
         == tokens(seed=3, stop=last)
     )

@@ -48,7 +48,7 @@ def check_seed(seed: object) -> None:
 
 def stop_tokens(stop: int | Collection[int] | None, vocabulary: int) -> list[int]:
     """The tokens that end a sequence, of those that can be drawn."""
-    if isinstance(stop, Tensor):
+    if isinstance(stop, Tensor | np.ndarray):
         stop = stop.flatten().tolist()
     tokens = [] if stop is None else list(stop) if isinstance(stop, Collection) else [stop]
     if isinstance(stop, str) or not all(map(is_integral, tokens)):

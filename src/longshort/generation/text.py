@@ -41,6 +41,8 @@ class TextStream:
         stop_strings: Sequence[str] = (),
         **options: Any,
     ) -> None:
+        if not isinstance(prompt, str):
+            raise ValueError(f"prompt must be a text, got {prompt!r:.200}; generate takes tokens")
         try:
             prompt.encode()
         except UnicodeEncodeError:
