@@ -26,6 +26,7 @@ from longshort.generation.sampling import Sampling
 from longshort.generation.soft import SoftThinking, ThinkingRecord
 from longshort.model import GPT
 from longshort.numeric import check_count
+from longshort.ranges import SWITCH, optional
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -105,6 +106,10 @@ def generate(
         raise ValueError(f"stop_strings must be a sequence of texts that are not empty, got {stop_strings!r}")
     if stop_strings and tokenizer is None:
         raise ValueError("stop_strings need the tokenizer, got None")
+    if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
+        raise ValueError(f"tokenizer must be None or a tokenizer, got {tokenizer!r:.200}: load_tokenizer reads one")
+    SWITCH.check("use_cache", use_cache)
+    optional(SWITCH).check("cuda_graph", cuda_graph)
     check_seed(seed)
     known = model.config.vocab_size
     vocabulary = known if tokenizer is None else min(known, tokenizer.vocab_size)
