@@ -86,6 +86,14 @@ def test_each_row_of_a_padded_batch_is_the_row_alone(positions, context):
     assert text(model, ROWS) == [text(model, [row])[0] for row in ROWS]
 
 
+def test_chunks_of_attention_need_prompts_of_one_length():
+    model = build(attention_chunk=4)
+    both = text(model, PROMPT, use_cache=False)
+    assert both == [text(model, row[None], use_cache=False)[0] for row in PROMPT]
+    with pytest.raises(ValueError, match="one length for a model with attention_chunk=4, got 1 to 7 tokens"):
+        generate(model, ROWS, use_cache=False)
+
+
 def test_a_great_penalty_lets_no_token_come_twice(model):
     assert len(set(text(model, [ROWS[0]])[0])) < 30
     (drawn,) = text(model, [ROWS[0]], repetition_penalty=1e6)
@@ -246,7 +254,7 @@ def test_words_of_a_vocabulary_that_marks_their_beginnings_keep_their_spaces(mon
     inner.decoder = decoders.Metaspace()
     monkeypatch.setattr("longshort.generation.text.generate", lambda *_, **__: map(torch.tensor, ([0], [1], [0])))
     monkeypatch.setattr(BPETokenizer, "encode", lambda self, text: torch.tensor([0]))
-    assert "".join(TextStream(None, BPETokenizer(inner), "a")) == "a b a"
+    assert "".join(TextStream(None, BPETokenizer(inner), "a")) == " a b a"
 
 
 def test_words_keep_their_spaces_after_a_token_without_text(monkeypatch):
@@ -255,7 +263,36 @@ def test_words_keep_their_spaces_after_a_token_without_text(monkeypatch):
     inner.decoder = decoders.Metaspace()
     monkeypatch.setattr("longshort.generation.text.generate", lambda *_, **__: map(torch.tensor, ([0], [2], [1], [0])))
     monkeypatch.setattr(BPETokenizer, "encode", lambda self, text: torch.tensor([0]))
-    assert "".join(TextStream(None, BPETokenizer(inner), "a")) == "a b a"
+    assert "".join(TextStream(None, BPETokenizer(inner), "a")) == " a b a"
+
+
+def bytes_and_words():
+    """A vocabulary as Llama 2 has it: words with their spaces, and other characters byte by byte."""
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"▁a": 256, "</s>": 257}
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    inner.decoder = decoders.Sequence(parts)
+    return BPETokenizer(inner)
+
+
+@pytest.mark.parametrize("prompt", ["▁a", "é"])
+def test_neighbouring_characters_that_are_written_byte_by_byte_come_whole(monkeypatch, prompt):
+    tokens = [*"é€".encode(), 256, *"€é€".encode(), 256]
+    monkeypatch.setattr(
+        "longshort.generation.text.generate", lambda *_, **__: map(torch.tensor, zip(tokens, strict=True))
+    )
+    monkeypatch.setattr(BPETokenizer, "encode", lambda *_: torch.tensor([256] if prompt == "▁a" else [*"é".encode()]))
+    assert list(TextStream(None, bytes_and_words(), prompt)) == ["é", "€", " a", "€", "é", "€", " a"]
+
+
+@pytest.mark.parametrize(("string", "count"), [("€", 6), ("é€", 6), ("€ a", 7), (" aé", 3), (" a", 1)])
+@pytest.mark.parametrize("others", [[], ["longer than all"]])
+def test_a_stop_string_is_found_whatever_its_vocabulary_writes_before_it(model, monkeypatch, string, count, others):
+    tokens = [256, *"é€".encode(), 256]
+    drawn = iter(tokens)
+    monkeypatch.setattr(Decoder, "step", lambda self: torch.tensor([next(drawn)]))
+    options = {"stop_strings": [string, *others], "tokenizer": bytes_and_words(), "max_new_tokens": len(tokens)}
+    assert text(model, [[256]], **options) == [tokens[:count]]
 
 
 def test_a_stream_of_text_is_the_text_of_the_tokens(model):
@@ -266,6 +303,11 @@ def test_a_stream_of_text_is_the_text_of_the_tokens(model):
     assert "".join(stream) == tokenizer.decode(tokens).rstrip("\N{REPLACEMENT CHARACTER}")
     assert stream.n_tokens == len(tokens)
     assert stream.tokens_per_second == pytest.approx(len(tokens) / stream.seconds)
+
+
+def test_a_stream_of_text_takes_text(model):
+    with pytest.raises(ValueError, match=r"prompt must be a text, got \[1, 2\]; generate takes tokens"):
+        TextStream(model, ByteTokenizer(), [1, 2])
 
 
 def test_a_stream_of_text_ends_with_a_stop_token(model):

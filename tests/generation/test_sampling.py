@@ -96,6 +96,25 @@ def test_top_p_always_leaves_one():
     assert drawn(50, top_p=1e-9) == [{1}, {0}]
 
 
+def test_top_p_that_fp32_rounds_to_zero_leaves_one():
+    assert drawn(50, top_p=1e-60) == [{1}, {0}]
+
+
+def test_logits_in_half_precision_give_no_token_that_is_ruled_out():
+    logits = torch.linspace(4, 0, 50_000).half().expand(4, -1)
+    generator = torch.Generator().manual_seed(1)
+    assert max(int(next_token(logits, top_k=20, generator=generator).max()) for _ in range(100)) < 40
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"top_p": 0.0}, "top_p must be"), ({"top_k": 0}, "top_k must be"), ({"temperature": -1.0}, "temperature must")],
+)
+def test_next_token_names_a_wrong_setting(options, message):
+    with pytest.raises(ValueError, match=message):
+        next_token(LOGITS, **options)
+
+
 def test_top_p_acts_after_the_temperature():
     assert drawn(top_p=0.6, temperature=0.1) == [{1}, {0}]
 
@@ -198,6 +217,9 @@ def test_no_graph_is_kept(model):
         ([[1]], {"seed": 1.5}, "seed must be None or an integer of 64 bits, .* got 1.5"),
         ([[1]], {"seed": "a"}, "seed must be None or an integer of 64 bits, .* got 'a'"),
         ([[1]], {"stop": True}, "stop must be a token or tokens, .* got True"),
+        ([[1]], {"use_cache": "no"}, "use_cache must be True or False, got 'no'"),
+        ([[1]], {"cuda_graph": "yes"}, "cuda_graph must be None or True or False, got 'yes'"),
+        ([[1]], {"tokenizer": "bytes"}, "tokenizer must be None or a tokenizer, got 'bytes': load_tokenizer reads one"),
         ([[1]], {"stop_strings": None}, "stop_strings must be a sequence of texts that are not empty, got None"),
         (torch.tensor([[1]]), {"temperature": -1.0}, "temperature must be a number >= 0, got -1"),
         (torch.tensor([[1]]), {"top_k": 0}, "top_k must be None or an integer and at least 1, got 0"),
@@ -231,5 +253,6 @@ def test_seeds_and_stops_may_be_of_numpy_and_torch(model):
     assert (
         tokens(seed=3, stop=torch.tensor([last]))
         == tokens(seed=3, stop=torch.tensor(last))
+        == tokens(seed=3, stop=np.array(last))
         == tokens(seed=3, stop=last)
     )

@@ -582,6 +582,7 @@ def test_bad_sizes_are_named(options, message):
         ({"plans": [None]}, r"plans must be a sequence of HeadPlan or LayerReach, one per layer, got \['NoneType'\]"),
         ({"n_kv_heads": 0}, "n_kv_heads must be an integer from 1 to 2\\^31 - 1, got 0"),
         ({"dtype": "float32"}, "dtype must be a floating-point type, got float32"),
+        ({"smoothing": 3}, r"smoothing must be None or a Smoothing, got 3: Smoothing\(width=...\)"),
     ],
 )
 def test_what_no_cache_can_be_made_of_is_named(kind, options, message):

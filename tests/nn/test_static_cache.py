@@ -188,6 +188,11 @@ def test_rows_can_be_reordered_in_place_but_not_added():
         cache.repeat(2)
 
 
+def test_a_static_cache_needs_a_length():
+    with pytest.raises(ValueError, match=r"max_length must be an integer from 1 to .* got None"):
+        LSStaticCache([HeadPlan.full(2)], head_dim=4, max_length=None)
+
+
 def test_bad_calls_are_refused_and_leave_the_cache_as_it_was():
     model, tokens = build(), draw(length=60)
     cache = new_cache(model, max_length=30)

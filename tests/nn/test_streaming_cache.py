@@ -82,6 +82,17 @@ def test_the_beginning_of_a_document_is_not_taken_back(kind):
 
 
 @pytest.mark.parametrize("kind", CACHES)
+def test_the_beginning_of_a_document_is_not_taken_back_to_the_padding_before_it(kind):
+    model, tokens = build(positions="rotary", **MODELS["streaming"]), draw(2, 12)
+    segments = torch.tensor([0] * 8 + [-1, -1, 1, 1]).expand(2, -1)
+    cache = model.new_cache(batch_size=2, rollback=4, **CACHES[kind])
+    with torch.no_grad():
+        model(tokens, segments=segments, cache=cache)
+    with pytest.raises(ValueError, match="n must not take back the beginning of a document"):
+        cache.crop(3)
+
+
+@pytest.mark.parametrize("kind", CACHES)
 def test_padding_and_what_follows_left_padding_can_be_taken_back(kind):
     model, tokens = build(positions="rotary", **MODELS["streaming"]), draw(2, 30)
     segments = SEGMENTS["left padding"][:, :30]

@@ -30,6 +30,16 @@ def check_context(model: GPT, context: int) -> None:
         raise ValueError(f"context must be at most the {config.context} learned positions, got {context}")
 
 
+def check_lengths(model: GPT, rows: Sequence[Tensor]) -> None:
+    """Raise unless the model gives each of these prompts what it gives it alone."""
+    chunk, lengths = model.config.attention_chunk, [len(row) for row in rows]
+    if chunk is not None and min(lengths) < max(lengths):
+        raise ValueError(
+            f"prompt must be sequences of one length for a model with attention_chunk={chunk}, got {min(lengths)} to "
+            f"{max(lengths)} tokens: padding on the left would move its chunks; give each length in a call of its own"
+        )
+
+
 def check_seed(seed: object) -> None:
     """Raise unless it is a seed, or None."""
     if seed is not None and not (is_integral(seed) and -(2**63) <= seed < 2**63):
@@ -38,7 +48,7 @@ def check_seed(seed: object) -> None:
 
 def stop_tokens(stop: int | Collection[int] | None, vocabulary: int) -> list[int]:
     """The tokens that end a sequence, of those that can be drawn."""
-    if isinstance(stop, Tensor):
+    if isinstance(stop, Tensor | np.ndarray):
         stop = stop.flatten().tolist()
     tokens = [] if stop is None else list(stop) if isinstance(stop, Collection) else [stop]
     if isinstance(stop, str) or not all(map(is_integral, tokens)):

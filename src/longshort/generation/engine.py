@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from longshort.generation.arguments import (
     Prompt,
     check_context,
+    check_lengths,
     check_model,
     check_seed,
     check_thinking,
@@ -24,11 +26,17 @@ from longshort.generation.sampling import Sampling
 from longshort.generation.soft import SoftThinking, ThinkingRecord
 from longshort.model import GPT
 from longshort.numeric import check_count
+from longshort.ranges import SWITCH, optional
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from longshort.data.tokenizer import Tokenizer
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+"""What bytes that are no whole character are decoded to."""
+MOST_BYTES = 4
+"""Of a character, in UTF-8."""
 
 
 def generate(
@@ -98,12 +106,17 @@ def generate(
         raise ValueError(f"stop_strings must be a sequence of texts that are not empty, got {stop_strings!r}")
     if stop_strings and tokenizer is None:
         raise ValueError("stop_strings need the tokenizer, got None")
+    if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
+        raise ValueError(f"tokenizer must be None or a tokenizer, got {tokenizer!r:.200}: load_tokenizer reads one")
+    SWITCH.check("use_cache", use_cache)
+    optional(SWITCH).check("cuda_graph", cuda_graph)
     check_seed(seed)
     known = model.config.vocab_size
     vocabulary = known if tokenizer is None else min(known, tokenizer.vocab_size)
     stops = stop_tokens(stop, vocabulary)
     check_thinking(thinking, record, vocabulary, model.embedding)
     rows = prompt_rows(prompt, known)
+    check_lengths(model, rows)
     device = model.embedding.weight.device
     generator = None if seed is None else torch.Generator(device).manual_seed(int(seed))
     draws = Draws(
@@ -131,7 +144,8 @@ def generate(
     )
     strings = None
     if stop_strings and tokenizer is not None:
-        strings = _StringEnds(tuple(stop_strings), tokenizer, [[] for _ in rows])
+        before = [end_of_text(tokenizer, row.tolist()) for row in rows]
+        strings = _StringEnds(tuple(stop_strings), tokenizer, before, [[] for _ in rows])
     drawn = _draw(decoder, draws, rows, record, strings, ends=bool(stops or stop_strings))
     if callback is None:
         return drawn
@@ -148,12 +162,31 @@ def has_text(tokenizer: Tokenizer, token: int) -> bool:
     return bool(tokenizer.decode([token, token]))
 
 
+def end_of_text(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[int]:
+    """The last tokens that write something, as many as the text of those that follow depends on.
+
+    Vocabularies that mark the beginnings of words decode the first token without its space, and those that write rare
+    characters byte by byte spoil all neighbouring ones where such a text begins within a character.
+    """
+    known = (token for token in reversed(tokens) if token < tokenizer.vocab_size)
+    last = list(islice((token for token in known if has_text(tokenizer, token)), MOST_BYTES))[::-1]
+    ends = [last[-count:] for count in range(1, len(last) + 1)]
+    return next((end for end in ends if REPLACEMENT not in tokenizer.decode(end)), last[-1:])
+
+
+def text_after(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int]) -> str:
+    """The text of tokens that follow those `before`, which are from `end_of_text`."""
+    return tokenizer.decode([*before, *tokens])[len(tokenizer.decode(before)) :]
+
+
 @dataclass
 class _StringEnds:
     """Which sequences have ended with a string."""
 
     strings: tuple[str, ...]
     tokenizer: Tokenizer
+    before: list[list[int]]
+    """The end of each prompt, see `end_of_text`."""
     written: list[list[int]]
     """Tokens drawn that have text, by sequence: the end of them is searched for strings."""
 
@@ -163,13 +196,20 @@ class _StringEnds:
         for written, token in zip(self.written, tokens, strict=True):
             if token != ENDED and has_text(self.tokenizer, token):
                 written.append(token)
-        return [i for i, token in enumerate(tokens) if token != ENDED and self._holds_string(self.written[i])]
+        return [i for i, token in enumerate(tokens) if token != ENDED and self._holds_string(i)]
 
-    def _holds_string(self, written: list[int]) -> bool:
-        """These tokens write at least a byte each, so a string that just became whole began within as many tokens."""
+    def _holds_string(self, sequence: int) -> bool:
+        """Tokens write at least a byte each, so a string that just became whole began within as many tokens."""
+        written = self.written[sequence]
         longest = max(len(string.encode()) for string in self.strings)
-        text = self.tokenizer.decode(written[-longest - 1 :])
-        return any(string in text for string in self.strings)
+        for count in range(longest + 1, longest + 1 + MOST_BYTES):  # one of these does not begin within a character
+            before = self.before[sequence] if count >= len(written) else []
+            text = text_after(self.tokenizer, before, written[-count:])
+            if any(string in text for string in self.strings):
+                return True
+            if REPLACEMENT not in text:
+                break
+        return False
 
 
 def _draw(

@@ -46,7 +46,7 @@ class Sampling:
         if seen is not None and self.repetition_penalty != 1:
             penalty = self.repetition_penalty
             logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
-        return next_token(
+        return _drawn(
             logits,
             temperature=self.temperature,
             top_k=self.top_k,
@@ -70,8 +70,23 @@ def next_token(
     >>> next_token(torch.tensor([[0.0, 5.0, 1.0]]), temperature=0.0)
     tensor([1])
     """
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    return sampling.draw(logits, generator=generator)
+
+
+def _drawn(
+    logits: Tensor,
+    *,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    generator: torch.Generator | None,
+) -> Tensor:
     if temperature == 0:
         return logits.argmax(-1)
+    # In half precision the exponential below can be 0, and 0 / 0 would be drawn.
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if temperature != 1:
         # The largest becomes 0: divided by a temperature that is next to nothing, it would be infinite. One that is 0
         # in the logits' precision would make it NaN.
@@ -83,7 +98,9 @@ def next_token(
         ordered, order = logits.sort(descending=True)
         probabilities = ordered.softmax(-1)
         before = probabilities.cumsum(-1) - probabilities
-        drop = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before >= top_p)
+        # The first always stays: a top_p that fp32 rounds to 0 would drop it too.
+        beyond = (before >= top_p) & (before > 0)
+        drop = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, beyond)
         logits = logits.masked_fill(drop, -torch.inf)
     probabilities = logits.softmax(-1)
     if min_p is not None:

@@ -7,13 +7,11 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from longshort.generation.arguments import stop_tokens
-from longshort.generation.engine import generate, has_text
+from longshort.generation.engine import REPLACEMENT, end_of_text, generate, has_text, text_after
 
 if TYPE_CHECKING:
     from longshort.data.tokenizer import Tokenizer
     from longshort.model import GPT
-
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class TextStream:
@@ -43,6 +41,8 @@ class TextStream:
         stop_strings: Sequence[str] = (),
         **options: Any,
     ) -> None:
+        if not isinstance(prompt, str):
+            raise ValueError(f"prompt must be a text, got {prompt!r:.200}; generate takes tokens")
         try:
             prompt.encode()
         except UnicodeEncodeError:
@@ -51,6 +51,7 @@ class TextStream:
         if not start:
             raise ValueError("prompt must hold at least one token, got an empty text")
         self._tokenizer, self._stop_strings = tokenizer, stop_strings
+        self._before = end_of_text(tokenizer, start)
         self._tokens = generate(
             model,
             [start],
@@ -77,25 +78,23 @@ class TextStream:
                 tail.append(int(token))
             self.n_tokens += 1
             self.seconds = time.perf_counter() - began
-            text = self._tokenizer.decode(tail)
+            text = text_after(self._tokenizer, self._before, tail)
             ready = len(text) - self._undecided(text)
             if ready > shown:
                 yield text[shown:ready]
                 shown = ready
             if ready == len(text):
-                # What is decided is decoded no more, or a long text would take the square of its length. One token
-                # stays: vocabularies that mark the beginnings of words decode the first of a text without its space.
-                tail = tail[-1:]
-                text = self._tokenizer.decode(tail)
-                shown = len(text)
+                # What is decided is decoded no more, or a long text would take the square of its length.
+                self._before, tail = end_of_text(self._tokenizer, [*self._before, *tail]), []
+                text, shown = "", 0
         ends = [text.index(string) for string in self._stop_strings if string in text]
-        rest = text[shown : min(ends)] if ends else text[shown:].rstrip(_REPLACEMENT)
+        rest = text[shown : min(ends)] if ends else text[shown:].rstrip(REPLACEMENT)
         if rest:
             yield rest
 
     def _undecided(self, text: str) -> int:
         """Characters at the end that may change, or that begin a stop string or hold one."""
-        whole = text.rstrip(_REPLACEMENT)
+        whole = text.rstrip(REPLACEMENT)
         decided = len(whole)
         for string in self._stop_strings:
             for length in range(min(len(string), len(whole)), 0, -1):

@@ -177,7 +177,9 @@ class KVCache(ABC):
         """The first keys of a document replace those of the one before it, which cannot be had back."""
         if self._segments is None or not stays:
             return
-        last, gone = self._segments[:, stays - 1 : stays], self._segments[:, stays:length]
+        held, gone = self._segments[:, :stays], self._segments[:, stays:length]
+        places = torch.arange(stays, device=held.device)
+        last = held.gather(1, torch.where(held >= 0, places, 0).amax(1, keepdim=True))  # that is not padding
         if bool(((gone != last) & (gone >= 0) & (last >= 0)).any()):
             raise ValueError(
                 "n must not take back the beginning of a document where heads see first keys besides a window, "

@@ -291,6 +291,8 @@ def check_streaming(plan: HeadPlan) -> None:
 
 def check_smoothing(smoothing: Smoothing | None) -> None:
     """A cached token is final: nothing that comes later may change what is seen of it."""
+    if not isinstance(smoothing, Smoothing | None):
+        raise ValueError(f"smoothing must be None or a Smoothing, got {smoothing!r}: Smoothing(width=...)")
     if smoothing is None or smoothing.side == "causal":
         return
     raise ValueError(

@@ -18,6 +18,7 @@ from torch import Tensor
 from longshort.heads import HeadPlan
 from longshort.nn.kv_cache import KVCache
 from longshort.nn.layer_cache import CachedAttention, CacheLayer
+from longshort.numeric import check_count
 from longshort.ops import Smoothing
 from longshort.ops.decode import HeadLayout, decode
 from longshort.ops.documents import starts
@@ -165,6 +166,7 @@ class LSStaticCache(KVCache):
         device: torch.device | str = "cpu",
         smoothing: Smoothing | None = None,
     ) -> None:
+        check_count("max_length", max_length)  # None would leave a size that nothing lets grow
         sizes: dict[str, Any] = {"batch_size": batch_size, "max_length": max_length, "rollback": rollback}
         sizes |= {"dtype": dtype, "device": device, "smoothing": smoothing}
         super().__init__(plans, head_dim=head_dim, n_kv_heads=n_kv_heads, **sizes)

@@ -15,6 +15,7 @@ import torch
 from longshort.generation import Sampling, SoftThinking
 from longshort.generation.arguments import (
     Prompt,
+    check_lengths,
     check_model,
     check_seed,
     check_thinking,
@@ -117,6 +118,7 @@ class Sampler:
         """Think and write after each prompt. The same seed gives the same rollout; None one from the global seed."""
         check_seed(seed)
         rows = prompt_rows(prompts, self._model.config.vocab_size)
+        check_lengths(self._model, rows)
         longest = max(map(len, rows))
         if len(rows) != self._batch_size or longest > self._max_prompt:
             raise ValueError(
