@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 
 from longshort import generate
 from longshort.cli import app
-from longshort.data.tokenizer import BPETokenizer, ByteTokenizer
+from longshort.data.ends import read_ends
+from longshort.data.tokenizer import BPETokenizer, ByteTokenizer, load_tokenizer
 from longshort.hf import LongShortForCausalLM, folder, write_folder
 from longshort.train import load_model, train
 
@@ -119,6 +120,36 @@ def test_a_chat_template_travels_through_import_and_export(exported, tmp_path, w
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
     chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
     assert tokenizer.apply_chat_template(chat, tokenize=False) == "[hi][yes]"
+
+
+def test_the_ends_of_turns_travel_through_import_and_export_and_end_texts(exported, tmp_path):
+    options = ("--prompt", "abc", "--tokens", 20, "--temperature", 0, "--device", "cpu")
+    written = AutoModelForCausalLM.from_pretrained(exported).generate(
+        torch.tensor([list(b"abc")]), max_new_tokens=20, do_sample=False
+    )
+    turn = int(written[0, 8])  # as if it ended a turn
+    first = written[0, 3:].tolist().index(turn)
+    shutil.copytree(exported, tmp_path / "theirs")
+    named = {"eos_token_id": [turn, 256, 99999, None, turn, True]}
+    (tmp_path / "theirs" / "generation_config.json").write_text(json.dumps(named))
+    run("import", tmp_path / "theirs", "--out", tmp_path / "run")
+    run("export", tmp_path / "run", tmp_path / "ours")
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    assert ours.generation_config.eos_token_id == [turn, 256]
+    text = AutoTokenizer.from_pretrained(exported).decode(written[0, : 4 + first])
+    for name in ("theirs", "run", "ours"):
+        assert run("generate", tmp_path / name, *options) == f"{text}\n"
+    run("import", tmp_path / "ours", "--out", tmp_path / "again")
+    assert read_ends(tmp_path / "again", load_tokenizer(tmp_path / "again")) == (turn,)
+    run("import", exported, "--out", tmp_path / "plain")
+    assert not (tmp_path / "plain" / "generation_config.json").exists()
+
+
+@pytest.mark.parametrize("found", ["", "[]", "{}", '{"eos_token_id": null}', '{"eos_token_id": "</s>"}', b"\xff"])
+def test_a_file_that_names_no_ends_is_as_good_as_none(tmp_path, found):
+    file = tmp_path / "generation_config.json"
+    file.write_bytes(found if isinstance(found, bytes) else found.encode())
+    assert read_ends(tmp_path, ByteTokenizer()) == ()
 
 
 def test_the_pipeline_takes_the_folder(exported):

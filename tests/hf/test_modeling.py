@@ -168,6 +168,16 @@ def test_a_padded_row_gives_what_it_gives_alone(positions, side):
     close(logits[1], model(TOKENS[1:]).logits[0])
 
 
+def test_chunks_take_padding_on_the_right_alone():
+    model, mask = shell(attention_chunk=16), torch.ones(2, 40, dtype=torch.long)
+    mask[0, 34:] = 0
+    close(model(TOKENS, attention_mask=mask).logits[0, :34], model(TOKENS[:1, :34]).logits[0])
+    with pytest.raises(
+        ValueError, match="attention_mask must not begin with padding in a model with attention_chunk=16"
+    ):
+        model(TOKENS, attention_mask=mask.flip(1))
+
+
 @pytest.mark.parametrize("shape", [(40,), (1, 40), (2, 40)], ids=str)
 def test_positions_that_start_again_begin_a_new_document(model, shape):
     positions = torch.cat((torch.arange(15), torch.arange(25))).expand(shape)

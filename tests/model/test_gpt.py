@@ -460,6 +460,16 @@ def test_an_adapter_around_the_head_leaves_the_loss_of_changed_scores_as_exact_a
     torch.testing.assert_close(model(tokens, targets).loss, expected, atol=1e-6, rtol=1e-6)
 
 
+def test_a_head_with_a_bias_enters_the_loss_whole() -> None:
+    model, tokens, targets = tiny(), draw(2, 30), draw(2, 30)
+    model.head = torch.nn.Linear(model.config.width, model.config.vocab_size, dtype=model.head.weight.dtype)
+    torch.nn.init.normal_(model.head.bias)
+    loss = model(tokens, targets).loss
+    torch.testing.assert_close(loss, F.cross_entropy(model(tokens).logits.flatten(0, 1), targets.flatten()))
+    loss.backward()
+    assert model.head.bias.grad.abs().sum() > 0
+
+
 def test_torch_func_gives_the_gradients_of_each_sequence_apart() -> None:
     model, tokens = tiny(), draw(3, 12)
     targets = tokens.roll(-1, 1).index_fill(1, torch.tensor([5]), -100)

@@ -90,11 +90,13 @@ def generate(
         "thinking": given if thinking else None,
     }
     if is_of_transformers(checkpoint):
+        from longshort.data.ends import read_ends
         from longshort.hf.opened import open_language_model
         from longshort.train.machine.distributed import choose_device
 
         opened = open_language_model(checkpoint, choose_device(device))
-        stream = stream_of(opened.model, opened.tokenizer, prompt, beginning=opened.beginning, **options)
+        around: dict[str, Any] = {"beginning": opened.beginning, "stop": read_ends(checkpoint, opened.tokenizer)}
+        stream = stream_of(opened.model, opened.tokenizer, prompt, **around, **options)
     else:
         stream = text_stream(checkpoint, prompt, device=device, **options)
     for piece in chain((prompt,), stream, ("\n",)):

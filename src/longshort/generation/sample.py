@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from longshort.data.ends import read_ends
 from longshort.data.tokenizer import Tokenizer
 from longshort.generation import SoftThinking, TextStream
 from longshort.model import GPT, lengthened
 from longshort.train import load_model
-from longshort.train.checkpoints.tokenizer import beginning_of, checkpoint_tokenizer
+from longshort.train.checkpoints.tokenizer import beginning_of, checkpoint_tokenizer, tokenizer_folder
 from longshort.train.machine.distributed import choose_device
 
 
@@ -25,11 +26,15 @@ def text_stream(
     """What the checkpoint's model writes after the prompt.
 
     `thinking` has fields of `SoftThinking`, its `end` as a text; `options` are those of `stream_of`. An imported model
-    gets what its tokenizer puts before a text, which ours are not trained with.
+    gets what its tokenizer puts before a text, which ours are not trained with, and stops where its turns end.
     """
     model, loaded = load_model(checkpoint, choose_device(device))
     tokenizer = checkpoint_tokenizer(loaded)
-    return stream_of(model, tokenizer, prompt, thinking=thinking, beginning=beginning_of(loaded), **options)
+    around: dict[str, Any] = {
+        "beginning": beginning_of(loaded),
+        "stop": read_ends(tokenizer_folder(loaded.path), tokenizer),
+    }
+    return stream_of(model, tokenizer, prompt, thinking=thinking, **around, **options)
 
 
 def stream_of(

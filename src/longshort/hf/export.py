@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from longshort.data.ends import read_ends
 from longshort.data.tokenizer import tokenizer_from_dict
 from longshort.hf.chat_template import read_chat_template
 from longshort.train import TrainConfig, load_model
@@ -31,10 +32,11 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, format: str = "hf") -> 
     if rl.task is not None:  # its tokens are not text
         end = open_problems(rl.task, rl.task_options).stop
         return write_folder(model, None, folder, end=end, trained=trained)
-    template, tokenizer = read_chat_template(tokenizer_folder(loaded.path)), checkpoint_tokenizer(loaded)
+    beside, tokenizer = tokenizer_folder(loaded.path), checkpoint_tokenizer(loaded)
+    template, ends = read_chat_template(beside), read_ends(beside, tokenizer)
     if tokenizer.beginning and not beginning_of(loaded):  # whoever opens the folder encodes as its tokenizer.json says
         tokenizer = tokenizer_from_dict(tokenizer.to_dict() | {"post_processor": None})
-    return write_folder(model, tokenizer, folder, chat_template=template, trained=trained)
+    return write_folder(model, tokenizer, folder, chat_template=template, ends=ends, trained=trained)
 
 
 def facts_of(config: TrainConfig, loaded: Checkpoint) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,13 @@ def write_folder(
     *,
     end: int | None = None,
     chat_template: str | None = None,
+    ends: Sequence[int] = (),
     trained: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write what `AutoModelForCausalLM` and `AutoTokenizer` load, and a model card; a folder that exists is an error.
 
-    Without a tokenizer, `end` is the token that ends a sequence; `chat_template` goes with a tokenizer. `trained` are
-    facts of the training for the card.
+    Without a tokenizer, `end` is the token that ends a sequence; `chat_template` goes with a tokenizer. `generate`
+    also stops at the tokens `ends`. `trained` are facts of the training for the card.
     """
     if tokenizer is not None and tokenizer.vocab_size > model.config.vocab_size:
         raise ValueError(
@@ -52,6 +53,8 @@ def write_folder(
     if tokenizer is not None:
         start, end = beginning_token(tokenizer), tokenizer.end_of_document
     shell = LongShortForCausalLM.from_gpt(model, bos_token_id=start, eos_token_id=end, pad_token_id=end)
+    if ends:
+        shell.generation_config.eos_token_id = list(dict.fromkeys((*ends, end)))
     with new_folder(folder) as draft, full_disk_as_oserror(folder), no_progress_bar():
         shell.save_pretrained(draft)
         card = model_card(model.config, model.n_parameters(), trained=trained)

@@ -56,6 +56,15 @@ def layout(mask: Tensor | None, position_ids: Tensor | None, *, batch_size: int,
     return Layout(positions, torch.where(real[:, past:], 0, -1))
 
 
+def check_chunks(chunk: int | None, segments: Tensor | None) -> None:
+    """Raise where padding on the left would move the chunks that a model attends within."""
+    if chunk is not None and segments is not None and _known((segments[:, 0] < 0).any()):
+        raise ValueError(
+            f"attention_mask must not begin with padding in a model with attention_chunk={chunk}, whose chunks it "
+            "would move: pad on the right, or give sequences of one length in each call"
+        )
+
+
 def _packed_segments(positions: Tensor, batch_size: int) -> Tensor | None:
     starts = torch.zeros_like(positions, dtype=torch.long)
     starts[..., 1:] = positions[..., 1:] != positions[..., :-1] + 1

@@ -18,7 +18,7 @@ from longshort.files import write_atomically
 from longshort.hf.backbone import Backbone, Inputs, between, outputs_of
 from longshort.hf.cache import LongShortCache
 from longshort.hf.config import LongShortConfig
-from longshort.hf.masks import layout
+from longshort.hf.masks import check_chunks, layout
 from longshort.model import GPT
 from longshort.model.gpt import GPTOutput
 
@@ -105,6 +105,7 @@ class LongShortPreTrainedModel(PreTrainedModel):
             inputs.attention_mask, inputs.position_ids, batch_size=batch_size, past=past, new=length
         )
         self._check_length(past + length, positions)
+        check_chunks(self.config.attention_chunk, segments)
         with outputs_of(watched) as states:
             output = self.model(
                 inputs.input_ids,

@@ -331,7 +331,7 @@ class GPT(nn.Module):
         return loss if self.group is None else mean_over_ranks(loss, (targets != IGNORED_TARGET).sum(), self.group)
 
     def _mean_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        if self.head is not None and not (type(self.head) is nn.Linear and self.head.weight.device == hidden.device):
+        if self.head is not None and not _is_its_weight(self.head, hidden.device):
             return self._loss_of_logits(self.config.loss.transform(self.scores(hidden)), targets)
         return self.config.loss.cross_entropy(
             hidden.flatten(0, 1),
@@ -342,7 +342,7 @@ class GPT(nn.Module):
         )
 
     def _loss_of_logits(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The loss where the head has an adapter or is offloaded, so that it is more than its weight matrix."""
+        """The loss where the head has an adapter or a bias, or is offloaded: it is more than its weight matrix."""
         logits = logits.flatten(0, 1)
         counted = targets.flatten() != IGNORED_TARGET
         total = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED_TARGET, reduction="sum")
@@ -388,3 +388,8 @@ def _block(config: GPTConfig, layer: int, causal: bool) -> Block:
 
 def _norm_options(config: GPTConfig) -> dict[str, Any]:
     return {"eps": config.norm_eps, "bias": config.bias, "unit_offset": config.norm_unit_offset}
+
+
+def _is_its_weight(head: nn.Module, device: torch.device) -> bool:
+    """Is it a plain weight matrix on this device?"""
+    return type(head) is nn.Linear and head.bias is None and head.weight.device == device

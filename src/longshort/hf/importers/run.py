@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import yaml
 
+from longshort.data.ends import read_ends, write_ends
 from longshort.data.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from longshort.files import new_folder, write_atomically, write_json
 from longshort.hf.chat_template import CHAT_TEMPLATE, read_chat_template
@@ -46,8 +47,8 @@ def import_as_run(
 ) -> ImportedRun:
     """Read a model of transformers or a file of the paper's author (.pt) and write it as a run.
 
-    The tokenizer, with its chat template, is the one beside the source if none is named. The other options give what
-    an author's file does not.
+    The tokenizer, with its chat template and the tokens that end a turn, is the one beside the source if none is named.
+    The other options give what an author's file does not.
     """
     reach = {"n_heads": n_heads, "n_global": n_global, "window": window, "span": span}
     if source.suffix in (".pt", ".pth", ".ckpt"):
@@ -57,11 +58,17 @@ def import_as_run(
         if given:
             raise ValueError(f"{', '.join(given)} must be left out unless source is an author's .pt file, got {source}")
         model = from_transformers(source)
-    folder, template = source if source.is_dir() else source.parent, None
-    if tokenizer is None and (folder / TOKENIZER_FILE).is_file():
-        tokenizer, template = str(folder), read_chat_template(folder)
-    found = None if tokenizer is None else load_tokenizer(tokenizer)
-    saved = save_as_run(model, out, tokenizer=found, chat_template=template, source=source.name)
+    folder = source if source.is_dir() else source.parent
+    template: str | None = None
+    ends: tuple[int, ...] = ()
+    if tokenizer is not None:
+        found: Tokenizer | None = load_tokenizer(tokenizer)
+    elif (folder / TOKENIZER_FILE).is_file():
+        found = load_tokenizer(folder)
+        template, ends = read_chat_template(folder), read_ends(folder, found)
+    else:
+        found = None
+    saved = save_as_run(model, out, tokenizer=found, chat_template=template, ends=ends, source=source.name)
     return ImportedRun(model, saved, out / CONFIG, found)
 
 
@@ -71,6 +78,7 @@ def save_as_run(
     *,
     tokenizer: Tokenizer | None = None,
     chat_template: str | None = None,
+    ends: tuple[int, ...] = (),
     source: str = "",
 ) -> Path:
     """Write the model as a run's checkpoint at step 0, with a config.yaml to continue training; return the checkpoint.
@@ -95,6 +103,8 @@ def save_as_run(
             write_json(draft / TOKENIZER_FILE, tokenizer.to_dict())
         if chat_template is not None:
             write_atomically(draft / CHAT_TEMPLATE, chat_template)
+        if ends:
+            write_ends(draft, ends)
         write_atomically(draft / CONFIG, yaml.safe_dump({"model": given, "run": {"out": str(out)}}, sort_keys=False))
         saved = save_checkpoint(draft / CHECKPOINTS, step=0, model=model.state_dict(), trainer={}, state=state)
     return out / saved.relative_to(draft)
