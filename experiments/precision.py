@@ -122,7 +122,8 @@ EXPERIMENT = Experiment(
         "Plain attention as in `endurance`: the author's model, learning rate, warm-up of 2,000 steps and sequences of "
         "2,048 tokens, 16 per step. bf16 is autocast, as everywhere here; in the others weights, activations and "
         "attention are fp32, and products are rounded to TF32 or not at all. Runs with one seed see the same batches "
-        "and start with the same weights. The rule was written before any of these runs."
+        "and start with the same weights. The rule was written before any of these runs; what it says where no run in "
+        "bf16 diverges was added when none had."
     ),
     cost="H200: about 7 minutes per seed for bf16 and TF32, six at a time, 20 for fp32; CPU --quick: seconds",
     caption="Validation perplexity and largest |logit| over steps, with one line per seed.",

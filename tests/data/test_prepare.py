@@ -95,6 +95,21 @@ def test_a_tokenizer_that_differs_beside_its_vocabulary_is_another_setting(books
     with pytest.raises(DataError, match="other sources or settings"):
         prepare(books, tmp_path / "out", tokenizer=lower, workers=1, part=part)
     assert prepare(books, tmp_path / "out", tokenizer=first.folder, workers=1, part=part and "1/2").reused
+    begins = tmp_path / "begins.json"  # what goes before a text is in none of the tokens
+    begins.write_text(
+        json.dumps(
+            own.to_dict()
+            | {
+                "post_processor": {
+                    "type": "ByteLevel",
+                    "add_prefix_space": True,
+                    "trim_offsets": True,
+                    "use_regex": True,
+                }
+            }
+        )
+    )
+    assert prepare(books, tmp_path / "out", tokenizer=begins, workers=1, part=part and "1/2").reused
 
 
 def test_a_vocabulary_is_learned_from_training_text_alone(tmp_path):

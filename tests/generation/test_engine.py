@@ -90,8 +90,13 @@ def test_chunks_of_attention_need_prompts_of_one_length():
     model = build(attention_chunk=4)
     both = text(model, PROMPT, use_cache=False)
     assert both == [text(model, row[None], use_cache=False)[0] for row in PROMPT]
-    with pytest.raises(ValueError, match="one length for a model with attention_chunk=4, got 1 to 7 tokens"):
+    with pytest.raises(ValueError, match="with attention_chunk=4, got 1 to 7 tokens and 128 new ones"):
         generate(model, ROWS, use_cache=False)
+    wide = build(attention_chunk=12)  # padding moves no chunk where all is in the first
+    options = {"use_cache": False, "max_new_tokens": 5}
+    assert text(wide, ROWS, **options) == [text(wide, [row], **options)[0] for row in ROWS]
+    with pytest.raises(ValueError, match="7 tokens and 6 new ones"):
+        generate(wide, ROWS, use_cache=False, max_new_tokens=6)
 
 
 def test_a_great_penalty_lets_no_token_come_twice(model):

@@ -154,6 +154,13 @@ def test_a_bad_field_is_named_as_it_is_called_here(fields, message):
         LongShortConfig(hidden_size=fields.pop("hidden_size", 32), num_hidden_layers=2, num_attention_heads=4, **fields)
 
 
+def test_a_name_that_had_no_effect_does_not_close_a_folder_that_was_saved_with_it(tmp_path):
+    config = LongShortConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+    config.n_global, config.dropout = 1, 0.0
+    config.save_pretrained(tmp_path)
+    assert LongShortConfig.from_pretrained(tmp_path).num_global_heads is None
+
+
 def test_without_transformers_the_import_says_what_to_install():
     code = "import sys; sys.modules['transformers'] = None\nfrom longshort.hf import LongShortForCausalLM"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -176,6 +176,9 @@ def test_chunks_take_padding_on_the_right_alone():
         ValueError, match="attention_mask must not begin with padding in a model with attention_chunk=16"
     ):
         model(TOKENS, attention_mask=mask.flip(1))
+    wide = shell(attention_chunk=40)  # all is in the first chunk
+    logits = wide(TOKENS, attention_mask=mask.flip(1)).logits
+    close(logits[0, 6:], wide(TOKENS[:1, 6:]).logits[0])
 
 
 @pytest.mark.parametrize("shape", [(40,), (1, 40), (2, 40)], ids=str)

@@ -279,6 +279,37 @@ class Adapted(torch.nn.Module):
         return self.inner(tokens) + self.added(tokens)
 
 
+@pytest.mark.parametrize("kind", ["trained in its place", "compiled", "parametrized"])
+def test_an_embedding_that_shows_its_whole_table_thinks_as_it_would_alone(kind):
+    model = build()
+    expected = drawn(model)
+    if kind == "compiled":
+        model.embedding = torch.compile(model.embedding, backend="eager")
+    elif kind == "parametrized":
+        torch.nn.utils.parametrize.register_parametrization(model.embedding, "weight", torch.nn.Identity())
+    else:
+        model.embedding = Replaced(model.embedding)
+    found = drawn(model)
+    assert torch.equal(found.tokens, expected.tokens)
+    assert torch.equal(found.log_probs(model), expected.log_probs(model))
+
+
+class Replaced(torch.nn.Module):
+    """As PEFT wraps a layer of which it trains a copy."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.original_module = torch.nn.Embedding(*inner.weight.shape).double()
+        self.modules_to_save = torch.nn.ModuleDict({"default": inner})
+
+    @property
+    def weight(self):
+        return self.modules_to_save["default"].weight
+
+    def forward(self, tokens):
+        return self.modules_to_save["default"](tokens)
+
+
 def test_an_adapter_around_the_embedding_is_refused_with_mixtures_and_counts_without_them():
     model, message = build(), "model must have an embedding that is its table alone with soft thinking, got Adapted"
     before = drawn(model)

@@ -96,6 +96,13 @@ def test_a_copy_in_another_dtype_draws_with_the_weights_of_the_moment(model):
     assert got.log_probs(model).dtype == torch.float64
 
 
+def test_a_copy_draws_for_a_model_that_has_a_part_besides(model):
+    expected = sampler(model, dtype=torch.float64).draw(PROMPTS, seed=0).tokens
+    model.value_head = torch.nn.Linear(model.config.width, 1)
+    model.register_buffer("steps_seen", torch.zeros(1))
+    assert torch.equal(sampler(model, dtype=torch.float64).draw(PROMPTS, seed=0).tokens, expected)
+
+
 def test_a_copy_is_not_drawn_from_where_it_would_lack_an_adapter(model):
     layer = model.blocks[0].attention.out
     model.blocks[0].attention.out = torch.nn.Sequential(layer)

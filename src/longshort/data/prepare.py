@@ -220,10 +220,12 @@ class _Job:
 
 
 def _identity_of(tokenizer: Tokenizer) -> str:
-    """All that decides the tokens of a text: merges and normalization too, which the fingerprint does not cover."""
+    """All that decides the tokens of a text: merges and normalization too, which the fingerprint does not cover. What
+    goes before a text does not.
+    """
     if isinstance(tokenizer, ByteTokenizer):
         return tokenizer.fingerprint
-    return tokenizer_checksum(tokenizer.to_dict())
+    return tokenizer_checksum(tokenizer.to_dict() | {"post_processor": None})
 
 
 def _corpora(

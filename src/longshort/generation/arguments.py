@@ -30,13 +30,14 @@ def check_context(model: GPT, context: int) -> None:
         raise ValueError(f"context must be at most the {config.context} learned positions, got {context}")
 
 
-def check_lengths(model: GPT, rows: Sequence[Tensor]) -> None:
+def check_lengths(model: GPT, rows: Sequence[Tensor], max_new_tokens: int) -> None:
     """Raise unless the model gives each of these prompts what it gives it alone."""
     chunk, lengths = model.config.attention_chunk, [len(row) for row in rows]
-    if chunk is not None and min(lengths) < max(lengths):
+    if chunk is not None and min(lengths) < max(lengths) and max(lengths) + max_new_tokens > chunk:
         raise ValueError(
             f"prompt must be sequences of one length for a model with attention_chunk={chunk}, got {min(lengths)} to "
-            f"{max(lengths)} tokens: padding on the left would move its chunks; give each length in a call of its own"
+            f"{max(lengths)} tokens and {max_new_tokens} new ones: padding on the left would move its chunks; give "
+            "each length in a call of its own"
         )
 
 
@@ -75,9 +76,21 @@ def check_thinking(
     check_table(embedding)
 
 
+_SHOWN_BY_THE_WEIGHT = ("parametrizations", "original_module", "modules_to_save", "token_adapter")
+"""Parts of a layer that its `weight` tells of: torch's parametrizations, and what PEFT trains in a layer's place."""
+
+
+def adds_to_its_weight(layer: nn.Module) -> bool:
+    """Does the layer compute more than its `weight` says, as one with an adapter does? Compiled ones do not."""
+    parts = dict(layer.named_children())
+    if list(parts) == ["_orig_mod"]:
+        return adds_to_its_weight(parts["_orig_mod"])
+    return any(name not in _SHOWN_BY_THE_WEIGHT for name in parts)
+
+
 def check_table(embedding: nn.Module) -> None:
     """Raise unless an embedding is its table alone, of which mixtures are made: an adapter would not enter them."""
-    if not isinstance(embedding, nn.Embedding):
+    if adds_to_its_weight(embedding):
         raise ValueError(
             f"model must have an embedding that is its table alone with soft thinking, got {type(embedding).__name__}"
         )

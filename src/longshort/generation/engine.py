@@ -116,7 +116,7 @@ def generate(
     stops = stop_tokens(stop, vocabulary)
     check_thinking(thinking, record, vocabulary, model.embedding)
     rows = prompt_rows(prompt, known)
-    check_lengths(model, rows)
+    check_lengths(model, rows, max_new_tokens)
     device = model.embedding.weight.device
     generator = None if seed is None else torch.Generator(device).manual_seed(int(seed))
     draws = Draws(

@@ -69,9 +69,12 @@ class SoftThinking:
                 raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
         if self.noise not in get_args(Noise):
             raise ValueError(f"noise must be gumbel, gaussian or none, got {self.noise!r}")
-        check_clamp(self.clamp)
-        if self.clamp is not None and self.noise == "gaussian":
-            raise ValueError(f"clamp must be None with noise gaussian, got {self.clamp!r}")
+        if self.clamp is not None:
+            pair = isinstance(self.clamp, tuple | list) and len(self.clamp) == 2 and all(map(_is_finite, self.clamp))
+            if not pair or not self.clamp[0] < self.clamp[1]:
+                raise ValueError(f"clamp must be None or a lower and a higher bound, got {self.clamp!r}")
+            if self.noise == "gaussian":
+                raise ValueError(f"clamp must be None with noise gaussian, got {self.clamp!r}")
         if self.noise != "gaussian" and self.sigma is not None:
             raise ValueError(f"sigma must be None with noise {self.noise}, got {self.sigma!r}")
         if self.noise == "gaussian" and (not _is_finite(self.sigma) or not self.sigma > 0):
@@ -133,15 +136,6 @@ class SoftThinking:
         assert self.sigma is not None
         density = gaussian_log_density(noise, torch.zeros_like(noise), self.sigma)
         return density.masked_fill(self.token(ids, values) == self.end, 0)
-
-
-def check_clamp(clamp: tuple[float, float] | None) -> None:
-    """Raise unless it is None or two bounds in their order: torch would take the higher one for all numbers."""
-    if clamp is None:
-        return
-    pair = isinstance(clamp, tuple | list) and len(clamp) == 2 and all(map(_is_finite, clamp))
-    if not pair or not clamp[0] < clamp[1]:
-        raise ValueError(f"clamp must be None or a lower and a higher bound, got {clamp!r}")
 
 
 def gaussian_sigma(table: Tensor, share: float = 0.33) -> float:

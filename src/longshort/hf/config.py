@@ -174,7 +174,7 @@ class LongShortConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        for name, value in kwargs.items():
+        for name, value in kwargs.items() if self.transformers_version is None else ():  # what was saved had no effect
             if name in _ELSEWHERE and value is not None:
                 raise ValueError(f"{name} must be left out, got {value!r}: LongShortConfig calls it {_ELSEWHERE[name]}")
         check_count("hidden_size", self.hidden_size)

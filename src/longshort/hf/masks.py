@@ -33,10 +33,10 @@ def layout(mask: Tensor | None, position_ids: Tensor | None, *, batch_size: int,
     Layout(positions=tensor([[0, 1, 0, 1, 2]]), segments=tensor([[0, 0, 1, 1, 1]]))
     """
     positions = position_ids
-    if positions is not None and tuple(positions.shape) not in ((new,), (1, new), (batch_size, new)):
+    if positions is not None and tuple(getattr(positions, "shape", ())) not in ((new,), (1, new), (batch_size, new)):
+        came = tuple(positions.shape) if isinstance(positions, Tensor) else type(positions).__name__
         raise ValueError(
-            f"position_ids must have shape ({new},) or ({batch_size}, {new}), those of the new tokens, got "
-            f"{tuple(positions.shape)}"
+            f"position_ids must have shape ({new},) or ({batch_size}, {new}), those of the new tokens, got {came}"
         )
     if positions is not None and positions.ndim == 2 and len(positions) == 1:
         positions = positions.expand(batch_size, -1)
@@ -57,8 +57,10 @@ def layout(mask: Tensor | None, position_ids: Tensor | None, *, batch_size: int,
 
 
 def check_chunks(chunk: int | None, segments: Tensor | None) -> None:
-    """Raise where padding on the left would move the chunks that a model attends within."""
-    if chunk is not None and segments is not None and _known((segments[:, 0] < 0).any()):
+    """Raise where padding on the left moves the chunks that a model attends within."""
+    if chunk is None or segments is None or segments.shape[1] <= chunk:
+        return
+    if _known((segments[:, 0] < 0).any()):
         raise ValueError(
             f"attention_mask must not begin with padding in a model with attention_chunk={chunk}, whose chunks it "
             "would move: pad on the right, or give sequences of one length in each call"

@@ -92,8 +92,9 @@ class LongShortForCausalLM(LongShortPreTrainedModel, GenerationMixin):
         targets = _targets(labels, kwargs.get("shift_labels"))
         shape = given_input(input_ids, inputs_embeds).shape[:2]
         for name, given in (("labels", labels), ("shift_labels", kwargs.get("shift_labels"))):
-            if given is not None and given.shape != shape:
-                raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(given.shape)}")
+            if given is not None and getattr(given, "shape", None) != shape:
+                came = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+                raise ValueError(f"{name} must have shape {tuple(shape)}, got {came}")
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         inputs = Inputs(
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, output_attentions

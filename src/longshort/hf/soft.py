@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longshort.generation import Sampling, SoftThinking
+from longshort.generation.arguments import adds_to_its_weight
 from longshort.generation.draws import Draws, tokens_of
 from longshort.numeric import check_count
 from longshort.rl import Rollout, Scores, soft_log_probs, token_scores
@@ -179,8 +180,7 @@ def check_head(model: Any) -> None:
             raise ValueError(f"{name} must be None or 1 with soft thinking, got {getattr(config, name)}")
     if getattr(head, "bias", None) is not None:
         raise ValueError(f"model must have a head without a bias, got {type(head).__name__} with one")
-    # A module around the head, as an adapter is; what PEFT trains and saves in its place is a head like any other.
-    if any(True for _ in head.children()) and not hasattr(head, "modules_to_save"):
+    if adds_to_its_weight(head):
         raise ValueError(f"model must have a head that is its weight matrix alone, got {type(head).__name__}")
 
 

@@ -39,8 +39,10 @@ def fast_tokenizer(tokenizer: Tokenizer, *, max_length: int | None = None) -> Pr
 
 
 def beginning_token(tokenizer: Tokenizer) -> int:
-    """The first of the tokens before a text; the end of the document before, where there are none."""
-    return tokenizer.beginning[0] if tokenizer.beginning else tokenizer.end_of_document
+    """The first of the tokens before a text, if it is a special one; else the end of the document before."""
+    special = {token["id"] for token in tokenizer.to_dict().get("added_tokens", ()) if token.get("special")}
+    first = tokenizer.beginning[:1]
+    return first[0] if special.issuperset(first) and first else tokenizer.end_of_document
 
 
 def _parsed(tokenizer: Tokenizer) -> tokenizers.Tokenizer:

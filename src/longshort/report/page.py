@@ -74,9 +74,10 @@ def write_pictures(runs: Sequence[Run], data: datasets.Datasets, folder: Path) -
     if data.logit_range:
         specs |= {"logits": charts.logits("step"), "heatmap": charts.heat_maps()}
     every = {*LOSSES, *(word.lower() for word, _ in datasets.MEASURES.values()), "logits", "heatmap"}
+    pictures = [write_picture(with_data(spec, data), folder / f"{name}.png") for name, spec in specs.items()]
     for name in every - specs.keys():
         (folder / f"{name}.png").unlink(missing_ok=True)
-    return [write_picture(with_data(spec, data), folder / f"{name}.png") for name, spec in specs.items()]
+    return pictures
 
 
 def render(runs: Sequence[Run], data: datasets.Datasets, title: str, out: Path, remark: str = "") -> str:

@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from longshort.generation import AUTHORS_CLAMP, gaussian_log_density, gumbel_log_density, mixed
-from longshort.generation.soft import check_clamp
 from longshort.losses.head import head_scores
 from longshort.numeric import is_integral, is_real
 
@@ -154,7 +153,8 @@ def soft_log_probs(
     """
     _check(hidden, weight, temperature, chunk)
     check_form(form)
-    check_clamp(clamp)
+    if clamp is not None and not clamp[0] < clamp[1]:  # torch would take the higher one for all numbers
+        raise ValueError(f"clamp must be None or a lower and a higher bound, got {clamp!r}")
     _check_mixtures(hidden, weight, ids, values)
 
     def of_chunk(hidden: Tensor, weight: Tensor, ids: Tensor, values: Tensor) -> Tensor:

@@ -83,12 +83,12 @@ class Sampler:
         check_thinking(thinking, None, model.config.vocab_size, model.embedding)
         self._model, self._thinking, self._temperature = model, thinking, temperature
         self._copy = None if dtype in (None, model.embedding.weight.dtype) else _empty_copy(model, dtype)
-        if self._copy is not None and self._copy.state_dict().keys() != model.state_dict().keys():
+        if self._copy is not None and not _has_same_weights(self._copy, model):
             raise ValueError(
                 "dtype must be None or the model's for a model that has more than the weights of its configuration, "
                 f"such as an adapter, or is compiled, got {dtype}"
             )
-        self._batch_size, self._max_prompt = batch_size, max_prompt
+        self._batch_size, self._max_prompt, self._max_new_tokens = batch_size, max_prompt, max_new_tokens
         self._device = model.embedding.weight.device
         self._generator = torch.Generator(self._device)
         self._stops = stop_tokens(stop, model.config.vocab_size)
@@ -118,7 +118,7 @@ class Sampler:
         """Think and write after each prompt. The same seed gives the same rollout; None one from the global seed."""
         check_seed(seed)
         rows = prompt_rows(prompts, self._model.config.vocab_size)
-        check_lengths(self._model, rows)
+        check_lengths(self._model, rows, self._max_new_tokens)
         longest = max(map(len, rows))
         if len(rows) != self._batch_size or longest > self._max_prompt:
             raise ValueError(
@@ -167,6 +167,13 @@ class Sampler:
     def _last_drawn(self) -> int:
         """Columns that hold a token."""
         return int((self._draws.tokens >= 0).any(0).sum())
+
+
+def _has_same_weights(copy: GPT, model: GPT) -> bool:
+    """Has the model all of the copy's weights, and in the copy's modules no others? It may have modules besides."""
+    own, parts = copy.state_dict().keys(), dict(copy.named_children())
+    theirs = model.state_dict().keys()
+    return own <= theirs and not any(name.partition(".")[0] in parts for name in theirs - own)
 
 
 def _empty_copy(model: GPT, dtype: torch.dtype | None) -> GPT:
