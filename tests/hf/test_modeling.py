@@ -208,6 +208,14 @@ def test_a_cache_is_returned_only_where_no_gradients_are_wanted(model):
         ({"input_ids": TOKENS, "inputs_embeds": torch.zeros(2, 40, 32)}, "input_ids or inputs_embeds, got both"),
         ({"input_ids": TOKENS, "labels": TOKENS[:, 1:]}, r"labels must have shape \(2, 40\), got \(2, 39\)"),
         (
+            {"input_ids": TOKENS, "shift_labels": TOKENS.tolist()},
+            r"shift_labels must have shape \(2, 40\), got list",
+        ),
+        (
+            {"input_ids": TOKENS, "position_ids": list(range(40))},
+            r"position_ids must have shape \(40,\) or \(2, 40\), .* got list",
+        ),
+        (
             {"input_ids": TOKENS, "shift_labels": TOKENS[:, 1:]},
             r"shift_labels must have shape \(2, 40\), got \(2, 39\)",
         ),

@@ -3,8 +3,10 @@
 import json
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from longshort.data.tokenizer import BPETokenizer, ByteTokenizer, load_tokenizer, tokenizer_from_dict
@@ -46,6 +48,20 @@ def test_text_has_the_same_numbers_and_comes_back(pair, text):
 @given(text=st.text())
 def test_any_text_has_the_same_bytes(text):
     assert FAST_BYTES(text)["input_ids"] == list(text.encode())
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_only_a_special_token_begins_texts(special):
+    inner = tokenizers.Tokenizer.from_str(json.dumps(OURS["bpe"].to_dict()))
+    inner.add_tokens([tokenizers.AddedToken("<s>", special=special)])
+    begin = inner.token_to_id("<s>")
+    inner.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
+    ours = BPETokenizer(inner)
+    fast = fast_tokenizer(ours)
+    assert ours.beginning == (begin,)
+    assert fast.bos_token_id == (begin if special else fast.eos_token_id)
+    text = "to <s> be"  # what a text quotes stays what it is for ours
+    assert fast(text, add_special_tokens=False).input_ids == ours.encode(text).tolist()
 
 
 def test_the_end_of_a_document_ends_begins_and_pads_on_the_left(pair):
