@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from longshort.generation.arguments import stop_tokens
-from longshort.generation.engine import REPLACEMENT, end_of_text, generate, has_text, text_after
+from longshort.generation.decoded import REPLACEMENT, end_of_text, has_text, text_after
+from longshort.generation.engine import generate
 
 if TYPE_CHECKING:
     from longshort.data.tokenizer import Tokenizer
